@@ -5,7 +5,7 @@
 Examples:
     depthmup plan --config=digits
     depthmup plan --config=imagenet_vit --topology=v5e:4x4 --config.mesh.fsdp=4
-    depthmup plan --config=sweeps/vit:paper --topology=v5e:2x2
+    depthmup plan --config=sweeps/vit:paper --topology=h100:1
 
 Compiles the program that train or sweep will run. --topology=here means this
 machine's devices. Others need pip install "depthmup-flax[plan]" (TPU) or
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, of a run or a sweep, or a Python file.")
-    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
+    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, h200:8, a100:8.")
     parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--meshes", action="store_true", help="Compile several meshes and model.remat; rank them.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")

@@ -45,6 +45,16 @@ class LanguageModel(nn.Module):
     vocab_size: int
 
 
+def _require_floating(field: str, value: Any) -> None:
+    """Raises `InputError` unless ``value`` is a floating dtype or its name."""
+    try:
+        floating = jnp.issubdtype(jnp.dtype(value), jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f"model.{field} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+
+
 class ResidualNetwork(nn.Module):
     """The base of every model.
 
@@ -62,7 +72,8 @@ class ResidualNetwork(nn.Module):
       remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
         attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where
         blocks are a loop, else ``none``.
-      dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
+      dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream, which
+        transformers may change by ``stream_dtype``.
     """
 
     # The allowed values of fields that are names.
@@ -87,12 +98,8 @@ class ResidualNetwork(nn.Module):
             raise InputError(f"model.parametrization is {self.parametrization!r}: use get_parametrization(name).")
         for name in ("dtype", "param_dtype"):
             value = getattr(self, name)
-            try:
-                floating = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
-            except TypeError:
-                floating = False
-            if not floating:
-                raise InputError(f"model.{name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+            if value is not None:
+                _require_floating(name, value)
         if isinstance(self.sigma, numbers.Real) and not 0 < self.sigma < math.inf:
             raise InputError(f"model.sigma is {self.sigma!r}: use a number above 0, such as 1.")
         for field in dataclasses.fields(self):
@@ -164,6 +171,9 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
+      stream_dtype: of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and
+        rounds it to 8 bits after each branch; the result of the last norm and the input of the readout have
+        ``param_dtype``.
       attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in bfloat16 programs of
         ``depthmup train`` for TPUs, which use our kernel. It was compiled for TPUs and tested by interpretation, but
         never ran on one.
@@ -186,6 +196,7 @@ class TransformerNetwork(ResidualNetwork):
     remat: str = "auto"
     positions: str = "learned"
     dropout: float = 0.0
+    stream_dtype: Dtype = ""
     attention: str = "auto"
     num_kv_heads: int = 0
     qk_norm: bool = False
@@ -196,6 +207,8 @@ class TransformerNetwork(ResidualNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.stream_dtype != "":
+            _require_floating("stream_dtype", self.stream_dtype)
         name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
         for field, value in (("width", self.width), ("base_width", self.base_width)):
             if value % divisor:

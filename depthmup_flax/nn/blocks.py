@@ -64,6 +64,7 @@ class TransformerConfig(LayerConfig):
         are not. Empty: no rotation. See `depthmup_flax.nn.positions.rotary_angles`.
       mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
+      stream_dtype: of the stream between blocks; "": that of the input.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
 
     The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
@@ -83,6 +84,7 @@ class TransformerConfig(LayerConfig):
     experts: int = 0
     experts_per_token: int = 2
     dropout: float = 0.0
+    stream_dtype: Dtype = ""
     attention: str = "auto"
     scan: bool | str = "auto"
     remat: str = "none"

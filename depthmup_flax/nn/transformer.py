@@ -28,10 +28,11 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
-        """``[B, T, n] -> [B, T, n]``."""
+        """``[B, T, n] -> [B, T, n]``, of the same dtype."""
         config = self.config
-        h, _ = stacked(_Block, config.depth, scan=config.scan, remat=config.remat)(config, name="blocks")(h, None)
-        return config.normalization("norm")(h).astype(h.dtype)
+        blocks = stacked(_Block, config.depth, scan=config.scan, remat=config.remat)(config, name="blocks")
+        last, _ = blocks(h.astype(config.stream_dtype or h.dtype), None)
+        return config.normalization("norm")(last).astype(h.dtype)
 
 
 class _Block(nn.Module):

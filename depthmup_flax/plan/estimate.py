@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from depthmup_flax.data.sources.blank import description
 from depthmup_flax.engine.network import NetworkState
 from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, hlo_costs, parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
+from depthmup_flax.plan.roofline import KernelKind, kernel_kinds
 from depthmup_flax.plan.topologies import Chip, chip_of
 from depthmup_flax.util.types import ArrayTree
 
@@ -53,8 +54,8 @@ class Seconds:
 
     Attributes:
       step: ``computation`` plus ``communication``, without overlap.
-      computation: the TPU compiler's cycles plus ``kernels``; for a GPU a lower bound, the longer of ``products`` and
-        ``memory``.
+      computation: the TPU compiler's cycles plus ``kernels``; for a GPU a lower bound, see
+        `depthmup_flax.plan.roofline`.
       communication: bytes received from other devices, at the peak of the links.
       products: matrix products alone, at the peak of the matrix units.
       memory: bytes that operations read and write, at the peak of the memory.
@@ -92,6 +93,7 @@ class Plan:
     collectives: Mapping[str, Collective]
     longest: tuple[Cost, ...]
     kernels: Kernels
+    kinds: tuple[KernelKind, ...]  # of a GPU's kernels; the longest first
     compile_s: float
 
 
@@ -100,10 +102,13 @@ def make_plan(step: PlannedStep) -> Plan:
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
     chip, model = chip_of(device), config.model
     costs = HloCosts(0, 0, {}, ())
+    kinds: tuple[KernelKind, ...] = ()
     if isinstance(step.compiled, jax.stages.Compiled):
-        costs = hlo_costs(parse(step.compiled.as_text() or ""))
+        program = parse(step.compiled.as_text() or "")
+        costs = hlo_costs(program)
+        kinds = kernel_kinds(program, chip) if chip and chip.platform == "cuda" else ()
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
-    flops = step.flops / step.mesh.size
+    flops = max(step.flops / step.mesh.size, sum(kind.flops for kind in kinds))  # a jaxpr does not show cuDNN's
     return Plan(
         model=(
             f"{model.name}, width {model.width} (base {model.base_width or model.width}), depth {model.depth} "
@@ -120,11 +125,12 @@ def make_plan(step: PlannedStep) -> Plan:
         steps=experiment.total_steps * math.ceil(step.lanes.runs / runs) if step.lanes else experiment.total_steps,
         lanes=step.lanes,
         memory=memory_of(step, None if chip is None else int(chip.memory)),
-        seconds=seconds_of(costs, flops, chip, step.mesh.size) if chip and costs.places else None,
+        seconds=seconds_of(costs, flops, chip, step.mesh.size, kinds) if chip and costs.places else None,
         gflops=flops / 1e9,
         collectives=costs.collectives,
         longest=costs.places,
         kernels=costs.kernels,
+        kinds=kinds,
         compile_s=step.compile_s,
     )
 
@@ -161,11 +167,12 @@ def _bytes_on_device(tree: ArrayTree) -> int:
     return sum(map(size, jax.tree.leaves(tree)))
 
 
-def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int) -> Seconds:
-    """Estimates for a step that takes ``flops`` on each of the ``devices``."""
+def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int, kinds: Sequence[KernelKind] = ()) -> Seconds:
+    """Estimates for a step that takes ``flops`` on each of the ``devices``; ``kinds`` are a GPU's kernels."""
     products, memory = flops / chip.flops, costs.bytes / chip.memory_bandwidth
     communication = costs.link_bytes / chip.bandwidth_among(devices) + costs.network_bytes / chip.network_bandwidth
     by_compiler = chip.clock is not None and costs.cycles > 0
     kernels = max(costs.kernels.flops / chip.flops, costs.kernels.bytes / chip.memory_bandwidth)
-    computation = costs.cycles / chip.clock + kernels if chip.clock and by_compiler else max(products, memory)
+    roofline = max(products, memory, sum(kind.seconds for kind in kinds))
+    computation = costs.cycles / chip.clock + kernels if chip.clock and by_compiler else roofline
     return Seconds(computation + communication, computation, communication, products, memory, kernels, by_compiler)

@@ -21,7 +21,7 @@ _CALLED = re.compile(
 )
 _WORKSPACE = re.compile(r"[su]8\[\d+\]\{0\}")  # scratch memory of cuBLAS and cuDNN, an upper bound
 # These move no data, or are counted where they start.
-_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 _IN_PLACE = "output_to_operand_aliasing={{}: (0"  # the same bytes in another tiling
 _SLICES = ("dynamic-slice", "slice", "gather")
 _WORD = re.compile(r"(?:[^/()]|\((?:[^()]|\([^()]*\))*\))+")  # slashes inside parentheses do not separate
@@ -150,6 +150,11 @@ def _first_group(pattern: str, text: str) -> str:
     return found[1] if found else ""
 
 
+def array_sizes(shape: str) -> list[tuple[int, ...]]:
+    """The dimensions of an array, or of each array of a tuple."""
+    return [tuple(map(int, filter(None, sizes.split(",")))) for _, sizes in _ARRAY.findall(shape)]
+
+
 @functools.cache
 def shape_bytes(shape: str) -> int:
     """The bytes of an array or of a tuple of arrays, without padding."""
@@ -230,7 +235,7 @@ def hlo_costs(program: Program) -> HloCosts:
     counted: set[tuple[str, str]] = set()
     kernels = Kernels()
     for instruction, computation, times in program.executed():
-        cycles, size = instruction.estimated_cycles, _bytes_moved(instruction, computation, program)
+        cycles, size = instruction.estimated_cycles, bytes_moved(instruction, computation, program)
         if cycles or size:
             total = places[place_of(instruction)]
             for i, amount in enumerate((cycles * times, size * times, times)):
@@ -307,10 +312,10 @@ def _operand_bytes(instruction: Instruction, computation: Computation) -> int:
     return sum(shape_bytes(computation[name].shape) for name in instruction.operands if name in computation)
 
 
-def _bytes_moved(instruction: Instruction, computation: Computation, program: Program) -> int:
+def bytes_moved(instruction: Instruction, computation: Computation, program: Program) -> int:
     """Bytes of memory that an instruction reads and writes; of a slice or an update of a part, only those."""
     opcode = instruction.opcode
-    if opcode in _FREE or opcode.endswith("-done") or instruction.collective:
+    if opcode in FREE or opcode.endswith("-done") or instruction.collective:
         return 0
     if opcode == "copy-start":
         return memory_bytes(instruction.shape)  # its result names the copy and the original

@@ -7,10 +7,12 @@ import json
 from collections.abc import Sequence
 
 from depthmup_flax.plan.estimate import Memory, Plan, Seconds
+from depthmup_flax.plan.roofline import CALIBRATION, KernelKind
 from depthmup_flax.util.types import Json
 
 _GIB = 2**30
 _LONGEST = 5
+_MOST_KINDS = 8
 
 
 def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
@@ -31,7 +33,9 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
     if plan.seconds and plan.kernels.times:
         at_peak = f"{_ms(plan.seconds.kernels)} at peak, included above"
         rows.append(("kernels", f"{plan.kernels.times} times, of which the compiler estimates no time; {at_peak}"))
-    if plan.seconds:
+    if plan.kinds:
+        rows += [("kernels" * (i == 0), line) for i, line in enumerate(_kernel_rows(plan.kinds))]
+    elif plan.seconds:
         rows += [("longest" * (i == 0), line) for i, line in enumerate(_longest(plan, plan.seconds))]
     rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}".rstrip()))
     return "\n".join(f"{name:<9} {line}" for name, line in rows)
@@ -116,9 +120,26 @@ def _longest(plan: Plan, seconds: Seconds) -> list[str]:
     return lines
 
 
+def _kernel_rows(kinds: Sequence[KernelKind]) -> list[str]:
+    """The kinds of a GPU's kernels that take longest, and all together."""
+    rows, whole = [*kinds[:_MOST_KINDS]], _total("all", kinds)
+    if others := kinds[_MOST_KINDS:]:
+        rows.append(_total(f"{len(others)} other kinds", others))
+    scale, unit = (1e9, "GB") if whole.bytes >= 1e9 else (1e6, "MB")
+    lines = [f"{'kind':<40} {'number':>7} {unit:>8} {'ms, at least':>13}"]
+    for kind in (*rows, whole):
+        lines.append(f"{kind.name:<40} {kind.times:>7,} {kind.bytes / scale:>8.2f} {1e3 * kind.seconds:>13.3f}")
+    return lines
+
+
+def _total(name: str, kinds: Sequence[KernelKind]) -> KernelKind:
+    sums = (sum(getattr(kind, field) for kind in kinds) for field in ("times", "bytes", "flops", "seconds"))
+    return KernelKind(name, *sums)
+
+
 def _caveat(plan: Plan) -> str:
     if plan.seconds is None:
         return "No time is estimated: the peaks of this device are not known." if plan.memory.fits is not False else ""
     if plan.seconds.by_compiler:
         return "Times are the TPU compiler's own estimates, never calibrated against a chip: compare plans by them."
-    return "Times are bounds from the peaks of the device, never calibrated against one: compare plans by them."
+    return CALIBRATION

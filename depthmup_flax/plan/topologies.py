@@ -59,23 +59,25 @@ FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # slices of two dimensions inst
 # jax-ml.github.io/scaling-book/tpus; network of v5e: 6.4 Tbit/s for 256 chips, cloud.google.com/tpu/docs/v6e. Clock:
 # FLOP/s / 2 / multipliers in the matrix units: four of 128 x 128 (v5e), eight (v4, v5p), four of 256 x 256 (v6e). By
 # the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
-# GPU: NVIDIA's data sheets of the SXM modules with 80 GB, dense; NVLink in one direction; a network card of 400 (H100)
-# or 200 Gbit/s (A100) for each. JAX uses three quarters of the memory by default.
+# GPU: NVIDIA's data sheets of the SXM modules, A100 and H100 with 80 GB, dense; NVLink in one direction; a network card
+# of 400 (H100, H200) or 200 Gbit/s (A100) for each. JAX uses three quarters of the memory by default.
 CHIPS: Mapping[str, Chip] = {
     "v4": Chip("TPU v4", 275e12, 30.75 * _GIB, 1228e9, 90e9, 6.25e9, 1.05e9, "v4:2x2x2"),
     "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 3.125e9, 1.5e9, "v5e:4x4"),
     "v5p": Chip("TPU v5", 459e12, 95.74 * _GIB, 2765e9, 180e9, 6.25e9, 1.75e9, "v5p:2x2x2"),
     "v6e": Chip("TPU v6 lite", 918e12, 31.25 * _GIB, 1640e9, 180e9, 12.5e9, 1.75e9, "v6e:4x4"),
     "h100": Chip("NVIDIA H100 80GB HBM3", 989e12, 0.75 * 84.9e9, 3352e9, 450e9, 50e9, None, "h100:8"),
+    "h200": Chip("NVIDIA H200", 989e12, 0.75 * 150.1e9, 4800e9, 450e9, 50e9, None, "h200:8"),
     "a100": Chip("NVIDIA A100-SXM4-80GB", 312e12, 0.75 * 85.1e9, 2039e9, 300e9, 25e9, None, "a100:8"),
 }
 
 # The description of an absent GPU for XLA's CUDA compiler (GpuDeviceInfoProto): NVIDIA's architecture white papers.
-_GPU_FACTS: Mapping[str, str] = {
-    "h100": """
+_HOPPER = """
     core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 shared_memory_per_core: 233472
-    shared_memory_per_block_optin: 232448 l2_cache_size: 52428800 device_memory_size: 84942979072
-    memory_bandwidth: 3352320000000 cuda_compute_capability { major: 9 }""",
+    shared_memory_per_block_optin: 232448 l2_cache_size: 52428800 cuda_compute_capability { major: 9 }"""
+_GPU_FACTS: Mapping[str, str] = {
+    "h100": f"{_HOPPER} device_memory_size: 84942979072 memory_bandwidth: 3352320000000",
+    "h200": f"{_HOPPER} device_memory_size: 150100000000 memory_bandwidth: 4800000000000",
     "a100": """
     core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 shared_memory_per_core: 167936
     shared_memory_per_block_optin: 166912 l2_cache_size: 41943040 device_memory_size: 85100068864

@@ -49,6 +49,7 @@ ADDED: Mapping[str, Any] = {
     "model.mlp_features": 0,
     "model.experts": 0,
     "model.experts_per_token": 2,
+    "model.stream_dtype": "",
     "optimizer.decay_width_exponent": 0.0,
     "train.matmul_precision": "",
     "loss": "cross_entropy",

@@ -369,6 +369,7 @@ def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
         (lambda: dm.ResMLP(10, nonlinearity="rleu"), "model.nonlinearity is 'rleu': did you mean 'relu'?"),
         (lambda: dm.ResMLP(10, norm="batch"), "model.norm is 'batch': use one of layer, none"),
         (lambda: dm.ResMLP(10, dtype="bf17"), "model.dtype is 'bf17': use 'float32', 'bfloat16' or 'float16'"),
+        (lambda: dm.GPT(10, stream_dtype="int8"), "model.stream_dtype is 'int8': use 'float32', 'bfloat16'"),
         (lambda: dm.ResMLP(10, zero_init_branch=True), "model.zero_init_branch is True"),
         (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: use a multiple of 8"),
         (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),
