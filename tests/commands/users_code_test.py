@@ -109,6 +109,7 @@ def changed(there):
     (there / "nets.py").write_text(NETS + "\n# another version\n")
 
 
+@pytest.mark.slow
 def test_the_hint_after_training_is_a_command_that_works(there):
     done = lines(
         there,
@@ -176,6 +177,7 @@ def preempted_run(directory):
     return 0
 
 
+@pytest.mark.slow
 def test_a_preempted_run_of_their_network_resumes(there, tmp_path):
     for attempt, text in enumerate(["preempted after step", "resuming after step"]):
         process = Process(tmp_path / str(attempt), preempted_run, there)
@@ -217,6 +219,7 @@ def test_plans_and_dry_runs_take_networks_and_steps(there):
     assert "2 runs in 1 compiled groups in shard 1/2: 2 x 4 steps, 1,754 parameters" in dry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [NET, STEP], ids=["network", "step"])
 def test_a_tuned_file_has_the_model_that_the_command_line_named(there, of):
     tune = ["tune", *SMALL, *of, "--config.model.width=32", "--proxy.width=16", "--octaves=1", "--seeds=1"]

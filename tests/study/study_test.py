@@ -84,6 +84,7 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
 
 
+@pytest.mark.slow
 def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(tuned):
     study, best = tuned
     result = study.train(16, 4, **best)
@@ -124,6 +125,7 @@ def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(tmp_path):
         dm.Study(Net, split(LABELS), base=(8, 2), steps=16, batch_size=10, workdir=tmp_path).tune(**arguments)
 
 
+@pytest.mark.slow
 def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     parts = [
         classification(workdir=tmp_path).sweep(depths=(3,), learning_rate=RATES, seeds=1, shard=(i, 2))
@@ -172,6 +174,7 @@ def huber(outputs, targets):
     return optax.huber_loss(outputs, targets).mean()
 
 
+@pytest.mark.slow
 def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
     study = dm.Study(Regression, split(TARGETS), base=(8, 2), loss=huber, rule="completep", steps=10, batch_size=20)
     assert study.audit(32, 8).ok
