@@ -1,4 +1,4 @@
-"""Results as Markdown tables: all of them in docs/performance.md, a few in README.md."""
+"""Results as Markdown tables in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -11,25 +11,17 @@ from benchmarks.figures import FIGURES, RESULTS
 from benchmarks.row import Row
 from depthmup_flax.util.types import Json
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-# The rows of the README: figure of `FIGURES` -> the beginnings of its cases, and what a reader calls them.
-_SHORT = {  # of the README: what code for CPUs alone did not change
-    "parametrization": {"ResMLP 256x64": "step with the rule / without it", "ViT": "step with the rule / without it"},
-    "against_torch": {"ResMLP 256x64, one core": "step, PyTorch + mup / ours"},
-}
+PAGE = ROOT / "docs" / "performance.md"
 
 
 def document() -> None:
-    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the pages by the results."""
+    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the page by the results."""
     for device, results in stored().items():
-        whole = f"{where(results)}\n\n{table(results)}"
-        for page in PAGES:
-            for mark, content in ((device, whole), (f"{device}, short", short_table(results))):
-                text = page.read_text()
-                begin = f"<!-- benchmarks: {mark} -->\n"
-                before, mark_found, after = text.partition(begin)
-                if mark_found:
-                    page.write_text(f"{before}{begin}{content}\n{after[after.index('<!-- end -->') :]}")
+        text, begin = PAGE.read_text(), f"<!-- benchmarks: {device} -->\n"
+        before, found, after = text.partition(begin)
+        if found:
+            rest = after[after.index("<!-- end -->") :]
+            PAGE.write_text(f"{before}{begin}{where(results)}\n\n{table(results)}\n{rest}")
 
 
 def stored() -> dict[str, list[Json]]:
@@ -83,31 +75,6 @@ def line(rows: Sequence[Json], stacks: Sequence[str] = (), processor: str = "") 
     bar = "" if first["bar"] is None else f"{'<=' if first['at_most'] else '>='} {first['bar']:g}"
     cells = [_cell(by_stack[stack]) if stack in by_stack else "" for stack in stacks or by_stack]
     return _cells([first["figure"], first["case"], first["against"], *cells, bar, processor])
-
-
-def short_table(results: Sequence[Json]) -> str:
-    """The rows of `_SHORT` as a Markdown table; of several processors, the one with the worst median."""
-    stacks = sorted({row["stack"] for result in results for _, row in _rows(result)})
-    titles = ["ratio of times", "network", *stacks, "machine"]
-    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
-    for name, cases in _SHORT.items():
-        for start, title in cases.items():
-            found = []
-            for result in results:
-                rows = [
-                    row
-                    for figure, row in _rows(result)
-                    if figure == name and row["case"].startswith(start) and row["bar"] is not None and row["value"]
-                ]
-                if rows:
-                    sign = -1 if rows[0]["at_most"] else 1
-                    found.append((min(sign * row["value"]["median"] for row in rows), result, rows))
-            if found:
-                _, result, rows = min(found, key=lambda one: one[0])
-                by_stack = {row["stack"]: row for row in rows}
-                cells = [_measured(by_stack[stack]) if stack in by_stack else "" for stack in stacks]
-                lines.append(_cells([title, rows[0]["case"], *cells, result["hardware"]]))
-    return "\n".join(lines)
 
 
 def _rows(result: Json) -> Iterator[tuple[str, Json]]:

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--document",
         action="store_true",
-        help="write the tables of benchmarks/results into README.md and docs/performance.md, and exit",
+        help="write the tables of benchmarks/results into docs/performance.md, and exit",
     )
     flags = parser.parse_args()
     if flags.show:

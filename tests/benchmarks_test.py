@@ -16,7 +16,7 @@ from benchmarks import plain
 from benchmarks.contest import Contender, Unavailable, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
-from benchmarks.pages import PAGES, document, short_table, stored, table, where
+from benchmarks.pages import PAGE, document, stored, table, where
 from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
@@ -175,25 +175,12 @@ def test_a_table_has_a_column_for_each_stack_and_a_row_for_each_processor(tmp_pa
     ]
 
 
-def test_the_short_table_shows_the_worst_processor_of_several():
-    def result(processor: str, median: float) -> dict:
-        row = dataclasses.asdict(
-            Row("f", "ResMLP 256x64, one core", "a", {**VALUE, "median": median}, 1.0, at_most=False)
-        )
-        return {"hardware": processor, "figures": {"against_torch": {"rows": [{**row, "stack": "s"}], "measured": {}}}}
-
-    (line,) = short_table([result("fast", 1.5), result("slow", 0.75)]).splitlines()[2:]
-    assert line == "| step, PyTorch + mup / ours | ResMLP 256x64, one core | **0.75 x** (0.9-1.2, 5) | slow |"
-
-
-def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):
+def test_the_page_shows_the_results_in_the_repository(tmp_path, monkeypatch):
     (results,) = stored().values()
     assert {name for result in results for name in result["figures"]} <= FIGURES.keys()
-    copies = [tmp_path / page.name for page in PAGES]
-    for page, copy in zip(PAGES, copies, strict=True):
-        copy.write_text(page.read_text())
-    monkeypatch.setattr("benchmarks.pages.PAGES", copies)
+    copy = tmp_path / PAGE.name
+    copy.write_text(PAGE.read_text())
+    monkeypatch.setattr("benchmarks.pages.PAGE", copy)
     document()
-    for page, copy, written in zip(PAGES, copies, (short_table(results), table(results)), strict=True):
-        assert written in copy.read_text()
-        assert copy.read_text() == page.read_text(), "python -m benchmarks.run --document"
+    assert table(results) in copy.read_text()
+    assert copy.read_text() == PAGE.read_text(), "python -m benchmarks.run --document"

@@ -213,7 +213,9 @@ class ResidualBranch(nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         wide = jnp.promote_types(skip.dtype, jnp.float32)  # in bfloat16 the multiplier itself would be 0.4 % off
         multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), wide)
-        return stream((skip.astype(wide) + multiplier * increment.astype(wide)).astype(skip.dtype))
+        h = (skip.astype(wide) + multiplier * increment.astype(wide)).astype(skip.dtype)
+        # Otherwise XLA may keep the sum before rounding, in twice the bytes.
+        return stream(h if h.dtype == wide else jax.lax.optimization_barrier(h))
 
 
 class Norm(nn.Module):
