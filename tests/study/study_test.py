@@ -140,7 +140,7 @@ def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     assert dm.read_records(parts[0].directory)["directory"] == ["."] * 6
 
 
-def test_a_hook_that_fails_is_called_once_and_costs_no_run(caplog):
+def test_a_hook_that_fails_is_called_once_and_costs_no_run(logged):
     calls = []
 
     def fail(record):
@@ -149,7 +149,17 @@ def test_a_hook_that_fails_is_called_once_and_costs_no_run(caplog):
 
     best = classification().tune(learning_rate=RATES, seeds=1, extend=0, lanes=1, on_record=fail)
     assert (len(calls), len(best.records)) == (1, len(RATES))
-    assert [record.levelname for record in caplog.records if "on_record" in record.message] == ["WARNING"]
+    assert [record.levelname for record in logged.records if "on_record" in record.message] == ["WARNING"]
+
+
+def test_a_study_shows_its_progress_unless_the_session_shows_it_already(capsys, caplog):
+    study = classification()
+    study.tune(learning_rate=RATES[:1], seeds=1, extend=0, lanes=1)
+    assert "1 run" in capsys.readouterr().out
+    caplog.set_level("INFO", logger="depthmup_flax")
+    study.tune(learning_rate=RATES[:2], seeds=1, extend=0, lanes=1)
+    assert capsys.readouterr().out == ""
+    assert "2 runs" in caplog.text
 
 
 class Regression(eqx.Module):
