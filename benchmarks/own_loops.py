@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 from benchmarks.contest import ROOT
 
@@ -88,9 +89,8 @@ def study():
     """The same runs by a `dm.Study`."""
     import depthmup_flax as dm
 
-    search = dm.Study(
-        _network(), _digits(), base=(WIDTH, DEPTH), steps=STEPS, batch_size=BATCH, **{"train.average_steps": AVERAGED}
-    )
+    settings: dict[str, Any] = {"train.average_steps": AVERAGED}
+    search = dm.Study(_network(), _digits(), base=(WIDTH, DEPTH), steps=STEPS, batch_size=BATCH, **settings)
     best = search.tune(learning_rate=RATES, seeds=SEEDS)
     return [(run["learning_rate"], run["seed"], run["train_loss_avg"]) for run in best.records]
 

@@ -57,11 +57,11 @@ def data():
     return {"image": images[:-297]}, {"image": images[-297:]}, prepare
 
 
-def main(workdir=None, steps: int = 150, width: int = 16, depth: int = 6, seeds: int = 2) -> dict:
+def main(workdir=None, steps: int = 80, width: int = 16, depth: int = 6, seeds: int = 3) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     study = dm.Study(UNet, data, base=(BASE_WIDTH, BASE_DEPTH), loss="squared_error", steps=steps, workdir=workdir)
     print(study.audit(width, depth))
-    rates = dm.powers_of_two(-9, -5)
+    rates = dm.powers_of_two(-8, -5)
     best = study.tune(learning_rate=rates, seeds=seeds)
     print(best)
     print(study.sweep(depths=(depth,), learning_rate=rates, seeds=seeds).report())

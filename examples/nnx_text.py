@@ -66,7 +66,7 @@ def data(file: pathlib.Path):
 
 
 def main(
-    text=argparse.__file__, workdir=None, steps: int = 200, width: int = 64, depth: int = 4, seeds: int = 2
+    text=argparse.__file__, workdir=None, steps: int = 100, width: int = 64, depth: int = 4, seeds: int = 3
 ) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     study = dm.Study(

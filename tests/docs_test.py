@@ -149,6 +149,7 @@ SHORTER = {
         "width=128, depth=32": "width=64, depth=8",
         "network(128, 32, ": "network(64, 8, ",
     },
+    "your_network": {"width=128, depth=16": "width=64, depth=6", "seeds=8": "seeds=2"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,10 @@ from depthmup_flax.engine.losses import CrossEntropy
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.given_model import arguments_of
+from depthmup_flax.infer.initial_scale import multiplied
 from depthmup_flax.rule.annotations import is_annotated
 from depthmup_flax.rule.info_trees import flatten_info, is_nnx, path_name
 from depthmup_flax.rule.roles import init_shapes, param_info
-from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.user_code.library_adapters import training_flags
 from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -51,19 +52,21 @@ def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width
 
 
 def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, width: int, depth: int) -> Network:
-    config, rule = experiment.config, experiment.parametrization
-    base_sizes = model.config.base_width, model.config.base_depth
-    make = lambda width, depth: model.make(rule, width, depth)
-    info = audited(make, (width, depth), base_sizes, inputs, rule, name=model.config.name).info
-    functions = model.functions(rule, width, depth)
+    config, rule, sizes = experiment.config, experiment.parametrization, (width, depth)
+    functions, info = model.functions(rule, *sizes), model.audited(inputs, rule, sizes).info
+    factors = model.init_factors(inputs, rule, info, sizes)
     if functions.nnx is not None:
         info = _like_nnx(functions.nnx, info)
     parts = {"info": info, "optimizer": make_optimizer(config, info, rule)}
     if functions.linen is not None:
         flags = training_flags(type(functions.linen).__call__, True)
         network = linen_network(functions.linen, inputs, **parts, **flags)
-        return _without_source(network) if _has_annotations(functions.linen, inputs) else network
-    return _pure(functions, inputs, **parts) if functions.nnx is None else _nnx(functions.nnx, inputs, **parts)
+        if _has_annotations(functions.linen, inputs):
+            network = _without_source(network)
+    else:
+        network = _pure(functions, inputs, **parts) if functions.nnx is None else _nnx(functions.nnx, inputs, **parts)
+    factor_of = collections.defaultdict(lambda: 1.0, factors)
+    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), factor_of))
 
 
 def _nnx(make: Callable[[jax.Array], Any], inputs: Any, **parts: Any) -> Network:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Sequence
 
 from depthmup_flax.commands.parser import Parser, takes_value
 from depthmup_flax.commands.table import COMMANDS, module_and_parser
@@ -49,10 +51,11 @@ def offer() -> None:
     line = os.environ["COMP_LINE"]
     words = line.split()
     asked = words[1] if len(words) > 2 or (len(words) == 2 and line.endswith(" ")) else ""
-    argcomplete.autocomplete(_completed_parser(asked, fields="--config." in words[-1]), always_complete_options=True)
+    fields = _fields(asked, _models(line)) if "--config." in words[-1] else []
+    argcomplete.autocomplete(_completed_parser(asked, fields), always_complete_options=True)
 
 
-def _completed_parser(asked: str, *, fields: bool) -> argparse.ArgumentParser:
+def _completed_parser(asked: str, fields: Sequence[str]) -> argparse.ArgumentParser:
     """A parser of the commands, with the flags of the command that is typed."""
     top = argparse.ArgumentParser(prog="depthmup", allow_abbrev=False)
     top.add_argument("--version", action="store_true")
@@ -64,7 +67,7 @@ def _completed_parser(asked: str, *, fields: bool) -> argparse.ArgumentParser:
     return top
 
 
-def _add_flags(parser: argparse.ArgumentParser, name: str, fields: bool) -> None:
+def _add_flags(parser: argparse.ArgumentParser, name: str, fields: Sequence[str]) -> None:
     of_command = module_and_parser(name)[1]
     configs = [config for config in shipped.names() if config.rpartition("/")[0] in _GROUPS.get(name, ("",))]
     for action in of_command.ordered():
@@ -74,18 +77,30 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, fields: bool) -> None
             added.completer = lambda **_: configs  # type: ignore[attr-defined]
     if of_command.has_config:
         parser.add_argument("--config.", help="a field of the config")
-    if fields:
-        for path in _fields(name):
-            parser.add_argument(f"--config.{path}", help="")
+    for path in fields:
+        parser.add_argument(f"--config.{path}", help="")
     if of_command.has_words:
         words = parser.add_argument("words", nargs="*")
         if name in ("config", "completion"):
             words.completer = lambda **_: configs if name == "config" else SHELLS  # type: ignore[attr-defined]
 
 
-def _fields(name: str) -> list[str]:
-    from depthmup_flax.config.fields import default_config, field_paths
+def _models(line: str) -> list[str]:
+    """The model that a command line names, if it can be imported; else all of ours."""
+    from depthmup_flax.config.user_code import model_section
     from depthmup_flax.models import MODELS
+    from depthmup_flax.util.errors import UserCodeError
 
-    of_runs = list(dict.fromkeys(path for model in MODELS for path in field_paths(default_config(model))))
+    named = re.findall(r"--config\.(?:base\.)?model\.name[= ](\S+)", line)
+    try:
+        model_section(named[-1])
+    except (IndexError, InputError, UserCodeError):
+        return list(MODELS)
+    return named[-1:]
+
+
+def _fields(name: str, models: Sequence[str]) -> list[str]:
+    from depthmup_flax.config.fields import default_config, field_paths
+
+    of_runs = list(dict.fromkeys(path for model in models for path in field_paths(default_config(model))))
     return {"limits": ["scale"], "sweep": ["scale", *(f"base.{path}" for path in of_runs)]}.get(name, of_runs)

@@ -144,16 +144,11 @@ def fields(config: ConfigDict, path: str) -> list[Field]:
 def _of_run(config: ConfigDict) -> list[Field]:
     from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization
     from depthmup_flax.data import DataConfig
-    from depthmup_flax.models import MODELS
     from depthmup_flax.rule.parametrization import Parametrization
 
-    model = MODELS[config.model.name]
-    of_model: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        of_model |= field_comments.of_docstring(base.__doc__ or "", "Attributes")
     sections = {
         "parametrization": field_comments.of_class(Parametrization),
-        "model": of_model,
+        "model": _meanings_of_model(config.model.name),
         "data": field_comments.of_class(DataConfig),
     }
     meanings = field_comments.of_code(inspect.getsource(default_config))
@@ -179,6 +174,24 @@ def _of_run(config: ConfigDict) -> list[Field]:
     return result
 
 
+def _meanings_of_model(name: str) -> dict[str, str]:
+    from depthmup_flax.config.user_code import model_section
+    from depthmup_flax.models import MODELS
+    from depthmup_flax.models.base import ResidualNetwork
+    from depthmup_flax.user_code.named import is_import_path, resolve
+
+    own = is_import_path(name)
+    meanings: dict[str, str] = {}
+    for base in reversed((ResidualNetwork if own else MODELS[name]).__mro__):
+        meanings |= field_comments.of_docstring(base.__doc__ or "", "Attributes")
+    if not own:
+        return meanings
+    sizes = {size: meanings[size] for size in ("width", "depth", "base_width", "base_depth")}
+    of_every_model = field_comments.of_code(inspect.getsource(model_section))
+    unexplained = {field: f"a field of {name}" for field in model_section(name)}
+    return unexplained | sizes | of_every_model | field_comments.of_user(resolve(name, "model.name"))
+
+
 def _of_sweep(config: ConfigDict) -> list[Field]:
     from depthmup_flax.config.fields import field_paths, get_field
     from depthmup_flax.sweep import sweep_config
@@ -195,6 +208,9 @@ def _of_sweep(config: ConfigDict) -> list[Field]:
 def explained(config: ConfigDict, path: str, section: str = "") -> str:
     """The fields of a config, or of a section, with values, defaults and explanations, as text."""
     known = fields(config, path)
+    if section == "hyper" and not any(field.path.startswith("hyper.") for field in known):
+        reads = "a training step of your own, dm.Task, may read some"
+        return f"hyper has no fields: {reads}. Set one: --config.hyper.NAME=0.1"
     if section:
         shown = [field for field in known if f"{field.path}.".startswith(f"{section}.")]
         if not shown:

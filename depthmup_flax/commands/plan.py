@@ -98,7 +98,7 @@ def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[ja
         step = compile_run(config, devices, load)
     plan = make_plan(step)
     if step.lanes:
-        tips = sweep_remedies(step.lanes.per_device, plan.memory)
+        tips = sweep_remedies(step.lanes.per_device, plan.memory, remat="remat" in config.base.model)
     else:
         tips = remedies(config, step.experiment.dataset, dict(step.mesh.shape), plan.memory)
     print(json.dumps({**as_json(plan), "remedies": tips}) if args.json else text(plan, tips))
@@ -109,9 +109,14 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
     from depthmup_flax.plan import mesh_search, summary
     from depthmup_flax.plan.estimate import Plan, make_plan
     from depthmup_flax.plan.programs import compile_run, is_sweep
+    from depthmup_flax.user_code.named import is_import_path
 
     if is_sweep(config):
         raise InputError("--meshes is for a run: the devices of a sweep do not communicate.")
+    if is_import_path(config.model.name):
+        raise InputError(
+            f"--meshes is set: the parameters of {config.model.name} are not split over devices. Remove it."
+        )
 
     import jax
 

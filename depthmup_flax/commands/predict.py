@@ -3,7 +3,6 @@
     depthmup predict RUN [IMAGE ... | INPUTS.npy] [FLAG ...]
 
 Examples:
-    depthmup predict runs/digits image.png
     depthmup predict runs/digits photographs/ --top=1 --out=classes.csv
     depthmup predict runs/gpt --prompt="ROMEO:" --tokens=200
     depthmup predict runs/mine inputs.npy --out=outputs.npy

@@ -11,7 +11,9 @@ import io
 import re
 import textwrap
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 Span = tuple[str, int, int]  # a dotted field, the first and the last line of its definition
 
@@ -20,11 +22,37 @@ def of_class(cls: type) -> dict[str, str]:
     """Field -> comment for the fields in a class's body: the comment lines above a field and beside it."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
+        (definition,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError):
         return {}
-    (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     return _comments(source, _in_body(definition))
+
+
+def of_user(obj: Any) -> dict[str, str]:
+    """Field -> explanation for a user's class or function: its docstring's, else comments at fields or parameters."""
+    obj = getattr(obj, "func", obj)  # of a partial call
+    made = obj.__init__ if inspect.isclass(obj) else obj
+    texts = _of_parameters(made) | (of_class(obj) if inspect.isclass(obj) else {})
+    for one in dict.fromkeys((obj, made)):
+        for section in ("Args", "Attributes"):
+            texts |= of_docstring(getattr(one, "__doc__", None) or "", section)
+    return texts
+
+
+def _of_parameters(function: Any) -> dict[str, str]:
+    """Parameter -> comment, for those that have a line of their own."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        (definition,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return {}
+    if not isinstance(definition, ast.FunctionDef):
+        return {}
+    arguments = [*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs]
+    lines = Counter(argument.lineno for argument in arguments)
+    spans = ((one.arg, one.lineno, one.end_lineno or one.lineno) for one in arguments if lines[one.lineno] == 1)
+    return _comments(source, spans)
 
 
 def of_code(source: str) -> dict[str, str]:

@@ -77,6 +77,8 @@ def require_set(config: ConfigDict) -> None:
 
 def code_of(config: ConfigDict) -> dict[str, str]:
     """Module, or object of the process, -> digest of the user's code that a config names; empty for our own parts."""
+    if "model" not in config:  # of a figure of theory
+        return {}
     named = [config.model.name, config.get("loss", ""), config.data.name.removeprefix(PYTHON)]
     own = [name for name in named[:2] if is_import_path(name)]
     if config.data.name.startswith(PYTHON):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.data.sources.blank import description
+from depthmup_flax.engine.network import NetworkState
 from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, hlo_costs, parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.roofline import KernelKind, kernel_kinds
@@ -136,9 +137,7 @@ def make_plan(step: PlannedStep) -> Plan:
 
 def memory_of(step: PlannedStep, limit: int | None) -> Memory:
     """The memory of a compiled step, or of one that the compiler refused."""
-    carry = step.state.carry
-    trees = (carry.params, carry.collections), carry.opt_state, step.data
-    parameters, optimizer, data = map(_bytes_on_device, trees)
+    parameters, optimizer, data = map(_bytes_on_device, (*_parts(step.state.carry), step.data))
     if isinstance(step.compiled, OutOfMemory):
         refusal = step.compiled
         used = refusal.used if refusal.used is not None else (refusal.without_data or 0) + data
@@ -149,6 +148,13 @@ def memory_of(step: PlannedStep, limit: int | None) -> Memory:
     written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that reuse no argument
     temporaries = int(sizes.temp_size_in_bytes) + written
     return Memory(parameters, optimizer, max(data, arguments - parameters - optimizer), temporaries, limit)
+
+
+def _parts(carry: Any) -> tuple[ArrayTree, ArrayTree]:
+    """Parameters, and what the optimizer keeps; of a user's training step "params" of its state, and the rest."""
+    if isinstance(carry, NetworkState):
+        return (carry.params, carry.collections), carry.opt_state
+    return carry.get("params", carry), {name: x for name, x in carry.items() if "params" in carry and name != "params"}
 
 
 def _bytes_on_device(tree: ArrayTree) -> int:

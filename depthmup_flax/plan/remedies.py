@@ -10,6 +10,7 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.parallel.sharding import BATCH_AXES
 from depthmup_flax.plan.estimate import Memory
 from depthmup_flax.sweep.lane_count import MEMORY_SHARE
+from depthmup_flax.user_code.named import is_import_path
 
 _GIB = 2**30
 
@@ -25,7 +26,7 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
     # Gradients have the size of the parameters; accumulation holds two more copies of them.
     gradients = min(memory.temporaries, memory.parameters * (3 if config.train.accumulate > 1 else 1))
     activations, rest = memory.temporaries - gradients, memory.total - memory.temporaries
-    fewer = {"none": "dots, or full", "auto": "full", "dots": "full"}.get(config.model.remat)
+    fewer = {"none": "dots, or full", "auto": "full", "dots": "full"}.get(config.model.get("remat", ""))
     if fewer and rest + gradients < limit:
         found.append(f"--config.model.remat={fewer} (the backward pass computes activations again)")
     shards = math.prod(mesh.get(axis, 1) for axis in BATCH_AXES)
@@ -37,18 +38,20 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
     state = memory.parameters + memory.optimizer + gradients
     all_data = "" if config.mesh.data == -1 else "--config.mesh.data=-1 "
     replicas = mesh.get("data", 1) * mesh.get("fsdp", 1)
-    for fsdp in _divisors(replicas):
+    for fsdp in [] if is_import_path(config.model.name) else _divisors(replicas):  # a user's parameters are not split
         after = memory.total - state + state * mesh.get("fsdp", 1) // fsdp
         if fsdp > mesh.get("fsdp", 1) and after <= limit:
             found.append(f"{all_data}--config.mesh.fsdp={fsdp} ({_about(after)})")
             break
-    if not found:
+    if not found and is_import_path(config.model.name):
+        found.append("a smaller --config.train.batch_size, or a smaller network")
+    elif not found:
         found.append("more devices, with a larger --config.mesh.fsdp or --config.mesh.tensor")
     return found
 
 
-def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
-    """`remedies` for the largest networks of a sweep, of which ``lanes`` train on each device."""
+def sweep_remedies(lanes: int, memory: Memory, *, remat: bool = True) -> list[str]:
+    """`remedies` for the largest networks of a sweep, of which ``lanes`` train on each device; ``remat``: a field."""
     if memory.fits is not False:
         return []
     each, limit = (memory.total - memory.data) / lanes, memory.limit or 0
@@ -56,7 +59,8 @@ def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
     fitting = int((MEMORY_SHARE * limit - memory.data) / each) or int((limit - memory.data) / each > 1)
     if 0 < fitting < lanes:
         return [f"--lanes={fitting} (if memory follows their number)"]
-    return ["--config.base.model.remat=full", "a smaller --config.base.train.batch_size"]
+    smaller = "a smaller --config.base.train.batch_size"
+    return ["--config.base.model.remat=full", smaller] if remat else [smaller]
 
 
 def _about(size: int) -> str:

@@ -24,22 +24,20 @@ from depthmup_flax.data import (
     Tokenizer,
     UserDataset,
     given_images,
-    stored_dataset,
 )
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.runs.checkpoint import best_step, read_checkpoint, saved_steps
+from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.runs.metrics_table import Columns, read_metrics
 from depthmup_flax.runs.restored import checked_inputs, restored, training_step, warn_of_changes
+from depthmup_flax.runs.saved_run import RESTORE, chosen_step, require_run, stored_data
 from depthmup_flax.runs.text_generation import SAMPLE_TEMPERATURE, generate
 from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json
-
-_RESTORE = "restore the file, or name another run"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -295,10 +293,10 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
         cannot be imported.
     """
     path = workdirs.as_path(directory)
-    _require_run(path)
-    stored = read_json(path / "config.json", _RESTORE)
+    require_run(path)
+    stored = read_json(path / "config.json", RESTORE)
     config = configs.from_json(stored)
-    data = _data(path)
+    data = stored_data(path)
     step, state, meta = _read(path, which, config, is_step=training_step(config, data.num_classes) is not None)
     warn_of_changes(config, configs.stored_code(stored))
     made = restored(config, data, state["carry"])
@@ -313,70 +311,21 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
         state=made.state,
         info=info_from_json(meta["param_info"]),
         metrics=read_metrics(path / "metrics.jsonl"),
-        result=read_json(path / "result.json", _RESTORE) if (path / "result.json").exists() else None,
+        result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
         data=data,
         functions=made.functions,
     )
 
 
-def _require_run(path: pathlib.Path) -> None:
-    """Raises `InputError` unless a directory holds a run that has started."""
-    name = str(path)
-    if not path.exists():
-        raise InputError(f"there is no directory {name!r}: name the --workdir of a training run, such as runs/digits.")
-    kind = workdirs.kind_of(path) if path.is_dir() else None
-    if kind == workdirs.SWEEP:
-        raise InputError(
-            f"{name!r} holds a sweep, which keeps records and no parameters: read them with depthmup report {name}, or "
-            "train one of its networks with depthmup train."
-        )
-    if kind != workdirs.RUN:
-        holds = "no training run" if kind is None else f"{workdirs.NAMES[kind]}, not a training run"
-        raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
-    if not (path / "config.json").exists():
-        raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
-
-
 def _read(path: pathlib.Path, which: str | int, config: ConfigDict, *, is_step: bool) -> tuple[int, Json, Json]:
     """The step, the arrays and the description of the checkpoint that ``which`` means."""
-    step = _chosen_step(path, which, config)
+    step = chosen_step(path, which, config)
     parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
     while True:
         try:
             return step, *read_checkpoint(path / "checkpoints" / str(step), parts)
         except InputError:
             # The run may be training: it deletes its older checkpoints.
-            previous, step = step, _chosen_step(path, which, config)
+            previous, step = step, chosen_step(path, which, config)
             if step == previous:
                 raise
-
-
-def _chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:
-    """The step of the checkpoint that ``which`` means."""
-    steps = saved_steps(path / "checkpoints")
-    if not steps:
-        remedy = "train again with train.checkpoint=True"
-        if config.train.checkpoint:
-            remedy = "wait for its first evaluation, or set train.checkpoint_every"
-        raise InputError(f"the run in {str(path)!r} has saved no checkpoint yet: {remedy}.")
-    if which == "latest":
-        return steps[-1]
-    if which == "best":
-        best = best_step(path / "checkpoints")
-        if best is None:
-            raise InputError(f"no checkpoint in {str(path)!r} was evaluated: use which='latest'.")
-        return best
-    if which in steps:
-        return int(which)
-    raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
-
-
-def _data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
-    """What the network reads, as the run has stored it."""
-    stored = path / "data.json"
-    if not stored.exists():
-        raise InputError(f"{str(path)!r} has no data.json: {_RESTORE}.")
-    try:
-        return stored_dataset.from_json(read_json(stored, _RESTORE))
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{stored} lacks {error}: {_RESTORE}.") from error

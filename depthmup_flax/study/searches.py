@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 Axes: TypeAlias = dict[str, tuple[Any, ...]]  # dotted field -> values
 _OCTAVES = 4  # on each side of the config's learning rate, where no values are given
 _SWEEP, _TUNE, _SEARCH = "sweep", "tune", "search"
-_TITLES = {_SWEEP: "Transfer over width and depth", _TUNE: "Tuning of a proxy", _SEARCH: "Search on a proxy"}
+_TITLES = {_TUNE: "Tuning of a proxy", _SEARCH: "Search on a proxy"}
+
+
+def _title(kind: str, grids: Mapping[str, Axes]) -> str:
+    varied = [name for name in ("width", "depth") if any(f"model.{name}" in axes for axes in grids.values())]
+    return _TITLES.get(kind) or (f"Transfer over {' and '.join(varied)}" if varied else "A grid at the base")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Grids:
         with_seeds = {name: {**axes, SEED: self._seed_values()} for name, axes in grids.items()}
         extend = 0 if isinstance(get_field(self.config, x), int) else extend  # whole numbers are not extended
         grid = sweep_config(
-            self.config, with_seeds, figure=kind, title=_TITLES[kind], scale="study", x=x, extend=extend
+            self.config, with_seeds, figure=kind, title=_title(kind, grids), scale="study", x=x, extend=extend
         )
         records = sweep(
             grid,

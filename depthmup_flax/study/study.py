@@ -30,6 +30,7 @@ from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, m
 from depthmup_flax.study.names import field_of, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
 from depthmup_flax.study.searches import Grids, searched, swept, tuned
+from depthmup_flax.study.shown_progress import shown_progress
 from depthmup_flax.sweep.grid import as_tuple
 from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     from depthmup_flax.coord_check.report import Report as CheckReport
 
 _TRIALS = 32  # of a sampler
+# In place of the audit's note, as a study makes the initial values itself.
+_INITIAL_VALUES = (
+    "initial values are not seen. tune, sweep and train give them the rule's standard deviations; in a loop of your "
+    "own:\nwrite: params = study.rescale_init(params, width, depth)"
+)
 _SIZES = ("model.width", "model.depth", "model.base_width", "model.base_depth")
 
 
@@ -157,8 +163,10 @@ class Study:
             found = network.audited(dataset.input_spec, rule)
         if found.audit is None:
             raise InputError(found.notes[0])
-        return dataclasses.replace(found.audit, notes=found.notes)
+        notes = tuple(_INITIAL_VALUES if "rescale_init" in note else note for note in found.notes)
+        return dataclasses.replace(found.audit, notes=tuple(dict.fromkeys(notes)))
 
+    @shown_progress()
     def tune(
         self,
         *,
@@ -195,6 +203,7 @@ class Study:
             return tuned(grids, grids.axes(values), extend)
         return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)
 
+    @shown_progress()
     def sweep(
         self,
         *,
@@ -223,6 +232,7 @@ class Study:
         }
         return swept(grids, grids.axes(values), sizes, extend)
 
+    @shown_progress()
     def train(
         self,
         width: int | None = None,

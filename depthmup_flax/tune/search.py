@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import textwrap
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import shipped as shipped_configs
-from depthmup_flax.config.fields import field_paths, get_field, set_field
+from depthmup_flax.config.fields import field_paths, get_field, set_field, set_model
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import build
@@ -101,8 +102,23 @@ def tuned_file(
     It names a shipped config, which another machine may have elsewhere, and the absolute path of a user's file.
     """
     parent_name = shipped_configs.name_of(original) or os.fspath(original.resolve())
-    changed = [path for path in field_paths(config) if get_field(config, path) != get_field(parent, path)]
-    lines = "\n".join(f"            {path!r}: {get_field(config, path)!r}," for path in changed)
+    imported, statements = "from depthmup_flax.config import from_file", []
+    if config.model.name != parent.model.name:
+        parent = parent.copy_and_resolve_references()
+        set_model(parent, config.model.name)
+        imported += "\nfrom depthmup_flax.config.fields import set_model"
+        statements.append(f"set_model(config, {config.model.name!r})")
+    known = set(field_paths(parent))
+    changed = {
+        path: get_field(config, path)
+        for path in field_paths(config)
+        if path not in known or get_field(config, path) != get_field(parent, path)
+    }
+    update = ["config.update_from_flattened_dict(", "    {"]
+    update += [f"        {path!r}: {value!r}," for path, value in changed.items()] + ["    }", ")"]
+    if changed.keys() - known:  # hyperparameters that the command line added
+        update = ["with config.unlocked():", *(f"    {line}" for line in update)]
+    body = textwrap.indent("\n".join([*statements, *update]), "    ")
     return f'''"""{original.stem}, with hyperparameters from a small proxy.
 
 {summary}
@@ -110,16 +126,12 @@ def tuned_file(
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config import from_file
+{imported}
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     config = from_file({", ".join(map(repr, (parent_name, *arguments)))})
-    config.update_from_flattened_dict(
-        {{
-{lines}
-        }}
-    )
+{body}
     return config
 '''

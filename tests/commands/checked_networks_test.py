@@ -104,6 +104,7 @@ def report(run, **sizes):
     return prepared_check(run, **{"widths": [], "depths": [], **sizes}, steps=1, seeds=8, batch_size=4)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [Linen, Equinox])
 def test_a_right_network_passes_over_depth_and_one_without_branch_multiplier_fails(network):
     right = report(config(network), depths=[4, 8, 16], width=64)
@@ -113,16 +114,19 @@ def test_a_right_network_passes_over_depth_and_one_without_branch_multiplier_fai
     assert "missing_branch_multiplier" in [cause.name for cause in wrong.causes]
 
 
+@pytest.mark.slow
 def test_readouts_that_are_stored_transposed_start_at_the_rules_scale():
     right = report(config(Equinox), widths=[64, 128, 256])
     assert right.ok, str(right)
 
 
+@pytest.mark.slow
 def test_the_submodules_of_nnx_are_recorded():
     found = report(config(Nnx), widths=[16, 32, 64])
     assert "stem" in {record.name for record in found.records if record.quantity == "activation"}
 
 
+@pytest.mark.slow
 def test_a_loss_of_their_own_is_that_of_the_check():
     run = config(haiku, targets)
     run.loss = register(absolute_errors, "loss")

@@ -91,7 +91,7 @@ def test_without_a_test_split_nothing_is_evaluated(whole, tmp_path):
     assert [record.test_loss for record in records] == [None] * 2
 
 
-@pytest.mark.parametrize("data", [in_memory, by_seed])
+@pytest.mark.parametrize("data", [pytest.param(in_memory, marks=pytest.mark.slow), by_seed])
 def test_lanes_of_several_seeds_train_as_runs_alone(data, tmp_path):
     grids = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3), "seed": (0, 1)}}
     records = sweep(
@@ -105,6 +105,7 @@ def test_lanes_of_several_seeds_train_as_runs_alone(data, tmp_path):
         np.testing.assert_allclose((record.train_loss, record.test_loss), losses(alone), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_our_language_model_trains_on_their_tokens(tmp_path):
     tokens = np.arange(3000).reshape(100, 30) % 7
     run = default_config("gpt")

@@ -15,7 +15,7 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.util.errors import InputError
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("LinenNet", "NnxNet", "haiku_net")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("LinenNet", "NnxNet", "EqxNet", "haiku_net")]
 
 
 def config(model, loss="users_code:loss", data="load", **fields):
@@ -27,7 +27,7 @@ def config(model, loss="users_code:loss", data="load", **fields):
     return run
 
 
-@pytest.mark.parametrize("model", ["pair_net", "EqxNet", *SLOW])
+@pytest.mark.parametrize("model", ["pair_net", *SLOW])
 def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
     run = config(model, loss="cross_entropy", data="load_classes")
     grid = {"optimizer.learning_rate": (0.01, 0.02), "seed": (0, 1)}
@@ -41,7 +41,7 @@ def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
         assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
 
 
-@pytest.mark.parametrize("model", ["EqxNet", "haiku_net"])
+@pytest.mark.parametrize("model", ["EqxNet", pytest.param("haiku_net", marks=pytest.mark.slow)])
 def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
     def head(**fields):
         workload = build(config(model, loss="cross_entropy", data="load_classes", **fields)).workload

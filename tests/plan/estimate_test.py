@@ -160,7 +160,9 @@ def test_other_errors_of_a_compiler_are_not_hidden():
 
 def advice(dataset, memory, mesh=-1, **model):
     train = {"batch_size": 64, "accumulate": 1}
-    config = ConfigDict({"model": {"remat": "none", **model}, "train": train, "mesh": {"data": mesh}})
+    config = ConfigDict(
+        {"model": {"name": "res_mlp", "remat": "none", **model}, "train": train, "mesh": {"data": mesh}}
+    )
     return " ".join(remedies(config, dataset, {"data": 4, "fsdp": 2, "tensor": 1}, memory))
 
 

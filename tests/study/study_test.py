@@ -84,6 +84,7 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
 
 
+@pytest.mark.slow
 def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(tuned):
     study, best = tuned
     result = study.train(16, 4, **best)
@@ -124,6 +125,7 @@ def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(tmp_path):
         dm.Study(Net, split(LABELS), base=(8, 2), steps=16, batch_size=10, workdir=tmp_path).tune(**arguments)
 
 
+@pytest.mark.slow
 def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     parts = [
         classification(workdir=tmp_path).sweep(depths=(3,), learning_rate=RATES, seeds=1, shard=(i, 2))
@@ -138,7 +140,7 @@ def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     assert dm.read_records(parts[0].directory)["directory"] == ["."] * 6
 
 
-def test_a_hook_that_fails_is_called_once_and_costs_no_run(caplog):
+def test_a_hook_that_fails_is_called_once_and_costs_no_run(logged):
     calls = []
 
     def fail(record):
@@ -147,7 +149,17 @@ def test_a_hook_that_fails_is_called_once_and_costs_no_run(caplog):
 
     best = classification().tune(learning_rate=RATES, seeds=1, extend=0, lanes=1, on_record=fail)
     assert (len(calls), len(best.records)) == (1, len(RATES))
-    assert [record.levelname for record in caplog.records if "on_record" in record.message] == ["WARNING"]
+    assert [record.levelname for record in logged.records if "on_record" in record.message] == ["WARNING"]
+
+
+def test_a_study_shows_its_progress_unless_the_session_shows_it_already(capsys, caplog):
+    study = classification()
+    study.tune(learning_rate=RATES[:1], seeds=1, extend=0, lanes=1)
+    assert "1 run" in capsys.readouterr().out
+    caplog.set_level("INFO", logger="depthmup_flax")
+    study.tune(learning_rate=RATES[:2], seeds=1, extend=0, lanes=1)
+    assert capsys.readouterr().out == ""
+    assert "2 runs" in caplog.text
 
 
 class Regression(eqx.Module):
@@ -172,6 +184,7 @@ def huber(outputs, targets):
     return optax.huber_loss(outputs, targets).mean()
 
 
+@pytest.mark.slow
 def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
     study = dm.Study(Regression, split(TARGETS), base=(8, 2), loss=huber, rule="completep", steps=10, batch_size=20)
     assert study.audit(32, 8).ok
