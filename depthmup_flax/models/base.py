@@ -174,9 +174,9 @@ class TransformerNetwork(ResidualNetwork):
       stream_dtype: of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and
         rounds it to 8 bits after each branch; the result of the last norm and the input of the readout have
         ``param_dtype``.
-      attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in bfloat16 programs of
-        ``depthmup train`` for TPUs, which use our kernel. It was compiled for TPUs and tested by interpretation, but
-        never ran on one.
+      attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in programs of ``depthmup
+        train`` in 16 bits: those for GPUs use cuDNN's, those for TPUs in bfloat16 our kernel. Both were compiled for
+        their devices; ours was tested by interpretation, and never ran on a TPU.
     """
 
     choices = ResidualNetwork.choices | {

@@ -24,6 +24,7 @@ from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.lane_count import MEMORY_SHARE, candidates
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.util.errors import InputError
 
 T = TypeVar("T")
 
@@ -91,10 +92,23 @@ def compile_run(
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
     program = ShardedProgram(experiment.workload, mesh, data)
-    traced = program.traced()
+    traced = _traced(program)
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started
     return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, flops_of_traced(traced), seconds)
+
+
+def _traced(program: ShardedProgram) -> jax.stages.Traced:
+    """The step; JAX asks cuDNN for its version where attention is cuDNN's."""
+    try:
+        return program.traced()
+    except RuntimeError as error:
+        if "cudnn" in str(error).lower():
+            raise InputError(
+                'attention on GPUs is cuDNN\'s, which is not installed: pip install "jax[cuda12]", or add '
+                "--config.model.attention=xla for a slower program."
+            ) from error
+        raise
 
 
 def compile_sweep(

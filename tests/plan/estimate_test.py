@@ -20,6 +20,7 @@ from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep,
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
+from depthmup_flax.util.errors import InputError
 
 GIB = 2**30
 
@@ -156,6 +157,15 @@ def test_other_errors_of_a_compiler_are_not_hidden():
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
         unless_out_of_memory(broken)
+
+
+def test_without_cudnn_the_remedy_is_its_installation_or_another_attention(config, monkeypatch):
+    def refused(self):
+        raise RuntimeError("cuDNN not found: its version is unknown")
+
+    monkeypatch.setattr(ShardedProgram, "traced", refused)
+    with pytest.raises(InputError, match=r"jax\[cuda12\].*model\.attention=xla"):
+        compile_run(config, jax.devices()[:1], PlannedData(Sizes()))
 
 
 def advice(dataset, memory, mesh=-1, **model):
