@@ -41,7 +41,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit code."""
-    from depthmup_flax.commands.prepared_check import prepared_check  # late: --help does not need JAX
+    from depthmup_flax.study.prepared_check import prepared_check  # late: --help does not need JAX
 
     cache_compilations()
     config = args.config.resolved()

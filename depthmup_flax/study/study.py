@@ -309,7 +309,7 @@ class Study:
           steps, seeds, batch_size, tolerance: see `depthmup_flax.coord_check.coord_check`.
           **values: of the hyperparameters, such as ``learning_rate``.
         """
-        from depthmup_flax.commands.prepared_check import prepared_check
+        from depthmup_flax.study.prepared_check import prepared_check
 
         check = prepared_check(
             self.config(**values),

@@ -13,10 +13,10 @@ from flax import nnx
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.commands.prepared_check import prepared_check
 from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.rule.info_trees import is_info
+from depthmup_flax.study.prepared_check import prepared_check
 from depthmup_flax.util.power_fits import fit_power
 
 

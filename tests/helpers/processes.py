@@ -24,7 +24,7 @@ from depthmup_flax.util import errors
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
-    "depthmup_flax.commands.prepared_check",
+    "depthmup_flax.study.prepared_check",
     "depthmup_flax.papers.limits.pipeline",
     "depthmup_flax.report.make_report",
     "depthmup_flax.sweep.runner",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from depthmup_flax.commands.prepared_check import prepared_check
 from depthmup_flax.config import default_config
 from depthmup_flax.engine.task import Task
+from depthmup_flax.study.prepared_check import prepared_check
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
 

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.commands.checked_networks import loss_of_outputs, sized_networks
 from depthmup_flax.config.fields import validate
 from depthmup_flax.config.user_code import PYTHON
 from depthmup_flax.coord_check.check import coord_check, require_plan
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.experiment import build as build_experiment
+from depthmup_flax.study.checked_networks import loss_of_outputs, sized_networks
 from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
 
