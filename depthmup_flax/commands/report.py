@@ -81,7 +81,9 @@ def main(args: argparse.Namespace) -> int:
     print("\nwritten:")
     for path in report.paths:
         print(f"  {path}")
-    messages.next_step("depthmup tune --config=CONFIG.py, for a large network of yours")
+    tuned = directories[0] / "tuned.py"
+    tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
+    messages.next_step(f"depthmup train --config={tuned}" if tuned.exists() else tune)
     return 0
 
 

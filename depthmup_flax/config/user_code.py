@@ -27,7 +27,7 @@ def model_section(name: str) -> dict[str, Any]:
         scan = FieldReference("auto", field_type=object)  # or a bool
         return {**model_fields(name), "scan": scan, "dtype": "float32"}
     own = user_fields.model_fields(resolve(name, "model.name"))
-    for taken in ("name", "audit", "rescale_init"):
+    for taken in ("name", "audit", "audited_output", "rescale_init"):
         if taken in own:
             raise InputError(f"model.name is {name!r}: it takes {taken!r}, a field that every model has. Rename it.")
     for size in ("width", "depth"):
@@ -42,6 +42,7 @@ def model_section(name: str) -> dict[str, Any]:
         **given,
         **sizes,
         "audit": True,  # refuse to train if the audit finds that multipliers are missing
+        "audited_output": placeholder(object),  # of several outputs, the one that the audit reads: an index or a key
         "rescale_init": True,  # give initial values the rule's standard deviations, as dm.rescale_init does
     }
 

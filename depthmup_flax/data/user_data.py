@@ -42,6 +42,7 @@ class UserDataset(Dataset):
     user_prepare: UserPrepare
     inputs: Any  # tree of shapes and dtypes, of one example; None if `user_prepare` does not give inputs and targets
     targets: Any  # likewise
+    lowest_target: int = 0  # of the integers from which `num_classes` is known
 
     unit: ClassVar[str] = "examples"
 
@@ -110,7 +111,8 @@ def user_dataset(
     if len(test):
         prepared_specs(dataset, size, None)
     dataset = dataclasses.replace(dataset, inputs=inputs, targets=targets)
-    return dataclasses.replace(dataset, num_classes=_num_classes(dataset))
+    lowest, highest = _target_range(dataset)
+    return dataclasses.replace(dataset, num_classes=1 + highest, lowest_target=lowest)
 
 
 def prepared_specs(dataset: UserDataset, size: int, key: Any) -> tuple[Any, Any]:
@@ -137,23 +139,26 @@ def _traced_prepare(dataset: UserDataset, size: int, key: Any) -> Any:
     return jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
 
 
-def _num_classes(dataset: UserDataset) -> int:
-    """1 + the largest target in memory, or token; 0 for other targets or if the examples are read in training."""
+def _target_range(dataset: UserDataset) -> tuple[int, int]:
+    """The lowest and the largest target, or token, in memory.
+
+    (0, -1) for other targets than integers, or if the examples are read in training.
+    """
     targets, kind = dataset.targets, dataset.input_kind
     if not isinstance(targets, jax.ShapeDtypeStruct) or not jnp.issubdtype(targets.dtype, jnp.integer):
-        return 0
+        return 0, -1
 
-    def largest(batch: Mapping[str, Any]) -> Any:
+    def extremes(batch: Mapping[str, Any]) -> Any:
         inputs, targets = dataset.prepare("none", None, batch)
-        return [x.max() for x in ([inputs, targets] if kind == "tokens" else [targets])]
+        return [x for one in ([inputs, targets] if kind == "tokens" else [targets]) for x in (one.min(), one.max())]
 
     is_own = dataset.user_prepare is not pair_or_batch
-    largest_in = jax.jit(largest) if is_own else largest  # which then only looks at NumPy's arrays
+    extremes_in = jax.jit(extremes) if is_own else extremes  # which then only looks at NumPy's arrays
     found: list[int] = []
     for split in (dataset.train, dataset.test):
         if isinstance(split, ArraySplit):
             size = _CHUNK if is_own else max(1, len(split))
             for start in range(0, len(split), size):
                 batch = {name: x[start : start + size] for name, x in split.fields.items()}
-                found += map(int, largest_in(batch))
-    return 1 + max(found, default=-1)
+                found += map(int, extremes_in(batch))
+    return min(found, default=0), max(found, default=-1)

@@ -35,6 +35,7 @@ from depthmup_flax.engine.task import Hyper, Task
 from depthmup_flax.engine.user_checks import (
     abstract_batch,
     require_data_parallel,
+    require_labels,
     require_no_hyper,
     require_only_hyper,
     require_read,
@@ -364,13 +365,19 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     require_no_hyper(config)
     require_rule(config, network)
     model = config.model
+    functions = network.functions(rule)
+    params, collections = shapes = functions.shapes(dataset.input_spec)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    forward = functools.partial(functions.apply, train=True)
+    require_pure(lambda key, *arguments: forward(*arguments, key=key), (key, *shapes, dataset.input_spec), model.name)
+    if config.loss == "cross_entropy":
+        require_labels(dataset, functions.outputs(dataset.input_spec))
     found = network.audited(dataset.input_spec, rule)
     if found.findings and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
             f"anyway with --config.model.audit=False, in Python dm.Study(..., audit=False).\n\n{found.text}"
         )
-    params, collections = network.functions(rule).shapes(dataset.input_spec)
     experiment = NetworkExperiment(
         config=config,
         dataset=dataset,

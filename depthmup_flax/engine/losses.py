@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup_flax.engine.cross_entropy import cross_entropy, gradient_in_parts, in_parts, parts_of_loss
 from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.task import Metrics
 from depthmup_flax.user_code.calls import calling, shapes_of
 from depthmup_flax.user_code.named import is_import_path, resolve
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree
 
 # Parameters -> outputs and updated collections.
@@ -109,9 +110,10 @@ def named_loss(name: str, model: Any) -> Loss:
     if name == "squared_error":
         return OfExamples(squared_errors, ("loss",))
     if not is_import_path(name):
+        meant = closest(name, ("cross_entropy", "squared_error"))
         raise InputError(
-            f"loss is {name!r}: use cross_entropy, squared_error, or the import path of a function of outputs and "
-            "targets, such as my_package.losses:contrastive."
+            f"loss is {name!r}: {f'did you mean {meant!r}? ' if meant else ''}use cross_entropy, squared_error, or "
+            "the import path of a function of outputs and targets, such as my_package.losses:contrastive."
         )
     return OfBatch(resolve(name, "loss"), name)
 
@@ -163,7 +165,10 @@ class OfBatch(Loss):
     def mean(self, outputs: Any, targets: Any) -> jax.Array:
         """See `Loss`."""
         with calling(self._name, outputs, targets):
-            value = jnp.asarray(self._function(outputs, targets))
+            value = self._function(outputs, targets)
+        if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)):
+            raise InputError(f"loss is {self._name!r}: it returns a {type(value).__name__}. Return one number.")
+        value = jnp.asarray(value)
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise InputError(
                 f"loss is {self._name!r}: it returns {value.dtype}{list(value.shape)}. Return one floating-point "

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field
 from depthmup_flax.data import Dataset
+from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.records.table import CONTINUOUS
 from depthmup_flax.util.errors import InputError
@@ -85,6 +86,19 @@ def require_data_parallel(config: ConfigDict) -> None:
                 f"mesh.{axis} is {config.mesh[axis]}: the parameters of {config.model.name} are not split over "
                 f"devices. Use mesh.{axis}=1 and mesh.data=-1."
             )
+
+
+def require_labels(dataset: Dataset, outputs: Any) -> None:
+    """The labels of a user's data are classes of the outputs, of whose shapes this is a tree; for cross-entropy."""
+    if not isinstance(dataset, UserDataset) or not dataset.num_classes or not hasattr(outputs, "shape"):
+        return
+    lowest, highest, classes = dataset.lowest_target, dataset.num_classes - 1, outputs.shape[-1]
+    if lowest < 0 or highest >= classes:
+        raise InputError(
+            f"loss is 'cross_entropy': the labels run from {lowest} to {highest}, and the network returns {classes} "
+            f"outputs, for labels 0 to {classes - 1}. Change the data or the network; num_classes is passed to one "
+            "that takes it."
+        )
 
 
 def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:

@@ -20,6 +20,7 @@ from depthmup_flax.user_code.calls import calling
 from depthmup_flax.user_code.fields import model_fields, parameters
 from depthmup_flax.user_code.model_functions import ModelFunctions, model_functions
 from depthmup_flax.user_code.named import resolve
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
 
 
@@ -67,7 +68,12 @@ class UserNetwork:
     def audited(self, inputs: Any, rule: Parametrization, sizes: tuple[int, int] | None = None) -> Audited:
         """Roles and missing multipliers of the network of these sizes, by default its own."""
         sizes = sizes or (self.config.width, self.config.depth)
-        return audited(lambda *of: self.make(rule, *of), sizes, self.base_sizes, inputs, rule, name=self.config.name)
+        make, output = lambda *of: self.make(rule, *of), self.config.audited_output
+        try:
+            return audited(make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output)
+        except InputError as error:
+            # The argument of `depthmup_flax.audit` is a field here.
+            raise InputError(str(error).replace("output=", "model.audited_output=")) from error
 
     def init_factors(
         self, inputs: Any, rule: Parametrization, info: InfoTree, sizes: tuple[int, int] | None = None

@@ -37,7 +37,8 @@ class NamedHyper(Mapping[str, Scalar]):
                 f"or hyper={{{name!r}: VALUE}}."
             )
         self._read.add(name)
-        return self._values[name]
+        # An array in any case: an optimizer may be built in another way for a number that is 0.
+        return jnp.asarray(self._values[name])
 
     def __iter__(self) -> Iterator[str]:
         self._read.update(self._values)
@@ -92,13 +93,13 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
             state = task.init(key, named(hyper))
         if not layouts:
             layouts.append(_Layout.of(state))
-        return layouts[0].arrays(state, name)
+        return layouts[0].arrays(state, f"{name}: init")
 
     def step(arrays: Any, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[Any, Metrics]:
         with calling(f"{name}: step", arrays, batch):
             result = task.step(whole(arrays), batch, named(hyper), *([key] if wants_key else []))
         new, metrics = _checked_result(result, name)
-        return _like(layouts[0].arrays(new, name), arrays, name), metrics
+        return _like(layouts[0].arrays(new, f"{name}: step"), arrays, name), metrics
 
     def evaluate(arrays: Any, batch: Any, hyper: Hyper) -> Metrics:
         assert task.evaluate is not None
@@ -174,15 +175,18 @@ class _Layout:
         return cls(structure, paths, [_kind(leaf) for _, leaf in found])
 
     def arrays(self, state: Any, name: str) -> ArrayTree:
-        """The arrays of a state of this layout, random keys as integers."""
+        """The arrays of a state of this layout, random keys as integers; ``name``: of the function that returned it."""
         if jax.tree.structure(state) != self.structure:
-            raise InputError(f"{name}: step returns a state of another structure than it got: return all of its parts.")
+            raise InputError(
+                f"{name} returns a state of another structure than init did before: return all of its parts, whatever "
+                "the values of hyperparameters are."
+            )
         arrays: dict[tuple[str, ...], jax.Array] = {}
         for path, leaf, other in zip(self.paths, jax.tree.leaves(state), self.others, strict=True):
             if (kind := _kind(leaf)) not in (_ARRAY, _KEY):
                 if kind is not other and kind != other:
                     raise InputError(
-                        f"{name}: step changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an "
+                        f"{name} changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an "
                         "array, jnp.asarray(...), in init."
                     )
                 continue

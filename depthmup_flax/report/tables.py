@@ -267,7 +267,7 @@ def claims_cost(data: Json) -> str:
 
 def duration(hours: float) -> str:
     """``2.1 hours``, or ``7 s``."""
-    return f"{hours:.3g} hours" if hours >= 0.002 else f"{3600 * hours:.0f} s"
+    return f"{hours:.3g} hours" if hours >= 0.004 else f"{3600 * hours:.0f} s"
 
 
 def tolerance_sentence(data: Json) -> str:

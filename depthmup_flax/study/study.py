@@ -24,7 +24,7 @@ from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, model_name, size_of
 from depthmup_flax.study.names import field_of, rule_section, set_values
@@ -102,6 +102,11 @@ class Study:
         audit: bool = True,
         **settings: Any,
     ) -> None:
+        if not isinstance(optimizer, str):
+            raise InputError(
+                f"optimizer is a {type(optimizer).__name__}: name one, such as 'adam', 'lion' or 'momentum'. An optax "
+                "optimizer of your own needs a dm.Task."
+            )
         config = default_config(model_name(build))
         if not (isinstance(base, (tuple, list)) and len(base) == 2):
             raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
@@ -124,6 +129,11 @@ class Study:
         validate(config)
         self._config, self._load = config, LoadOnce()
         self._workdir = None if workdir is None else workdirs.as_path(workdir)
+
+    def __repr__(self) -> str:
+        model = self._config.model
+        directory = "" if self._workdir is None else f", workdir={str(self._workdir)!r}"
+        return f"Study({model.name}, base=({model.width}, {model.depth}){directory})"
 
     @functools.cached_property
     def workdir(self) -> pathlib.Path:
@@ -267,6 +277,8 @@ class Study:
         experiment = self._network(self.config(width, depth, **values))
         rule = experiment.parametrization
         info = experiment.functions(rule).contained(experiment.info)
+        is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
+        info = jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
         return make_optimizer(experiment.config, info, rule, experiment.total_steps)
 
     def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:

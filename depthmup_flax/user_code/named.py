@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -83,7 +84,7 @@ def digests(names: Iterable[str]) -> dict[str, str]:
     """What the code behind names is: 16 digits of a SHA-256 for each module, or object of this process.
 
     An import path gives its module and, if another defines the object, that one: ``{"my_package.net": ...}``. Files
-    are read once per process.
+    are read once per process, without comments.
     """
     result = {}
     for name in names:
@@ -131,8 +132,16 @@ def _modules_in(package: str) -> list[str]:
 @functools.cache
 def _module_digest(module: str) -> str:
     file = getattr(sys.modules[module], "__file__", None)
-    content = Path(file).read_bytes() if file else module.encode()
+    content = _without_comments(Path(file).read_bytes()) if file else module.encode()
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _without_comments(source: bytes) -> bytes:
+    """What a module says, whatever its comments and line breaks; of other files, all."""
+    try:
+        return ast.dump(ast.parse(source)).encode()
+    except (SyntaxError, ValueError):  # a compiled module
+        return source
 
 
 def _qualname(obj: Any) -> str:

@@ -76,6 +76,7 @@ def test_a_loss_of_the_batch_is_averaged_over_examples_whatever_the_batch_size(t
 
 WRONG = {
     "users_code:vector_loss": (InputError, "vector_loss"),
+    "users_code:with_auxiliary": (InputError, "returns a tuple"),
     "users_code:noisy_loss": (InputError, "not a pure function"),
     "users_code:failing_loss": (UserCodeError, "failing_loss"),
     "users_code:no_such_loss": (InputError, "no_such_loss"),
@@ -89,6 +90,16 @@ def test_a_wrong_loss_is_one_sentence_before_anything_trains(loss):
     kind, part = WRONG[loss]
     with pytest.raises(kind, match=part):
         build(config("pair_net", loss=loss, data="load_thirds"))
+
+
+def test_labels_that_are_no_classes_of_the_outputs_are_refused():
+    with pytest.raises(InputError, match="from -1 to 2"):
+        build(config("pair_net", loss="cross_entropy", data="load_with_unknown_label"))
+
+
+def test_numbers_that_are_not_finite_are_named_before_a_network_diverges(logged):
+    build(config("pair_net", loss="squared_error", data="load_with_nan"))
+    assert "first example 7" in logged.text
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_a_run_that_is_not_finite_has_diverged(tmp_path):
     assert train_and_evaluate(run, tmp_path)["status"] == "diverged"
 
 
+def test_a_step_may_build_its_optimizer_from_a_hyperparameter_that_is_0_or_not(tmp_path):
+    results = [train_and_evaluate(config("users_code:decayed_step", decay=x), tmp_path / str(x)) for x in (0.0, 0.1)]
+    assert [result["status"] for result in results] == ["completed", "completed"]
+    assert results[0]["train_loss"] != results[1]["train_loss"]
+
+
 def test_without_evaluate_there_is_no_test_loss(tmp_path):
     result = train_and_evaluate(config("users_code:sgd"), tmp_path)
     assert result["status"] == "completed"

@@ -37,6 +37,43 @@ def load_thirds():
     return (x, np.sin(x[:, :3])), (test_x, np.sin(test_x[:, :3]))
 
 
+def load_with_nan():
+    (x, y), test = load_thirds()
+    x[7, 2] = np.nan
+    return (x, y), test
+
+
+def load_with_unknown_label():
+    (x, labels), test = load_classes()
+    labels[3] = -1
+    return (x, labels), test
+
+
+def with_auxiliary(outputs, targets):
+    return jnp.mean(outputs), {"a": 1}
+
+
+def decayed_step(width, depth):
+    """A step whose optimizer state has another structure without decay."""
+
+    def optimizer(hyper):
+        decay = hyper["decay"]
+        without = isinstance(decay, (int, float)) and decay == 0
+        return optax.chain(optax.trace(0.9), *([] if without else [optax.add_decayed_weights(decay)]))
+
+    def init(key, hyper):
+        params = new_params(key, width)
+        return {"params": params, "optimizer": optimizer(hyper).init(params)}
+
+    def step(state, batch, hyper):
+        value, grads = jax.value_and_grad(lambda p: jnp.mean((network(p, batch[0]) - batch[1]) ** 2))(state["params"])
+        updates, new = optimizer(hyper).update(grads, state["optimizer"], state["params"])
+        params = jax.tree.map(lambda p, u: p - hyper["learning_rate"] * u, state["params"], updates)
+        return {"params": params, "optimizer": new}, {"loss": value}
+
+    return Task(init, step)
+
+
 def loss(outputs, targets):
     return jnp.mean(jnp.square(outputs - targets)) + 0.01 * jnp.mean(jnp.abs(outputs))
 

@@ -268,6 +268,20 @@ def test_the_optimizer_takes_parameters_in_their_librarys_containers(library):
         assert all(min(abs(step - one) for one in largest) < 1e-6 for step in steps), steps
 
 
+def test_the_optimizer_of_an_nnx_network_works_in_nnx_optimizer():
+    study = dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
+    model = networks.NnxNet(16, 2, rngs=nnx.Rngs(0))
+    before = np.asarray(model.head.kernel.get_value())
+    optimizer = nnx.Optimizer(model, study.optimizer(learning_rate=0.1, weight_decay=0.1), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(lambda model: jnp.sum(model(X)))(model))
+    assert np.abs(np.asarray(model.head.kernel.get_value()) - before).max() > 0.05
+
+
+def test_an_optimizer_that_is_not_named_is_refused():
+    with pytest.raises(InputError, match=r"optimizer is .* dm\.Task"):
+        dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), optimizer=optax.adam(1e-3))
+
+
 def test_a_sampler_searches_ranges_and_repeats_from_the_records(tmp_path):
     ranges = {"learning_rate": (1e-3, 1e5), "weight_decay": (0.0, 0.1)}
     new = []

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from depthmup_flax.user_code.named import digests, is_import_path, register, resolve
+from depthmup_flax.user_code.named import _without_comments, digests, is_import_path, register, resolve
 from depthmup_flax.util.errors import InputError, UserCodeError
 
 SOURCE = """
@@ -71,9 +71,12 @@ def test_the_digest_of_an_import_path_is_of_its_file_and_of_the_file_that_define
     digest = digests(["their_package:Net"])
     assert set(digest) == {"their_package", "their_package.net"}
     assert all(len(value) == 16 for value in digest.values())
-    import hashlib
 
-    assert digest["their_package.net"] == hashlib.sha256(SOURCE.encode()).hexdigest()[:16]
+
+def test_a_digest_is_that_of_the_code_without_its_comments():
+    digest = lambda source: _without_comments(source.encode())
+    assert digest(SOURCE) == digest("# a comment\n" + SOURCE.replace("small = 3", "small = (3)  # three"))
+    assert digest(SOURCE) != digest(SOURCE.replace("3", "4"))
 
 
 def _scaled(factor):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Placement
 from depthmup_flax.data.example_spec import ExampleSpec, kind_of
@@ -12,6 +15,8 @@ from depthmup_flax.data.user_splits import BatchStream, RecordSplit, array_split
 from depthmup_flax.user_code.calls import calling
 from depthmup_flax.user_code.named import resolve
 from depthmup_flax.util.errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 def load_python(path: str, config: DataConfig) -> UserDataset:
@@ -39,6 +44,8 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
         _require_streamed(config)
         _, test_split = limited(config, (ArraySplit(spec.zeros(0)), test_split))
         return user_dataset(config.name, train_split, test_split, spec, "stream", prepare)
+    for what, split in (("train", train_split), ("test", test_split)):
+        _warn_of_nonfinite(split, f"{where}: {what}")
     finite, test_split = limited(config, (train_split, test_split))
     if config.placement == "device":
         finite, test_split = ArraySplit(finite.arrays()), ArraySplit(test_split.arrays())
@@ -99,6 +106,18 @@ def _test_split(test: Any, spec: ExampleSpec, where: str, config: DataConfig) ->
     if hasattr(type(test), "__iter__") and not _is_array(test):
         return batches_in_memory(test, spec, where, config.test_examples, config.device_limit_mib)
     raise _wrong(test, where, "an iterable of batches, or None for no evaluation")
+
+
+def _warn_of_nonfinite(split: object, where: str) -> None:
+    """Warns of NaN or infinities in arrays in memory: a network that reads them diverges."""
+    for name, x in split.fields.items() if isinstance(split, ArraySplit) else ():
+        if not (x.size and np.issubdtype(x.dtype, np.floating)):
+            continue
+        bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(-1))
+        if len(bad):
+            log.warning(
+                "%s%s: %d examples have NaN or infinite numbers, first example %d.", where, name, len(bad), bad[0]
+            )
 
 
 def _is_source(split: Any) -> bool:
