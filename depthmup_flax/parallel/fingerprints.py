@@ -80,6 +80,7 @@ def require_equal_copies(state: ArrayTree) -> None:
     if not found:
         return
     name, devices, equal = found[0]
+    name = name.removeprefix("carry/")
     where = " and ".join(f"device {device.id} of process {device.process_index}" for device in devices)
     than = f"the {equal} equal copies on other devices" if equal else "each other"
     more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import os
@@ -10,7 +11,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import optax
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     from depthmup_flax.coord_check.report import Report as CheckReport
 
+T = TypeVar("T")
+
 _TRIALS = 32  # of a sampler
 # In place of the audit's note, as a study makes the initial values itself.
 _INITIAL_VALUES = (
@@ -53,6 +56,17 @@ _INITIAL_VALUES = (
     "own:\nwrite: params = study.rescale_init(params, width, depth)"
 )
 _SIZES = ("model.width", "model.depth", "model.base_width", "model.base_depth")
+
+
+def _shown(method: Callable[..., T]) -> Callable[..., T]:
+    """A method that shows its progress, unless the study is quiet."""
+
+    @functools.wraps(method)
+    def shown(self: Study, *args: Any, **values: Any) -> T:
+        with contextlib.nullcontext() if self._quiet else shown_progress():
+            return method(self, *args, **values)
+
+    return shown
 
 
 class Study:
@@ -78,6 +92,7 @@ class Study:
       seed: the first one.
       hyper: further numbers that a `Task` reads: ``{"temperature": 0.1}``.
       workdir: keeps all records and runs: the same call again resumes. ``None``: a temporary directory.
+      quiet: do not show the progress of runs.
       audit: refuse to train a network whose forward pass lacks multipliers of the rule.
       **settings: values for all calls.
 
@@ -100,6 +115,7 @@ class Study:
         hyper: Mapping[str, float] | None = None,
         workdir: str | os.PathLike[str] | None = None,
         audit: bool = True,
+        quiet: bool = False,
         **settings: Any,
     ) -> None:
         if not isinstance(optimizer, str):
@@ -127,7 +143,7 @@ class Study:
                 raise InputError(f"{name} is {value!r}: name the sizes of the proxy as base=(width, depth).")
         set_values(config, settings)
         validate(config)
-        self._config, self._load = config, LoadOnce()
+        self._config, self._load, self._quiet = config, LoadOnce(), quiet
         self._workdir = None if workdir is None else workdirs.as_path(workdir)
 
     def __repr__(self) -> str:
@@ -176,7 +192,7 @@ class Study:
         notes = tuple(_INITIAL_VALUES if "rescale_init" in note else note for note in found.notes)
         return dataclasses.replace(found.audit, notes=tuple(dict.fromkeys(notes)))
 
-    @shown_progress()
+    @_shown
     def tune(
         self,
         *,
@@ -213,7 +229,7 @@ class Study:
             return tuned(grids, grids.axes(values), extend)
         return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)
 
-    @shown_progress()
+    @_shown
     def sweep(
         self,
         *,
@@ -242,7 +258,7 @@ class Study:
         }
         return swept(grids, grids.axes(values), sizes, extend)
 
-    @shown_progress()
+    @_shown
     def train(
         self,
         width: int | None = None,

@@ -36,6 +36,10 @@ print(len(new), best["learning_rate"])
 """
 
 
+def last_words(process):
+    return process.stdout.splitlines()[-1].split()
+
+
 @pytest.mark.slow
 def test_the_same_source_resumes_in_another_process_and_changed_source_says_so(tmp_path):
     def run(factor):
@@ -45,7 +49,7 @@ def test_the_same_source_resumes_in_another_process_and_changed_source_says_so(t
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     first, second, changed = run(4), run(4), run(8)
-    assert first.stdout.split()[0] == "2", first.stderr
-    assert second.stdout.split() == ["0", first.stdout.split()[1]], second.stderr
+    assert last_words(first)[0] == "2", first.stderr
+    assert last_words(second) == ["0", last_words(first)[1]], second.stderr
     assert changed.returncode == 1
-    assert "holds another sweep (base.the code of build has changed since" in changed.stderr
+    assert "the code of build has changed since" in changed.stderr
