@@ -106,7 +106,7 @@ def lines(there, *of_command):
 
 
 def changed(there):
-    (there / "nets.py").write_text(NETS + "\n# another version\n")
+    (there / "nets.py").write_text(NETS + "\nVERSION = 2\n")
 
 
 @pytest.mark.slow
@@ -149,6 +149,7 @@ def test_a_traceback_without_frames_of_theirs_is_whole():
     assert "decode" in user_traceback(error)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_sweep_of_changed_code_name_the_module(there):
     run, sweep = ["train", *SMALL, *SHORT, *NET, "--workdir=run"], ["sweep", "--config=sweep.py", "--workdir=sweep"]
     assert [lines(there, line)[0][0] for line in (run, sweep)] == [0, 0]

@@ -91,7 +91,8 @@ def test_without_a_test_split_nothing_is_evaluated(whole, tmp_path):
     assert [record.test_loss for record in records] == [None] * 2
 
 
-@pytest.mark.parametrize("data", [pytest.param(in_memory, marks=pytest.mark.slow), by_seed])
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [in_memory, by_seed])
 def test_lanes_of_several_seeds_train_as_runs_alone(data, tmp_path):
     grids = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3), "seed": (0, 1)}}
     records = sweep(
