@@ -209,6 +209,7 @@ def test_the_tab_key_offers_the_fields_of_the_model_that_the_line_names(there, m
     assert completion._models("depthmup train --config.model.name=absent:Net --config.") == list(MODELS)
 
 
+@pytest.mark.slow
 def test_plans_and_dry_runs_take_networks_and_steps(there):
     planned = lines(there, ["plan", *SMALL, *NET], ["plan", *SMALL, *STEP], ["plan", *SMALL, *NET, "--meshes"])
     assert [code for code, _, _ in planned] == [0, 0, 2], planned

@@ -52,6 +52,7 @@ def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
     assert head() / head(rescale_init=False) == pytest.approx(2**0.5, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_without_a_multiplier_is_refused_or_trains_with_a_note_in_its_result(tmp_path):
     run = config("LinenNet", loss="cross_entropy", data="load_classes", edit="no_branch")
     with pytest.raises(InputError, match=r"rule\.residual_multiplier"):

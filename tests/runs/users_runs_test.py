@@ -109,6 +109,7 @@ def test_the_module_of_a_run_holds_the_trained_values(equinox):
     np.testing.assert_allclose(jax.vmap(run.model)(TEST[0]), run.predict(TEST[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_images_of_ours_have_the_accuracy_of_the_result_in_a_users_network_with_averages(tmp_path):
     train_and_evaluate(config(Nnx, data=None, loss="cross_entropy"), tmp_path)
     run = dm.load_run(tmp_path)

@@ -285,6 +285,7 @@ def test_an_optimizer_that_is_not_named_is_refused():
         dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), optimizer=optax.adam(1e-3))
 
 
+@pytest.mark.slow
 def test_a_sampler_searches_ranges_and_repeats_from_the_records(tmp_path):
     ranges = {"learning_rate": (1e-3, 1e5), "weight_decay": (0.0, 0.1)}
     new = []

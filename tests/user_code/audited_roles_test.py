@@ -91,6 +91,7 @@ def test_a_missing_multiplier_is_found_with_the_code_to_write(kind, edit, name, 
     assert result.text in str(result.audit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(64, 4), (WIDTH, DEPTH)], ids=str)
 def test_a_decoder_has_the_roles_by_hand(sizes):
     result = audited(of(Decoder), sizes, (WIDTH, DEPTH), TOKENS, RULE)
