@@ -38,6 +38,8 @@ suppress_warnings = ["myst.header"]  # a page may start with "###" after a table
 # API reference. Docstrings are Google style, with names of the package in single backquotes.
 default_role = "py:obj"
 nitpicky = True
+# Names that signatures have from imports for type checkers alone; the docstrings say what they are.
+nitpick_ignore = [("py:class", name) for name in ("optuna.samplers.BaseSampler", "OnRecord", "CheckReport", "Point")]
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # "a, b: text" describes two arguments
 napoleon_custom_sections = [("Fields", "params_style"), ("Values", "params_style")]
