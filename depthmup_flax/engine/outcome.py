@@ -81,13 +81,13 @@ def summary(result: Json) -> str:
         text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
     else:
         loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
-        text = f"completed: {result['steps']} steps, train loss {loss}{test_text(result)}"
+        text = f"completed: {result['steps']} steps, train loss {loss}{evaluation_text(result)}"
     if bad := result.get("bad_examples"):
         text += f", bad examples skipped: {bad}"
     return f"{text}, {result['wall_time_s']:.0f} s"
 
 
-def test_text(result: Json) -> str:
+def evaluation_text(result: Json) -> str:
     """``, test loss 0.1234, test accuracy 97.3%``: what there is of it."""
     loss, accuracy = result.get("test_loss"), result.get("test_accuracy")
     text = "" if loss is None else f", test loss {loss:.4f}"
