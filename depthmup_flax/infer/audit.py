@@ -17,6 +17,7 @@ import jax
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
+from depthmup_flax.infer.inlined_trace import Known
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs, template
@@ -87,6 +88,7 @@ def audit(
     in_branch: Globs | Callable[[str], bool] | None = None,
     info: InfoTree | None = None,
     output: Output = None,
+    known: Known | None = None,
     **kwargs: Any,
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
@@ -112,7 +114,9 @@ def audit(
       InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
-    mine, base_model = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
+    mine, base_model = (
+        as_model(one, x, name, output, kwargs, known or {}) for one, name in ((model, "model"), (base, "base"))
+    )
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
     unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)

@@ -27,7 +27,7 @@ SAME_PLACE = frozenset(
 )  # fmt: skip
 MOVES = frozenset(
     {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out",
-     "stack", "pad", "split", "dynamic_slice", "all_gather"}
+     "stack", "unstack", "pad", "split", "dynamic_slice", "all_gather", "part", "tile"}
 )  # fmt: skip
 _LOOKUPS = frozenset({"gather", "dynamic_slice"})
 
