@@ -76,7 +76,7 @@ def uniform_value(array: Any) -> float | None:
         return None
 
 
-_FOLD: Mapping[str, Callable[..., float]] = {
+FOLDS: Mapping[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -93,7 +93,7 @@ _FOLD: Mapping[str, Callable[..., float]] = {
     "log": math.log,
     "square": lambda a: a * a,
 }
-_KEEPS_VALUE = frozenset(
+KEEPS_VALUE = frozenset(
     {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient",
      "transpose", "slice", "reduce_precision", "sharding_constraint", "name"}
 )  # fmt: skip
@@ -105,10 +105,10 @@ def folded(op: str, params: Mapping[str, Any], values: list[float | None]) -> fl
     if not known or len(known) != len(values):
         return None
     try:
-        if op in _KEEPS_VALUE:
+        if op in KEEPS_VALUE:
             return known[0]
         if op == "integer_pow":
             return float(known[0] ** params["y"])
-        return float(_FOLD[op](*known)) if op in _FOLD else None
+        return float(FOLDS[op](*known)) if op in FOLDS else None
     except (ValueError, OverflowError, ZeroDivisionError, TypeError):  # such as log(-1), or a complex root
         return None

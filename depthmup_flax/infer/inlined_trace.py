@@ -18,7 +18,7 @@ from jax.extend import core
 
 from depthmup_flax.infer.called_names import called_names
 from depthmup_flax.infer.dataflow import CONST, INPUT, PARAM, STATE, Graph, folded, uniform_value
-from depthmup_flax.infer.kernel_memory import KernelMemory
+from depthmup_flax.infer.kernel_memory import KernelMemory, shapes_of
 from depthmup_flax.infer.known_functions import KNOWN
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
@@ -90,31 +90,28 @@ class _Inliner(Interpreter[int]):
                 return self._in_place(eqn, called, KNOWN[called](eqn.params), inputs)
         name, body, part = eqn.primitive.name, eqn.params.get("jaxpr"), self.memory.part
         if name == "shard_map":  # shapes inside are those of one device
-            outs = self.run(body, list(map(part, inputs, _shapes(opened(body)[0].invars))))
-            return list(map(part, outs, _shapes(eqn.outvars)))
+            outs = self.run(body, list(map(part, inputs, shapes_of(opened(body)[0].invars))))
+            return list(map(part, outs, shapes_of(eqn.outvars)))
         if name == "pallas_call":
             references = self.memory.enter(eqn, inputs)
             self.run(body, references)
             return self.memory.leave(eqn, references)
         if name == "run_scoped":
-            return self.run(body, [*inputs, *map(self.memory.new, _shapes(opened(body)[0].invars))])
+            return self.run(body, [*inputs, *map(self.memory.new, shapes_of(opened(body)[0].invars))])
         return super().equation(eqn, inputs)
 
     def _in_place(
         self, eqn: core.JaxprEqn, name: str, function: Callable[..., Any], inputs: Sequence[int]
     ) -> list[int]:
         """The results of a function of the same arrays, traced in place of an equation."""
-        arrays = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
+        arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in _avals(eqn.invars)]
         try:
             closed = jax.make_jaxpr(function)(*arrays)
         except TypeError as error:
             raise InputError(f"known[{name!r}] fails on the arrays of {name}, {_listed(arrays)}: {error}") from error
-        if _shapes(closed.jaxpr.outvars) != _shapes(eqn.outvars):
-            results = [var.aval for var in closed.jaxpr.outvars]
-            raise InputError(
-                f"known[{name!r}] returns {_listed(results)} for arrays {_listed(arrays)}: it must return what {name} "
-                f"does, {_listed([var.aval for var in eqn.outvars])}."
-            )
+        if shapes_of(closed.jaxpr.outvars) != shapes_of(eqn.outvars):
+            returned, wanted = (_listed(_avals(one.outvars)) for one in (closed.jaxpr, eqn))
+            raise InputError(f"known[{name!r}] returns {returned}: it must return what {name} does, {wanted}.")
         known, self.known = self.known, {key: value for key, value in self.known.items() if key != name}
         results = self.run(closed, inputs)  # the function may call one of the same name
         self.known = known
@@ -122,7 +119,7 @@ class _Inliner(Interpreter[int]):
 
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         """One node for each result."""
-        name, shapes, add = eqn.primitive.name, _shapes(eqn.outvars), self.graph.add
+        name, shapes, add = eqn.primitive.name, shapes_of(eqn.outvars), self.graph.add
         known = self.memory.operation(name, eqn.params, inputs, shapes)
         if known is not None:
             return known
@@ -143,7 +140,7 @@ class _Inliner(Interpreter[int]):
             results.append(self.run(branch, operands))
             after.append(self.memory.held)
         self.memory.join(index, after)
-        several = zip(_shapes(eqn.outvars), *results, strict=True)
+        several = zip(shapes_of(eqn.outvars), *results, strict=True)
         return [self.graph.add("cond", (index, *outs), shape) for shape, *outs in several]
 
     def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[int]) -> list[int]:
@@ -158,13 +155,13 @@ class _Inliner(Interpreter[int]):
         graph.loops = outside
         for i, out in zip(enter, outs, strict=False):
             nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
-        stacked = zip(outs[len(carry) :], _shapes(eqn.outvars[len(carry) :]), strict=True)
+        stacked = zip(outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]), strict=True)
         collected = [graph.add("scan_out", (i,), shape) for i, shape in stacked]
         return [*(graph.add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
 
 
-def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(getattr(var.aval, "shape", ())) for var in variables]
+def _avals(variables: Sequence[Any]) -> list[Any]:
+    return [var.aval for var in variables]
 
 
 def _listed(arrays: Sequence[Any]) -> str:

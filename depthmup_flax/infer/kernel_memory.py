@@ -49,17 +49,14 @@ class KernelMemory:
         """The references that the body of a ``pallas_call`` takes."""
         grid, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
         arrays = list(inputs[grid.num_dynamic_grid_bounds :])
-        shapes = [tuple(var.aval.shape) for var in body.invars]
+        shapes = shapes_of(body.invars)
         blocks = [None] * grid.num_index_operands + list(grid.block_mappings)
         aliases = {out: i for i, out in dict(eqn.params["input_output_aliases"]).items()}
         references = []
         for k, shape in enumerate(shapes):
-            if k < len(arrays):
-                holds = self._block(arrays[k], shape, blocks[k])
-            else:
-                alias = aliases.get(k - len(arrays))
-                holds = None if alias is None else self._block(inputs[alias], shape, blocks[k])
-            references.append(self.new(shape, holds))
+            alias = aliases.get(k - len(arrays))  # an output that starts as an input
+            array = arrays[k] if k < len(arrays) else None if alias is None else inputs[alias]
+            references.append(self.new(shape, None if array is None else self._block(array, shape, blocks[k])))
         return references
 
     def _block(self, i: int, shape: tuple[int, ...], mapping: Any) -> int:
@@ -74,8 +71,8 @@ class KernelMemory:
     def leave(self, eqn: core.JaxprEqn, references: Sequence[int]) -> list[int]:
         """The results of a ``pallas_call`` whose body has run."""
         first = len(eqn.invars) - eqn.params["grid_mapping"].num_dynamic_grid_bounds
-        shapes = [tuple(var.aval.shape) for var in eqn.outvars]
-        return [self.part(self.held[r], shape) for r, shape in zip(references[first:], shapes, strict=False)]
+        outputs = zip(references[first:], shapes_of(eqn.outvars), strict=False)
+        return [self.part(self.held[reference], shape) for reference, shape in outputs]
 
     def operation(
         self, name: str, params: Mapping[str, Any], inputs: Sequence[int], shapes: Sequence[tuple[int, ...]]
@@ -144,6 +141,11 @@ class KernelMemory:
             stored = [i for i in stored if i != reference] or stored
             shape = self.graph.nodes[reference].shape
             self.held[reference] = stored[0] if len(stored) == 1 else self.graph.add("cond", (index, *stored), shape)
+
+
+def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of a jaxpr's variables; of what is no array, ``()``."""
+    return [tuple(getattr(var.aval, "shape", ())) for var in variables]
 
 
 def _is_squeezed(size: Any) -> bool:

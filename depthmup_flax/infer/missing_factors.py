@@ -10,7 +10,7 @@ from depthmup_flax.infer.audit_table import Finding, Row, number, summary
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
+from depthmup_flax.infer.traced_model import Branch, OfPaths, Scores, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
@@ -213,12 +213,22 @@ class Comparison:
                 result.append(Finding("hidden_scaled_with_width", (path,), text, "y = x @ kernel  # no factor"))
         return result
 
-    def _attention(self) -> list[Finding]:
-        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+    def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
+        """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
         for scores in self.facts.scores:
             name = set(map(template, scores.paths))
             other = next((s for s in self.base.scores if set(map(template, s.paths)) == name), None)
-            if other is None or not other.factor:
+            known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
+            yield scores, other if known else None
+
+    def unclear_scores(self) -> list[Scores]:
+        """Products of queries and keys whose factors are unknown."""
+        return [scores for scores, other in self._compared_scores() if other is None]
+
+    def _attention(self) -> list[Finding]:
+        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        for scores, other in self._compared_scores():
+            if other is None:
                 continue
             scale = self.rule.attention_scale
             wanted = scale(scores.size, other.size) / scale(other.size, other.size)
@@ -235,6 +245,20 @@ class Comparison:
             )
             for (found, wanted, d, base_d), paths in wrong.items()
         ]
+
+    def _inside_branches(self) -> dict[str, float | None]:
+        """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
+        in_scores = {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
+        ends = {path for branch in self.facts.branches for path in branch.factors}
+        return {
+            path: ratio_of(factors, self.base.factors.get(self.pairs[path]))
+            for path, factors in self.facts.factors.items()
+            if self.facts.inside.get(path) and path not in in_scores | ends and path not in self.facts.readouts
+        }
+
+    def unclear_inside(self) -> list[str]:
+        """Parameters whose factors within branches are unknown."""
+        return [path for path, ratio in self._inside_branches().items() if ratio is None]
 
     def _repeated(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}

@@ -50,7 +50,7 @@ class Audited:
     @property
     def text(self) -> str:
         """The findings as the audit prints them, each with the code to write; "" without any."""
-        return "\n\n".join("\n".join(lines) for lines in listed(self.findings))
+        return "\n\n".join("\n".join(lines) for lines in listed(self.findings, ()))
 
 
 def audited(

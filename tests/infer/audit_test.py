@@ -53,12 +53,12 @@ def traced_once():
     module = sys.modules["depthmup_flax.infer.audit"]
     trace, known = module.as_model, {}
 
-    def as_model(model, x, argument, output, kwargs):
+    def as_model(model, x, argument, output, kwargs, known):
         if not isinstance(model, nn.Module) or not isinstance(jax.tree.leaves(x)[0], jax.ShapeDtypeStruct):
-            return trace(model, x, argument, output, kwargs)
+            return trace(model, x, argument, output, kwargs, known)
         key = (model, x, output, *kwargs.items())
         if key not in known:
-            known[key] = trace(model, x, argument, output, kwargs)
+            known[key] = trace(model, x, argument, output, kwargs, known)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
