@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -43,10 +43,13 @@ def _function_name(callback: Any) -> str | None:
     return getattr(getattr(callback, "callback_func", callback), "__name__", None)
 
 
-def source_line(eqn: core.JaxprEqn) -> str:
-    """``file.py:12`` of the innermost line outside of libraries that made an equation; "" if there is none."""
-    traceback = getattr(eqn.source_info, "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
-        if not _LIBRARIES.search(frame.file_name):
-            return f"{pathlib.PurePath(frame.file_name).name}:{frame.line_num}"
+def source_line(callers: Sequence[core.JaxprEqn]) -> str:
+    """``file.py:12`` of the innermost line outside of libraries that made the last of these equations; "" if none is.
+
+    An equation of a function that JAX has traced before does not know who called it.
+    """
+    for eqn in reversed(callers):
+        for frame in getattr(getattr(eqn.source_info, "traceback", None), "frames", ()):
+            if not _LIBRARIES.search(frame.file_name):
+                return f"{pathlib.PurePath(frame.file_name).name}:{frame.line_num}"
     return ""

@@ -23,7 +23,7 @@ class Node:
     op: str
     inputs: tuple[int, ...]
     shape: tuple[int, ...]
-    params: Mapping[str, Any]  # of the primitive, with its equation "eqn"; for `PARAM` its path
+    params: Mapping[str, Any]  # of the primitive, with its equations in "callers"; for `PARAM` its path
     loops: tuple[Loop, ...]  # that it runs in, the outermost first
     value: float | None = None  # of a constant whose entries are all equal
 
@@ -71,7 +71,8 @@ def uniform_value(array: Any) -> float | None:
         return None
     try:
         entries = np.asarray(array).ravel()
-        return float(entries[0]) if (entries == entries[0]).all() else None
+        number = entries[0].real if np.iscomplexobj(entries) and not entries[0].imag else entries[0]
+        return float(number) if (entries == number).all() else None
     except (TypeError, ValueError):  # a random key, or a number of another kind
         return None
 
@@ -95,18 +96,21 @@ FOLDS: Mapping[str, Callable[..., float]] = {
 }
 KEEPS_VALUE = frozenset(
     {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient",
-     "transpose", "slice", "reduce_precision", "sharding_constraint", "name"}
+     "transpose", "slice", "reduce_precision", "sharding_constraint", "name",
+     "reduce_max", "reduce_min"}
 )  # fmt: skip
 
 
-def folded(op: str, params: Mapping[str, Any], values: list[float | None]) -> float | None:
-    """The value of an operation on constants, or ``None``."""
+def folded(op: str, params: Mapping[str, Any], values: list[float | None], count: float) -> float | None:
+    """The value of an operation on constants, or ``None``; ``count`` entries of the first are one of the result."""
     known = [value for value in values if value is not None]
     if not known or len(known) != len(values):
         return None
     try:
         if op in KEEPS_VALUE:
             return known[0]
+        if op in ("reduce_sum", "reduce_prod"):
+            return known[0] * count if op == "reduce_sum" else known[0] ** count
         if op == "integer_pow":
             return float(known[0] ** params["y"])
         return float(FOLDS[op](*known)) if op in FOLDS else None

@@ -202,6 +202,9 @@ class ForwardFactors:
             return _union(terms)
         if node.op == "reduce_sum":
             return scaled(terms[0], _summed(self.graph, i, reads[0]))
+        if node.op == "fft":  # sqrt(n) times a rotation; its inverse is divided by n
+            size, is_inverse = math.prod(node.params["fft_lengths"]), "I" in str(node.params["fft_type"])
+            return scaled(terms[0], size**-0.5 if is_inverse else size**0.5)
         if node.op in ("max", "min") and len(reads) == 1:
             bound = self.graph.nodes[others[0]].value if others else None
             return terms[0] if bound is not None and (bound == 0 or math.isinf(bound)) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -75,13 +76,21 @@ class _Inliner(Interpreter[int]):
     def __init__(self, graph: Graph, known: Known):
         self.graph, self.loop_ids = graph, itertools.count()
         self.memory, self.known = KernelMemory(graph), known
+        self.callers: tuple[core.JaxprEqn, ...] = ()  # the equations around the current one, and itself
 
     def constant(self, array: Any) -> int:
         """One node per reader."""
         return self.graph.add(CONST, (), np.shape(array), value=uniform_value(array))
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
-        """The results of any equation: of a known function, a kernel's body, or as in `Interpreter`."""
+        """The results of any equation, which knows its callers."""
+        outside, self.callers = self.callers, (*self.callers, eqn)
+        results = self._results(eqn, inputs)
+        self.callers = outside
+        return results
+
+    def _results(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
+        """Those of a known function, of a kernel's body, of a part on one device, or as in `Interpreter`."""
         for called in called_names(eqn):
             if called in self.known:
                 self.graph.replaced.add(called)
@@ -125,8 +134,12 @@ class _Inliner(Interpreter[int]):
             return known
         if len(shapes) == len(inputs) > 1 and name in _PARALLEL:
             return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
-        value = folded(name, eqn.params, [self.graph.nodes[i].value for i in inputs]) if len(shapes) == 1 else None
-        arrays, params = self.memory.read(inputs), {**eqn.params, "eqn": eqn}
+        operands = [self.graph.nodes[i] for i in inputs]
+        value = None
+        if len(shapes) == 1 and operands:
+            count = math.prod(operands[0].shape) / max(math.prod(shapes[0]), 1)
+            value = folded(name, eqn.params, [node.value for node in operands], count)
+        arrays, params = self.memory.read(inputs), {**eqn.params, "callers": self.callers}
         results = [add(name, arrays, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
         if arrays != inputs:  # what an unknown operation does to the memory that it takes is unknown
             self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), params))

@@ -49,6 +49,7 @@ class Comparison:
         self.absolute = facts.depth == base.depth and depth_ratio != 1
         at_base = 1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
         self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / at_base
+        self.multiplied_before: set[int] = set()  # branches whose multiplier precedes their last layer
         self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
@@ -85,6 +86,7 @@ class Comparison:
         if not close(after, self.branch_wanted):  # the branch's last layer is linear, so its input may be multiplied
             total = self._one(branch.total, other.total)
             if close(total, self.branch_wanted):
+                self.multiplied_before.add(branch.node)
                 return total
         return after
 
@@ -116,7 +118,7 @@ class Comparison:
         shortcuts = self._shortcuts()
         others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
         readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
-        return [*self._missing_branches(), *shortcuts, *readouts, *others, *attention, *repeated]
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *self._within(), *attention, *repeated]
 
     def _shortcuts(self) -> list[Finding]:
         wrong: dict[float, list[str]] = {}
@@ -208,10 +210,18 @@ class Comparison:
                     code = "x = x * base_width**0.5  # not width**0.5"
                 result.append(Finding("embedding_scaled_with_width", (path,), text, code))
             elif info.role is Role.HIDDEN:
-                text = f"the product with {path} is multiplied by {number(found)} relative to the base model; the rule "
-                text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
-                result.append(Finding("hidden_scaled_with_width", (path,), text, "y = x @ kernel  # no factor"))
+                result.append(_scaled_hidden((path,), found))
         return result
+
+    def _within(self) -> list[Finding]:
+        """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
+        wrong: dict[float, list[str]] = {}
+        for path, found in self._inside_branches().items():
+            if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
+                continue
+            if not (close(found, self.branch_wanted) and self.facts.branches_of[path] & self.multiplied_before):
+                wrong.setdefault(float(number(found)), []).append(path)
+        return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
 
     def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
         """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
@@ -253,7 +263,7 @@ class Comparison:
         return {
             path: ratio_of(factors, self.base.factors.get(self.pairs[path]))
             for path, factors in self.facts.factors.items()
-            if self.facts.inside.get(path) and path not in in_scores | ends and path not in self.facts.readouts
+            if self.facts.inside.get(path) and path in self.infos and path not in in_scores | ends
         }
 
     def unclear_inside(self) -> list[str]:
@@ -281,6 +291,12 @@ class Comparison:
                 code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
             result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
         return result
+
+
+def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
+    text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
+    text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+    return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
 
 
 def branch_counts(facts: Traced) -> dict[frozenset[str], float]:

@@ -147,15 +147,16 @@ class _Reader:
         return sums
 
     def _paths_at(self, node: int) -> set[str]:
-        """The parameters that an operation reads, or whose products it reads."""
-        nodes, inputs = self.graph.nodes, self.graph.nodes[node].inputs
-        makers = [i for j in inputs for i in self.factors.deep(self.factors.terms[j])]
-        paths, stack = {use.path for i in [node, *makers] for use in self.at.get(i, ())}, [*inputs]
+        """The parameters that an operation reads, and those of the latest products that reach it."""
+        nodes, paths, seen, stack = self.graph.nodes, set[str](), {node}, [node]
         while stack:
             i = stack.pop()
-            if self.uses.kinds[i] == PARAM:
-                stack += nodes[i].inputs
-                paths |= {nodes[i].params["path"]} if nodes[i].op == PARAM else set()
+            paths |= {use.path for use in self.at.get(i, ())} | (
+                {nodes[i].params["path"]} if nodes[i].op == PARAM else set()
+            )
+            if i == node or i not in self.at:
+                stack += set(nodes[i].inputs) - seen
+                seen |= set(nodes[i].inputs)
         return paths
 
     def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:

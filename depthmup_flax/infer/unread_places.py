@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from depthmup_flax.infer.called_names import called_names, source_line
-from depthmup_flax.infer.dataflow import CONST, FOLDS, INPUT, KEEPS_VALUE, PARAM, STATE, Graph
+from depthmup_flax.infer.dataflow import CONST, FOLDS, INPUT, KEEPS_VALUE, PARAM, STATE, Graph, Node
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS
 from depthmup_flax.infer.residual_sums import NONLINEAR
 
@@ -56,14 +57,26 @@ def unread_operations(
     result: dict[tuple[str, str], frozenset[str]] = {}
     needed = graph.needed()
     for i, (node, kind) in enumerate(zip(graph.nodes, kinds, strict=True)):
-        if not needed[i] or kind not in (ACTIVATION, PARAM) or is_read(node.op):
+        if not needed[i] or kind not in (ACTIVATION, PARAM) or _is_read(node):
             continue
-        eqn: core.JaxprEqn = node.params["eqn"]
-        key = called_names(eqn)[0], source_line(eqn)
+        callers: Sequence[core.JaxprEqn] = node.params["callers"]
+        name = called_names(callers[-1])[0]
+        key = (
+            f"rounding to {node.params['new_dtype']}" if name == "convert_element_type" else name,
+            source_line(callers),
+        )
         result[key] = result.get(key, frozenset()).union(paths_of(i))
     return [UnreadOperation(name, paths, source) for (name, source), paths in result.items()]
 
 
-def is_read(op: str) -> bool:
-    """Whether an operation is understood."""
-    return op in _READ or op.startswith(_READ_PREFIXES)
+def _is_read(node: Node) -> bool:
+    """Whether an operation is understood. Rounding to few bits is not, as it comes between a scale and its inverse."""
+    if node.op == "convert_element_type":
+        return jnp.dtype(node.params["new_dtype"]).itemsize > 1 or not _is_float(node.params["callers"][-1])
+    return node.op in _READ or node.op.startswith(_READ_PREFIXES)
+
+
+def _is_float(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation reads a floating-point array of more than a byte."""
+    dtype = jnp.dtype(getattr(eqn.invars[0].aval, "dtype", bool))
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
