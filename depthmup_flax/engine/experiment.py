@@ -44,6 +44,7 @@ from depthmup_flax.engine.user_checks import (
 from depthmup_flax.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.engine.workload import Workload
+from depthmup_flax.infer.audit_table import places
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, state_shardings
 from depthmup_flax.records.table import CONTINUOUS, SEED
@@ -89,7 +90,7 @@ class Experiment(abc.ABC):
 
     @property
     def audit(self) -> str | None:
-        """What the audit of a user's network found: "" for nothing; ``None`` if there was none."""
+        """What the audit of a user's network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
         return None
 
     @property
@@ -211,8 +212,10 @@ class NetworkExperiment(Experiment):
             f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
             for factor, paths in factors.items()
         ]
-        if self.audit:
+        if self.audited is not None and self.audited.findings:
             lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
+        elif self.audited is not None and self.audited.not_judged:
+            lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")
         return "".join(lines)
 
     def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:

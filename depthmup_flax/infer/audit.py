@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, printed, summary
+from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, places, printed, summary
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
@@ -77,15 +77,9 @@ class Audit:
     @property
     def _headline(self) -> str:
         """The verdict in one sentence."""
-        certain = [finding for finding in self.findings if finding.certain]
-        if certain:
-            what = "; ".join(f"{finding.name} ({summary(finding.paths)})" for finding in certain)
-        else:
-            what = "; ".join(
-                f"{one.name} ({one.source or summary(one.paths)})" if one.source or one.paths else one.name
-                for one in self.not_judged
-            )
-        return f"{self.verdict}: {what or 'every factor was read, and is what the rule wants'}."
+        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
+        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
+        return f"{self.verdict}: {what}."
 
     @property
     def info(self) -> InfoTree:

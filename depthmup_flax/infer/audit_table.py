@@ -34,6 +34,11 @@ class NotJudged:
     code: str  # what to do
     source: str = ""  # where it is in the code, file.py:12
 
+    @property
+    def place(self) -> str:
+        """Its name, and where it is in the code."""
+        return f"{self.name} in {self.source}" if self.source else self.name
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -79,17 +84,17 @@ def printed(
 
 def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
-    places = [(f"{p.name} in {p.source}" if p.source else p.name, p) for p in not_judged]
+    missing = [(f"{n}. {one.name}: {one.text}", one.code) for n, one in enumerate(findings, start=1)]
+    unknown = [(f"?  not judged, {one.place}: {one.text}", one.code) for one in not_judged]
     return [
-        *(
-            [*_wrapped(f"{n}. {f.name}: {f.text}", "   "), f"   write: {f.code}"]
-            for n, f in enumerate(findings, start=1)
-        ),
-        *(
-            [*_wrapped(f"? not judged, {name}: {p.text}", "  "), *_wrapped(f"  do: {p.code}", "  ")]
-            for name, p in places
-        ),
+        *([*_wrapped(text, "   "), f"   write: {code}"] for text, code in missing),
+        *([*_wrapped(text, "   "), *_wrapped(f"   do: {code}", "   ")] for text, code in unknown),
     ]
+
+
+def places(not_judged: Sequence[NotJudged]) -> str:
+    """What was not judged, in one line."""
+    return "; ".join(f"{one.place} ({summary(one.paths)})" if one.paths else one.place for one in not_judged)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from depthmup_flax.infer.audit_table import NotJudged, Row, summary
 from depthmup_flax.infer.missing_factors import Comparison
+from depthmup_flax.infer.unread_places import ROUNDING
 from depthmup_flax.util.errors import InputError
 
 AXES = ("width", "depth")
@@ -65,16 +66,14 @@ def _equal_sizes(
 
 def _operations(compared: Comparison) -> Iterable[NotJudged]:
     """The operations of both models that were not read."""
-    own = {one.name: one for one in (*compared.base.unread, *compared.facts.unread)}
-    for name, one in own.items():
-        meets = (
-            f", with which {summary(sorted(one.paths))} {'meet' if len(one.paths) > 1 else 'meets'},"
-            if one.paths
-            else ""
-        )
-        text = f"the operation {name}{meets} is not understood, so factors in it were not read."
-        code = f"pass known={{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
-        yield NotJudged(name, tuple(sorted(one.paths)), text, code, one.source)
+    for name, one in {one.name: one for one in (*compared.base.unread, *compared.facts.unread)}.items():
+        paths = tuple(sorted(one.paths))
+        reads = f", which reads what {summary(paths)} {'make' if len(paths) > 1 else 'makes'}," if paths else ""
+        text = f"{name}{reads} is not understood, so factors in it were not read."
+        function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit and that name"
+        if not name.startswith(ROUNDING):
+            function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
+        yield NotJudged(name, paths, text, f"pass known={function}", one.source)
 
 
 def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:

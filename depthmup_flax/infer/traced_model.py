@@ -154,7 +154,7 @@ class _Reader:
             paths |= {use.path for use in self.at.get(i, ())} | (
                 {nodes[i].params["path"]} if nodes[i].op == PARAM else set()
             )
-            if i == node or i not in self.at:
+            if i == node or all(use.kind == ENTRYWISE for use in self.at.get(i, ())):
                 stack += set(nodes[i].inputs) - seen
                 seen |= set(nodes[i].inputs)
         return paths

@@ -39,6 +39,7 @@ _READ = (
        "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 )  # fmt: skip
 _READ_PREFIXES = ("reduce_", "arg", "cum")  # reductions
+ROUNDING = "rounding to"  # the name of an operation that makes numbers of few bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +61,10 @@ def unread_operations(
         if not needed[i] or kind not in (ACTIVATION, PARAM) or _is_read(node):
             continue
         callers: Sequence[core.JaxprEqn] = node.params["callers"]
-        name = called_names(callers[-1])[0]
-        key = (
-            f"rounding to {node.params['new_dtype']}" if name == "convert_element_type" else name,
-            source_line(callers),
-        )
+        kernels = [eqn for eqn in callers if eqn.primitive.name == "pallas_call"]
+        name = called_names((kernels or callers)[-1])[0]
+        name = f"{ROUNDING} {node.params['new_dtype']}" if name == "convert_element_type" else name
+        key = name, source_line(callers)
         result[key] = result.get(key, frozenset()).union(paths_of(i))
     return [UnreadOperation(name, paths, source) for (name, source), paths in result.items()]
 

@@ -68,7 +68,7 @@ class Record:
     lanes: int = 1  # number of runs that the program trained together on one device
     device: str = "unknown"  # kind and number of devices
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
-    audit: str | None = None  # what a user's network lacks, "" for nothing; None for our networks
+    audit: str | None = None  # what a user's network lacks or hides, "" for nothing; None for our networks
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
 
