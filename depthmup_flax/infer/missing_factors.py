@@ -152,7 +152,9 @@ class Comparison:
             other = self._base_branch(branch)
             inside = self._one(branch.normalized, other.normalized) if other and branch.normalized else None
             name = "norm_cancels_multiplier" if close(inside, self.branch_wanted) else "missing_branch_multiplier"
-            wrong.setdefault((name, found), []).extend(self._products(branch.factors) or sorted(branch.paths))
+            wrong.setdefault((name, float(number(found))), []).extend(
+                self._products(branch.factors) or sorted(branch.paths)
+            )
         result, wanted = [], number(self.branch_wanted)
         code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {self.r:g}"
         for (name, found), paths in wrong.items():

@@ -146,7 +146,8 @@ class Uses:
         if node.op != "dot_general" or ins.count(PARAM) != 2:
             return []
         for place, j in enumerate(node.inputs):
-            for v in self._views[j]:
+            other = {v.path for v in self._views[node.inputs[1 - place]]}
+            for v in (v for v in self._views[j] if v.path not in other):  # a matrix times itself is of one size
                 axes, grows = v.axes(_sides(node, place)[0]), set(self._growing.get(v.path, ()))
                 if axes & grows and not (v.axes() - axes) & grows:
                     return [j]

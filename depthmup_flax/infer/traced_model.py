@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import PARAM, Graph
-from depthmup_flax.infer.forward_factors import ForwardFactors, Homogeneity, Terms
+from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, residual_streams
@@ -98,7 +98,7 @@ class _Reader:
         self.graph, self.uses = graph, parameter_uses(graph, growing)
         self.shape = Homogeneity(graph, self.uses)
         self.streams = residual_streams(graph, self.uses, self.shape.degrees)
-        self.factors = ForwardFactors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
+        self.factors = forward_factors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at = self.uses.by_node()
 
