@@ -62,7 +62,6 @@ from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
-
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 
 

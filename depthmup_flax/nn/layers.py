@@ -51,7 +51,7 @@ def mean_subtraction(x: jax.Array) -> jax.Array:
 def normal(
     std: Scalar, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
 ) -> nn.initializers.Initializer:
-    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``. A traced one declares none."""
+    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
     known = std if isinstance(std, numbers.Real) else None
     init = nn.initializers.zeros_init() if known == 0 else nn.initializers.normal(std)
     return annotated(init, axes, init_std=known, decay=decay, width_ratio=width_ratio)
