@@ -45,7 +45,7 @@ def require_finite(
 ) -> None:
     """Raises `InputError` unless a field is a number in its range; a traced array passes, unless ``static``."""
     if not isinstance(value, numbers.Real):
-        if static or isinstance(value, str) or value is None:
+        if static or not hasattr(value, "dtype"):
             raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
         return
     if not math.isfinite(value):
