@@ -130,29 +130,48 @@ def _better(
     worth = _WORTH_ON_ACCELERATOR
     if _on_cpu(programs):
         worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if program.workload.convolves else _WORTH
-    if left < worth * program.compile_s or (other := _fitting(programs, runs, option)) is None:
+    if left < worth * program.compile_s:
+        return None
+    other = _compiled(programs, runs, option)
+    if other is None or not _fits(other):
         return None
     measured = other.seconds_per_run_step(runs)
     return (other, measured) if measured < _GAIN * seconds else None
 
 
+def fewer_lanes(lanes: int, runs: int, share: float) -> int:
+    """The next number to try if memory holds only a ``share`` of what ``lanes`` take; ``runs``: of one device.
+
+    Memory grows nearly as lanes do. The last cohort has few empty lanes.
+    """
+    most = max(1, min(lanes - 1, int(lanes * share)))
+    return math.ceil(runs / math.ceil(runs / most))
+
+
 def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram:
-    while (program := _fitting(programs, runs, lanes)) is None:
+    on_device = math.ceil(len(runs) / programs.mesh.size)
+    while True:
+        program = _compiled(programs, runs, lanes)
+        if program is not None and _fits(program):
+            return program
         if lanes == 1:
             raise InputError(
                 f"train.batch_size is {runs[0].config.train.batch_size}: a single run does not fit into a device's "
                 "memory. Lower it, or set train.accumulate or model.remat."
             )
-        lanes = math.ceil(lanes / 2)
-    return program
+        lanes = fewer_lanes(lanes, on_device, 0.5 if program is None else memory_limit() / program.bytes_per_device)
 
 
-def _fitting(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram | None:
-    """The program with ``lanes`` on each device, or ``None`` if they do not fit; a single one is tried in any case."""
+def _compiled(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram | None:
+    """The program with ``lanes`` on each device; ``None`` if the compiler refuses it for lack of memory."""
     try:
-        program = programs.for_runs(runs, lanes)
+        return programs.for_runs(runs, lanes)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):  # XLA:TPU refuses to compile what does not fit
             return None
         raise
-    return program if lanes == 1 or program.bytes_per_device <= memory_limit() else None
+
+
+def _fits(program: LaneProgram) -> bool:
+    """Whether there is memory for it; a single lane is tried in any case."""
+    return program.per_device == 1 or program.bytes_per_device <= memory_limit()
