@@ -225,7 +225,7 @@ class Evidence:
         leaf, rule = self.layers.leaf(path), self.rule
         expected = 0.0
         if axis == "depth":
-            expected = -rule.alpha if leaf.in_branch else 0.0
+            expected = -float(rule.alpha) if leaf.in_branch else 0.0
         elif rule.width == "mup":
             exponents = WIDTH_RULES[Geometry.LINEAR][leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)
@@ -311,7 +311,7 @@ def diagnose(evidence: Evidence) -> list[Cause]:
 
 
 def _least_gamma(rule: Parametrization) -> float:
-    return rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
+    return float(rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma))
 
 
 def _not_finite(table: Table) -> str:

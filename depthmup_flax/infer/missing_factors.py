@@ -243,7 +243,7 @@ class Comparison:
             if other is None:
                 continue
             scale = self.rule.attention_scale
-            wanted = scale(scores.size, other.size) / scale(other.size, other.size)
+            wanted = float(scale(scores.size, other.size) / scale(other.size, other.size))
             found = scores.factor / other.factor
             if not close(found, wanted):
                 wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
@@ -278,7 +278,8 @@ class Comparison:
             before = self.base.times.get(self.pairs[path], math.nan)
             ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
             if not math.isnan(ratio) and not close(ratio, 1):
-                wrong.setdefault((ratio, self.facts.inside.get(path, False) and self.rule.alpha < 1), []).append(path)
+                adds_up = self.facts.inside.get(path, False) and bool(self.rule.alpha < 1)
+                wrong.setdefault((ratio, adds_up), []).append(path)
         result = []
         for (ratio, adds_up), paths in wrong.items():
             text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "

@@ -56,7 +56,8 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
         fused = config.attention == "auto"
-        mixed = attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
+        # Traced where lanes have several width rules: their attention is XLA's, which takes an array.
+        mixed = attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)  # type: ignore[arg-type]
         return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))
 
     def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:

@@ -25,7 +25,7 @@ from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_bran
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import product_precision
-from depthmup_flax.util.types import Dtype
+from depthmup_flax.util.types import Dtype, Scalar
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -49,11 +49,12 @@ def mean_subtraction(x: jax.Array) -> jax.Array:
 
 
 def normal(
-    std: float, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
+    std: Scalar, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
 ) -> nn.initializers.Initializer:
-    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``."""
-    init = nn.initializers.normal(std) if std else nn.initializers.zeros_init()
-    return annotated(init, axes, init_std=std, decay=decay, width_ratio=width_ratio)
+    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
+    known = std if isinstance(std, numbers.Real) else None
+    init = nn.initializers.zeros_init() if known == 0 else nn.initializers.normal(std)
+    return annotated(init, axes, init_std=known, decay=decay, width_ratio=width_ratio)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -163,7 +164,7 @@ class Readout(nn.Module):
         require_parametrization(rule)
         if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
-        std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
+        std = self.sigma and self.sigma / rule.readout_fan_in(x.shape[-1], self.width_ratio) ** 0.5
         axes = ("width_in", self.out_axis)
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
