@@ -85,18 +85,19 @@ def draw(result: Json, path: pathlib.Path) -> None:
     rows, height = result["rows"], 0.8 / len(SIDES)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.8 * len(rows)), layout="constrained")
     for place, side in enumerate(SIDES):
+        axes.barh(0, 0, color=COLORS[side], label=side)
         for y, row in enumerate(rows):
             at_peak, measured = seconds_at_peak(row, result["peak"]), row["sides"].get(side)
             if at_peak and measured:
                 seconds, where_y = measured["seconds"]["median"], y + (place - 1) * height
-                axes.barh(where_y, at_peak / seconds, height, color=COLORS[side], label=side if y == 0 else None)
+                axes.barh(where_y, at_peak / seconds, height, color=COLORS[side])
                 axes.text(at_peak / seconds, where_y, f" {1e3 * seconds:.3g} ms", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(f"products at the measured peak / time of a step; {result['hardware']}, n = {result['rounds']}")
+    axes.set_xlabel("products at the measured peak / time of a step")
+    axes.set_title(f"{result['hardware']}, n = {result['rounds']}", fontsize=8)
     axes.margins(x=0.15)
-    if rows:
-        axes.legend(loc="lower right", fontsize=8)
+    figure.legend(loc="outside upper right", ncols=len(SIDES), fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
