@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -91,6 +92,41 @@ def test_a_row_has_milliseconds_memory_and_the_share_of_the_peak_and_a_side_that
 def test_without_a_measured_peak_the_times_stay(tmp_path):
     *_, row, _, _ = page.table({**RESULT, "peak": {}}).splitlines()
     assert row == "| network | **20** (10-30, 3), 2 | - | **40** (40-40, 3) | - |"
+
+
+STAND_IN = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$*" in "-m pytest "*) echo broken; exit 3;; esac
+"""
+
+
+def run_gpu_sh(tmp_path, **env):
+    """With an interpreter that only notes what it is asked."""
+    python, results = tmp_path / "python", tmp_path / "results"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "LOG": str(tmp_path / "log"), **env}
+    done = subprocess.run([ROOT / "benchmarks/gpu.sh", results], env=env, capture_output=True, text=True, timeout=60)
+    return done, results
+
+
+def test_a_stage_that_fails_does_not_stop_the_next_and_the_exit_code_says_so(tmp_path):
+    done, results = run_gpu_sh(tmp_path, TINY="1")
+    assert done.returncode == 1
+    stages = [line.split(" | ")[:2] for line in (results / "summary.md").read_text().splitlines()[4:9]]
+    names = ["| install", "| steps", "| tests", "| sweep", "| report"]
+    assert [name for name, _ in stages] == names
+    assert [result for _, result in stages] == ["passed"] * 2 + ["failed with exit code 3"] + ["passed"] * 2
+    started = (tmp_path / "log").read_text()
+    assert "tests/nn/attention_choices_test.py" in started
+    assert f"depthmup_flax report {results}/sweep" in started
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="a GPU is here")
+def test_without_a_gpu_the_script_starts_nothing(tmp_path):
+    done, results = run_gpu_sh(tmp_path)
+    assert done.returncode == 2
+    assert not results.exists()
 
 
 @pytest.mark.slow
