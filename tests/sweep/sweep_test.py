@@ -123,6 +123,7 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
     assert_same_results(records, results, rtol)
 
 
+@pytest.mark.gpu
 def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectorized, tmp_path):
     config = small_sweep()
     alone = sweep(config, tmp_path / "one", lanes=1)
@@ -204,6 +205,7 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path):
     """Two lanes have one seed, and share its images; four have two seeds."""
@@ -277,6 +279,7 @@ def test_a_call_ends_at_the_end_of_a_slice_and_of_the_run(steps, counts):
     assert found == counts
 
 
+@pytest.mark.gpu
 def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
     base = small_base()
     base.data.augment = "cifar"
@@ -348,6 +351,7 @@ def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seed
             np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.training.loop.sample_text", lambda *args: "")  # takes long to compile

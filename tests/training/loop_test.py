@@ -108,6 +108,7 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
     assert meta["data_position"] == 12 * 16
 
 
+@pytest.mark.gpu
 def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     config, result = tiny(), json.loads((finished / "result.json").read_text())
     experiment = build(config)
@@ -130,10 +131,12 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 
 
+@pytest.mark.gpu
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(finished, tmp_path):
     assert_resumes_bit_for_bit(tiny, (4, 11), finished, tmp_path / "parts")
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_one(tmp_path):
     train_and_evaluate(conv_run(), tmp_path / "whole")
@@ -154,6 +157,7 @@ def assert_resumes_bit_for_bit(config, stops, whole, parts):
         assert result[key] == expected[key]
 
 
+@pytest.mark.gpu
 def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
     train_and_evaluate(tiny(), tmp_path)
@@ -240,6 +244,7 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     config = tiny()
