@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
         config, n = self.config, x.shape[-1]
         hidden = config.hidden(n)
         z = config.dense(hidden, INTO, name="up")(x)
-        z = jax.nn.gelu(z) if config.mlp == "gelu" else jax.nn.silu(config.dense(hidden, INTO, name="gate")(x)) * z
+        z = jax.checkpoint(jax.nn.gelu)(z) if config.mlp == "gelu" else jax.nn.silu(config.dense(hidden, INTO, name="gate")(x)) * z
         return config.dense(n, OUT_OF, name="down")(inner(z))
 
 

@@ -24,7 +24,7 @@ from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, strea
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.precision import Precision, product_precision, readout_precision
 from depthmup_flax.util.types import Dtype
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -115,7 +115,7 @@ class LogitFactors:
     x: jax.Array  # [..., n], with all multipliers
     kernel: jax.Array  # [n, V]
     bias: jax.Array | None  # [V]
-    precision: jax.lax.Precision | None = struct.field(pytree_node=False, default=None)
+    precision: Precision = struct.field(pytree_node=False, default=None)
 
     def product(self) -> jax.Array:
         """``[..., V]``."""
@@ -123,7 +123,7 @@ class LogitFactors:
         return y if self.bias is None else y + self.bias
 
 
-def readout_product(x: jax.Array, kernel: jax.Array, precision: jax.lax.Precision | None) -> jax.Array:
+def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
     return inner(jnp.matmul(x, kernel, precision=precision))
 
@@ -168,7 +168,7 @@ class Readout(nn.Module):
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, self.out_axis)
-        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
+        precision = readout_precision(x.dtype if self.dtype is None else self.dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)

@@ -299,7 +299,11 @@ def stream(x: jax.Array) -> jax.Array:
     """
     mesh = _mesh.value
     in_parts = mesh is not None and x.ndim == 3 and x.shape[1] % mesh.shape["tensor"] == 0
-    return _constrain(x, PartitionSpec(BATCH_AXES, "tensor")) if in_parts else rows(x)
+    x = _constrain(x, PartitionSpec(BATCH_AXES, "tensor")) if in_parts else rows(x)
+    if target_platform() == "gpu":
+        from jax.experimental.layout import Layout, with_layout_constraint
+        x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return x
 
 
 def rows(x: jax.Array) -> jax.Array:
