@@ -10,7 +10,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.nn.layers import LogitFactors
