@@ -20,7 +20,7 @@ from flax import struct
 
 from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
-from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
+from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -263,7 +263,10 @@ def _affine(
     bias = _bias(layer, axes[-1])
     param = own_gradient(kernel, axes)
     x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
-    y = with_gradient_of(param, product, x, gathered(kernel, axes))
+    apply = lambda param, x, kernel: with_gradient_of(param, product, x, gathered(kernel, axes))
+    if gathers():  # the backward pass gathers again, instead of keeping whole parameters
+        apply = jax.checkpoint(apply)
+    y = apply(param, x, kernel)
     return y if bias is None else y + bias
 
 
