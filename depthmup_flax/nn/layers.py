@@ -20,11 +20,11 @@ from flax import struct
 
 from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
-from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
+from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.precision import Precision, product_precision, readout_precision
 from depthmup_flax.util.types import Dtype, Scalar
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -116,7 +116,7 @@ class LogitFactors:
     x: jax.Array  # [..., n], with all multipliers
     kernel: jax.Array  # [n, V]
     bias: jax.Array | None  # [V]
-    precision: jax.lax.Precision | None = struct.field(pytree_node=False, default=None)
+    precision: Precision = struct.field(pytree_node=False, default=None)
 
     def product(self) -> jax.Array:
         """``[..., V]``."""
@@ -124,7 +124,7 @@ class LogitFactors:
         return y if self.bias is None else y + self.bias
 
 
-def readout_product(x: jax.Array, kernel: jax.Array, precision: jax.lax.Precision | None) -> jax.Array:
+def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
     return inner(jnp.matmul(x, kernel, precision=precision))
 
@@ -169,7 +169,7 @@ class Readout(nn.Module):
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, self.out_axis)
-        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
+        precision = readout_precision(x.dtype if self.dtype is None else self.dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
@@ -264,7 +264,10 @@ def _affine(
     bias = _bias(layer, axes[-1])
     param = own_gradient(kernel, axes)
     x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
-    y = with_gradient_of(param, product, x, gathered(kernel, axes))
+    apply = lambda param, x, kernel: with_gradient_of(param, product, x, gathered(kernel, axes))
+    if gathers():  # the backward pass gathers again, instead of keeping whole parameters
+        apply = jax.checkpoint(apply)
+    y = apply(param, x, kernel)
     return y if bias is None else y + bias
 
 
