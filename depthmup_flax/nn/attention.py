@@ -137,7 +137,7 @@ def attention(
     """
     tokens = tokens or q_BxTxN.shape[1]
     if not isinstance(scale, numbers.Real):  # traced, where lanes have several width rules: kernels take numbers
-        q_BxTxN, scale = q_BxTxN * scale.astype(q_BxTxN.dtype), 1.0
+        q_BxTxN, scale = q_BxTxN * jnp.asarray(scale, q_BxTxN.dtype), 1.0
     part = inner_part(q_BxTxN.shape) if fused else None
     if part is not None and _takes_cudnn(head_dim, q_BxTxN.dtype) and q_BxTxN.shape[1] % 2 == 0:
         return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal, tokens), q_BxTxN, k_BxTxM, v_BxTxM)
