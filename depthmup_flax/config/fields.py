@@ -18,6 +18,7 @@ from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
+from depthmup_flax.records.provenance import settings_differences, unusual_settings
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
@@ -266,12 +267,12 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 def to_json(config: ConfigDict) -> str:
     """The config as indented JSON with sorted keys, and digests of the user's code; equal ones give equal text."""
-    return json_text(_with_code(config))
+    return json_text(_with_circumstances(config))
 
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
-    stored = {name: value for name, value in stored.items() if name != _CODE}
+    stored = {name: value for name, value in stored.items() if name not in (_CODE, _SETTINGS)}
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
@@ -288,16 +289,16 @@ def _with_tuples(value: Any) -> Any:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """`run_hash` of the config, and of the user's code that it names."""
-    return run_hash(_with_code(config))
+    """`run_hash` of the config, of the user's code that it names, and of JAX's settings if they are unusual."""
+    return run_hash(_with_circumstances(config))
 
 
-_CODE = "code"  # a key of a stored config
+_CODE, _SETTINGS = "code", "jax"  # keys of a stored config
 
 
-def _with_code(config: ConfigDict) -> Json:
-    code = code_of(config)
-    return config.to_dict() | ({_CODE: code} if code else {})
+def _with_circumstances(config: ConfigDict) -> Json:
+    more = {_CODE: code_of(config), _SETTINGS: unusual_settings()}
+    return config.to_dict() | {name: value for name, value in more.items() if value}
 
 
 def stored_code(stored: Json) -> dict[str, str]:
@@ -305,8 +306,8 @@ def stored_code(stored: Json) -> dict[str, str]:
     return stored.get(_CODE, {})
 
 
-def require_same_code(stored: Json, current: Json, holds: str) -> None:
-    """Raises `InputError` if modules of the user have changed; both configs are JSON.
+def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
+    """Raises `InputError` if modules of the user or settings of JAX have changed; both configs are JSON.
 
     ``holds`` begins the sentence: "workdir 'runs/mine' holds a run".
     """
@@ -315,6 +316,11 @@ def require_same_code(stored: Json, current: Json, holds: str) -> None:
         raise InputError(
             f"{holds}, and the code of {', '.join(changed)} has changed since: restore it to resume, choose another "
             "workdir, or pass --overwrite to start again."
+        )
+    if changed := settings_differences(stored.get(_SETTINGS, {})):
+        raise InputError(
+            f"{holds}, and JAX's settings have changed since ({'; '.join(changed)}): set them as they were to resume, "
+            "choose another workdir, or pass --overwrite to start again."
         )
 
 

@@ -28,6 +28,7 @@ class ImageDataset(Dataset):
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
     bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
     class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
+    encoded: tuple[str, ...] = ()  # checksums of the files of both splits; empty if they were given as arrays
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -41,6 +42,11 @@ class ImageDataset(Dataset):
     def input_spec(self) -> jax.ShapeDtypeStruct:
         """float32 ``[1, H, W, C]``."""
         return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """See the base class."""
+        return self.encoded or super().checksums
 
     @property
     def bad_examples(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from small_runs import a_sweep, config, last_state
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
+from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.runs import trained as trained_run
 from depthmup_flax.runs.checkpoint import read_checkpoint
@@ -259,7 +260,8 @@ def test_a_stored_description_prepares_images_as_the_data_set_does(augment):
 @pytest.mark.parametrize("characters", [None, "ab\u00e9"])
 def test_a_stored_description_has_the_tokenizer(characters):
     tokenizer = Tokenizer(characters)
-    text = TextDataset("text:x", None, None, tokenizer.vocab_size, "device", 8, tokenizer)
+    empty = ArraySplit({"tokens": np.zeros((0, 16), np.uint8)})
+    text = TextDataset("text:x", empty, empty, tokenizer.vocab_size, "device", 8, tokenizer)
     read = stored_dataset.from_json(json.loads(json.dumps(stored_dataset.to_json(text))))
     assert isinstance(read, TextDataset)
     assert (read.tokenizer, read.context, read.input_spec) == (tokenizer, 8, text.input_spec)

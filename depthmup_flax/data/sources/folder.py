@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 
+from depthmup_flax.data.checksums import of_texts
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import Encoded, EncodedExamples, printable_path, read_error
 from depthmup_flax.data.images import ImageDataset
@@ -25,7 +26,9 @@ Entries = list[os.DirEntry[str]]
 
 def _load(directory: str, config: DataConfig) -> ImageDataset:
     def examples(files: Files) -> EncodedExamples:
-        return lambda positions: [Encoded(printable_path(files[i][0]), *files[i]) for i in positions], len(files)
+        fetch = lambda positions: [Encoded(printable_path(files[i][0]), *files[i]) for i in positions]
+        names = (f"{os.path.basename(path)} {label}" for path, label in files)
+        return EncodedExamples(fetch, len(files), of_texts(names))
 
     train, test, classes = list_folder(directory, config.suffixes)
     return images_of_files(config, examples(train), examples(test), 3, tuple(classes))
