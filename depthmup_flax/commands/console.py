@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import logging as absl_logging
 
@@ -18,7 +22,14 @@ def show() -> _Output:
     PACKAGE.setLevel(logging.INFO)
     PACKAGE.propagate = False  # absl would show warnings again
     absl_logging.get_absl_handler().setFormatter(_Plain())
+    sys.unraisablehook = functools.partial(_hook, sys.unraisablehook)
     return output
+
+
+def _hook(usual: Callable[[Any], object], unraisable: Any) -> None:
+    """Drops what Orbax leaves behind when it fails to read a file: callbacks and coroutines of a closed event loop."""
+    if "Event loop is closed" not in str(unraisable.exc_value) and not inspect.iscoroutine(unraisable.object):
+        usual(unraisable)
 
 
 class _Plain(logging.Formatter):
