@@ -151,9 +151,15 @@ def is_json(text: str | bytes) -> bool:
 
 
 def delete_tree(directory: pathlib.Path) -> None:
-    """Deletes a directory and its contents, if it exists."""
+    """Deletes a directory and its contents, if it exists; of a link to a directory, the contents alone."""
     if buckets.is_bucket(directory):
         buckets.delete_tree(directory)
+    elif directory.is_symlink() and directory.is_dir():
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     elif directory.is_dir():
         shutil.rmtree(directory)
 
