@@ -12,6 +12,7 @@ from depthmup_flax.data import stored_dataset
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir.files import create, delete_tree, read_json
+from depthmup_flax.workdir.seal import sealed
 
 _DATA = "data.json"
 GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON
@@ -56,7 +57,7 @@ def require_same_data(stored: Json, data: Json, work: str) -> None:
 
 def write_data(directory: pathlib.Path, data: Json) -> None:
     """Writes the description of a run's data, unless the run has it: what was trained on stays as it was."""
-    create(directory / _DATA, json.dumps(data) + "\n")
+    create(directory / _DATA, sealed(json.dumps(data) + "\n"))
 
 
 def _delete(directory: pathlib.Path) -> None:

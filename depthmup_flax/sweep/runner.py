@@ -39,6 +39,7 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, delete_tree, read_json, retried, write_atomically
+from depthmup_flax.workdir.seal import sealed
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +291,7 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
     for name in stored.keys() & now.keys():
         require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
     if now.keys() - stored.keys():
-        write_atomically(path, json_text(stored | now))
+        write_atomically(path, sealed(json_text(stored | now)))
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:

@@ -41,6 +41,7 @@ from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
+from depthmup_flax.workdir.seal import sealed
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ def _train_in(
     run = _Run(experiment, data, mesh, directory, claim, writers)
     try:
         if distributed.is_first():
-            write_atomically(directory / "config.json", configs.to_json(experiment.config))
+            write_atomically(directory / "config.json", sealed(configs.to_json(experiment.config)))
             run_directory.write_data(directory, data)
             write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
         with run.preemption:
@@ -190,7 +191,7 @@ def _train_in(
     run.close()
     if distributed.is_first():
         if result["status"] != PREEMPTED:
-            write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
+            write_atomically(directory / "result.json", sealed(json.dumps(result, indent=2) + "\n"))
         log.info("%s. %s", summary(result), run.last_words(result), extra=RESULT)
     return result
 

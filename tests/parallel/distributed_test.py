@@ -241,6 +241,11 @@ def test_the_environment_says_which_process_this_is(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert distributed.start()
     assert "coordinator_address" not in called[-1]  # JAX knows Slurm
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # the shell of salloc
+    with pytest.raises(InputError, match="srun"):
+        distributed.start()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert distributed.start()
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")

@@ -78,7 +78,7 @@ def test_a_directory_that_goes_away_during_a_save_is_one_sentence(removed, tmp_p
 
     thread = threading.Thread(target=remove_during_a_save)
     thread.start()
-    with pytest.raises(RunStopped, match="workdir .* was deleted or renamed"):
+    with pytest.raises(RunStopped, match=r"workdir .* was deleted or renamed"):
         train_and_evaluate(config(checkpoint_every=1), workdir)
     thread.join()
 

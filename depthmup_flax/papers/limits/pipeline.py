@@ -26,6 +26,7 @@ from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import open_lines, write_atomically
+from depthmup_flax.workdir.seal import sealed, unsealed
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
     values = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = unsealed(line)
             values[_key(record["case"])] = record["values"]
         except (ValueError, KeyError, TypeError) as error:
             sentence = f"{path}, line {number}: not a record. Delete the line; its case is measured again."
@@ -157,12 +158,12 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
             )
         if data:
             require_same_data(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
-    write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours, "data": data}, indent=1) + "\n")
+    write_atomically(path, sealed(json.dumps({"schema": SCHEMA, "config": ours, "data": data}, indent=1) + "\n"))
 
 
 def _stored(path: pathlib.Path) -> Json:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = unsealed(path.read_text(encoding="utf-8"))
         return {**content, "config": dict(content["config"])}
     except (ValueError, KeyError, TypeError) as error:
         sentence = f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
