@@ -86,7 +86,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             # Length of the training, evaluations, checkpoints.
             "train": {
                 "batch_size": 64,  # examples of a step, on all devices together
-                "accumulate": 1,  # parts of a batch, computed one after another, for less memory
+                "accumulate": 1,  # parts of a batch, one after another, for less memory; BatchNorm sees each alone
                 "epochs": 20.0,  # passes over the training examples; may be a fraction
                 "steps": 0,  # steps of training; if above 0, replaces epochs
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch

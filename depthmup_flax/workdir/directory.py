@@ -68,6 +68,10 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
     if not os.fspath(text):
         raise InputError("the work directory is '': name one, such as runs/digits.")
+    try:
+        os.fspath(text).encode()
+    except UnicodeEncodeError as error:  # libraries in C++ refuse such names
+        raise InputError(f"workdir {os.fspath(text)!r} is not UTF-8: choose another name.") from error
     if buckets.is_bucket(text):
         return buckets.bucket_path(os.fspath(text))
     if "://" in os.fspath(text):
