@@ -6,6 +6,7 @@ the comments of the fields below, of `Parametrization`, ``DataConfig`` and the m
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -107,6 +108,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
     )
 
 
+_default_of_ours = functools.cache(default_config)  # to be read: a sweep validates 100,000 configs
+
 # Smallest value and the fields it is for; an int asks for whole numbers.
 _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
     (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
@@ -120,7 +123,8 @@ def validate(config: ConfigDict) -> None:
     """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
     if "grids" in config:
         raise InputError("this config is a sweep's: run it with depthmup sweep.")
-    _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
+    name = config.get("model", {}).get("name", "res_mlp")
+    _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name), "")
     require_set(config)
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
@@ -202,7 +206,7 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     """The fields of ``config.optimizer.kwargs`` that are set; fields that a config file added may be ``None``."""
-    unset = {name for name in default_config().optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
+    unset = {name for name in _default_of_ours("res_mlp").optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
     return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 

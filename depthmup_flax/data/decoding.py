@@ -142,15 +142,19 @@ class EncodedSplit:
         return {"image": images[:count], "label": labels[:count]}
 
     def checksum(self) -> str:
-        """See ``Split.checksum``; of names, labels and encoded images: those read before, and some spaced evenly."""
+        """See ``Split.checksum``; of all names and labels, and of some encoded images, spaced evenly."""
 
         def read_one(position: int) -> None:
             with contextlib.suppress(BadExample):
                 self._loaded(position, self.fetch([position])[0])
 
-        unread = [i for i in self.order[spaced(len(self), _SAMPLE)].tolist() if not self.contents[i]]
-        in_threads(read_one, unread, self.config.read_threads)
-        return of_arrays({self.listing: self.contents[self.order]})
+        sample = self.order[spaced(len(self), _SAMPLE)]
+        in_threads(read_one, [i for i in sample.tolist() if not self.contents[i]], self.config.read_threads)
+        return of_arrays({self.listing: self.contents[sample]})
+
+    def checksum_of_files(self) -> str:
+        """That of all encoded images, which were read."""
+        return of_arrays({"files": self.contents[self.order]})
 
     def _loaded(self, position: int, example: Encoded) -> Encoded:
         """The example at a source position with its bytes, of which the checksum is kept."""

@@ -28,7 +28,9 @@ class ImageDataset(Dataset):
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
     bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
     class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
-    encoded: tuple[str, ...] = ()  # checksums of the files of both splits; empty if they were given as arrays
+    # Of both splits, which were files: `EncodedSplit.checksum`, and of all files, if all were read.
+    encoded: tuple[str, ...] = ()
+    checksums_of_files: tuple[str, ...] = ()
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"

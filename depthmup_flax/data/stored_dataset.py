@@ -33,6 +33,7 @@ def to_json(dataset: Dataset) -> Json:
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
+        common |= dict(zip(("train_files", "test_files"), dataset.checksums_of_files, strict=False))
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
     if isinstance(dataset, UserDataset):
@@ -78,6 +79,8 @@ _COMPARED = {
     "test_examples": "number of test examples",
     "train_checksum": "content of training examples",
     "test_checksum": "content of test examples",
+    "train_files": "files of training examples",  # which data that are streamed do not have
+    "test_files": "files of test examples",
 }
 
 
@@ -92,11 +95,12 @@ def changes(stored: Json, current: Json) -> str:
     Earlier versions stored no numbers and checksums of examples.
     """
     then, now = facts(stored), facts(current)
-    differ = [name for name, value in then.items() if value != now.get(name)]
-    for split in ("training", "test"):
-        if f"number of {split} examples" in differ:  # then the content says nothing more
-            differ.remove(f"content of {split} examples")
-    values = lambda name: f" {then[name]} then, {now.get(name)} now" if isinstance(then[name], int) else ""
+    differ = [name for name, value in then.items() if name in now and value != now[name]]
+    for split in ("training", "test"):  # the first says more than the others
+        of_split = [f"{what} of {split} examples" for what in ("number", "content", "files")]
+        for name in [name for name in of_split if name in differ][1:]:
+            differ.remove(name)
+    values = lambda name: f" {then[name]} then, {now[name]} now" if isinstance(then[name], int) else ""
     return ", ".join(name + values(name) for name in differ)
 
 

@@ -26,7 +26,7 @@ def read_json(path: pathlib.Path, remedy: str) -> Json:
     try:
         content = unsealed(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+        raise InputError(f"{path} is not what was written ({error}): {remedy}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object: {remedy}.")
     return content

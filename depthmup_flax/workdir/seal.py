@@ -27,6 +27,6 @@ def unsealed(text: str) -> Any:
     if seal is None:
         return value
     if zlib.crc32(text[: seal.start()].encode()) != int(seal[1], 16):
-        raise ValueError("its content is not that of its crc32")
+        raise ValueError("its content is not that of its crc32; if you edited it, remove that field")
     del value["crc32"]
     return value

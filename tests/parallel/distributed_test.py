@@ -23,6 +23,7 @@ STEPS = 12
 
 SETTINGS = f"""
 from depthmup_flax.config import default_config
+from depthmup_flax.workdir.seal import unsealed
 
 def get_config():
     config = default_config("simple_resnet")
@@ -76,7 +77,7 @@ def test_a_run_goes_from_two_processes_to_four_to_one_with_the_losses_of_one_tha
     assert [row["step"] for row in found] == [row["step"] for row in expected]
     for row, other in zip(found, expected, strict=True):
         assert row == pytest.approx(other, rel=2e-4), (row, other)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = unsealed((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == STEPS
 
 
@@ -194,7 +195,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     for process in pair.running:
         (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
-        assert "config.json is not JSON" in sentence
+        assert "config.json is not what was written" in sentence
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])

@@ -21,6 +21,7 @@ from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.runs.metrics_table import read_metrics
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.workdir.seal import unsealed
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_predictions_of_the_test_set_have_the_accuracy_and_the_loss_of_the_resul
 def test_a_run_has_the_numbers_the_config_and_the_roles_that_it_saved(undisturbed):
     run = dm.load_run(str(undisturbed))
     jax.tree.map(np.testing.assert_array_equal, run.params, last_state(undisturbed)["carry"]["params"])
-    assert run.result == json.loads((undisturbed / "result.json").read_text())
+    assert run.result == unsealed((undisturbed / "result.json").read_text())
     assert config_hash(run.config) == run.result["config_hash"]
     assert repr(run) == f"TrainedRun({str(undisturbed)!r}, step 240: res_mlp, width 16, depth 4, 2,208 parameters)"
     assert run.class_names == tuple("0123456789")
@@ -115,7 +116,7 @@ def test_a_run_without_checkpoints_says_what_to_do(copied):
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(dm.InputError, match="has saved no checkpoint yet: wait for its first evaluation"):
         dm.load_run(copied)
-    stored = json.loads((copied / "config.json").read_text())
+    stored = unsealed((copied / "config.json").read_text())
     stored["train"]["checkpoint"] = False
     (copied / "config.json").write_text(json.dumps(stored))
     with pytest.raises(dm.InputError, match=r"train again with train\.checkpoint=True"):

@@ -1,7 +1,9 @@
 """Data and settings that change between two attempts of a run: the same result, or a sentence, and nothing is lost."""
 
 import json
+import os
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -11,8 +13,10 @@ from small_runs import a_sweep
 
 from depthmup_flax import InputError
 from depthmup_flax.config import default_config
+from depthmup_flax.config.fields import set_field
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.workdir.seal import unsealed
 
 
 def run_of(name, steps=2, model="res_mlp", **data):
@@ -149,7 +153,7 @@ def test_the_checkpoint_knows_the_data_of_a_run_whose_data_json_is_gone(tmp_path
 def test_a_run_of_an_earlier_version_is_resumed_without_checksums(tmp_path):
     run, workdir = run_of("synthetic", train_examples=8, test_examples=4), tmp_path / "run"
     train_and_evaluate(run, workdir)
-    stored = json.loads((workdir / "data.json").read_text())
+    stored = unsealed((workdir / "data.json").read_text())
     kept = {name: value for name, value in stored.items() if not name.endswith(("_examples", "_checksum"))}
     (workdir / "data.json").write_text(json.dumps(kept))
     (workdir / "result.json").unlink()
@@ -189,3 +193,114 @@ def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_i
     finally:
         jax.config.update(setting, usual)
     assert f"{setting}: {usual} then, {value} now" in error
+
+
+def later_files(root, workdir):
+    for path in [*root.rglob("*"), *workdir.rglob("*")]:
+        os.utime(path, (2e9, 2e9))
+
+
+def other_files_beside(root, workdir):
+    (root / "README.txt").write_text("about these images")
+    (root / "train" / ".hidden.png").write_text("")
+
+
+def behind_a_link(root, workdir):
+    moved = root.with_name(f"{root.name}-moved")
+    root.rename(moved)
+    root.symlink_to(moved)
+
+
+def without_what_is_made_again(root, workdir):
+    (workdir / "params.txt").unlink()
+    (workdir / "config.json").unlink()
+    for path in workdir.glob("events.*"):
+        path.unlink()
+
+
+def without_checkpoints(root, workdir):
+    shutil.rmtree(workdir / "checkpoints")
+
+
+def without_the_last_checkpoint(root, workdir):
+    shutil.rmtree(workdir / "checkpoints" / "2")
+
+
+def another_zone_and_language(root, workdir):
+    os.environ.update(TZ="Asia/Kathmandu", LC_ALL="tr_TR.UTF-8", LANG="tr_TR.UTF-8")
+    time.tzset()
+
+
+def other_rights(root, workdir):
+    for path in [*root.rglob("*.png"), *workdir.glob("*.json")]:
+        path.chmod(0o640)
+
+
+HARMLESS = [
+    later_files,
+    other_files_beside,
+    behind_a_link,
+    without_what_is_made_again,
+    without_checkpoints,
+    without_the_last_checkpoint,
+    another_zone_and_language,
+    other_rights,
+]
+OTHER_EXECUTION = [
+    {"data.placement": "stream"},
+    {"data.placement": "stream", "data.read_threads": 3},
+    {"data.device_limit_mib": 0},
+    {"train.log_every": 1},
+    {"train.eval_batch_size": 3},
+    {"train.keep_checkpoints": 1, "train.checkpoint_every": 1},
+    {"model.remat": "full"},
+]
+
+
+@pytest.fixture(scope="module")
+def stopped_half_way(tmp_path_factory):
+    """A run of 4 steps that was stopped after 2: its config, directory, images, and the result when nothing changes."""
+    there = tmp_path_factory.mktemp("half")
+    write_flat_folder(there / "images")
+    run = run_of(f"folder:{there / 'images'}", steps=4)
+    whole = train_and_evaluate(run, there / "whole")
+    train_and_evaluate(run, there / "run")
+    (there / "run" / "result.json").unlink()
+    shutil.rmtree(there / "run" / "checkpoints" / "4")
+    return run, there, whole["train_loss"]
+
+
+def resumed(stopped, tmp_path, monkeypatch, change=lambda root, workdir: None, fields=()):
+    run, there, _ = stopped
+    run, images = run.copy_and_resolve_references(), there / "images"
+    shutil.copytree(images, tmp_path / "kept")
+    shutil.copytree(there / "run", tmp_path / "run")
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for path, value in dict(fields).items():
+        set_field(run, path, value)
+    try:
+        change(images, tmp_path / "run")
+        return train_and_evaluate(run, tmp_path / "run")["train_loss"]
+    finally:
+        if images.is_symlink():
+            shutil.rmtree(images.resolve())
+            images.unlink()
+        shutil.rmtree(images, ignore_errors=True)
+        shutil.move(tmp_path / "kept", images)
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
+def test_what_does_not_change_the_training_may_change_between_two_attempts(
+    change, stopped_half_way, tmp_path, monkeypatch
+):
+    assert resumed(stopped_half_way, tmp_path, monkeypatch, change) == stopped_half_way[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", OTHER_EXECUTION, ids=lambda fields: ",".join(fields))
+def test_how_a_run_is_executed_may_change_between_two_attempts(fields, stopped_half_way, tmp_path, monkeypatch):
+    loss = resumed(stopped_half_way, tmp_path, monkeypatch, fields=fields)
+    assert loss == pytest.approx(stopped_half_way[-1], rel=1e-5)

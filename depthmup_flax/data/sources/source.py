@@ -82,7 +82,8 @@ def images_of_files(
     files, held_out = (dataclasses.replace(split, image_shape=shape, first=first) for split in splits)
     if placement(config, len(files) * int(np.prod(shape))) == "device":
         arrays = ArraySplit(files.arrays()), ArraySplit(held_out.arrays(only_good=True))
-        dataset = dataclasses.replace(images_in_memory(config, *arrays, class_names), bad=bad)
+        sums = files.checksum_of_files(), held_out.checksum_of_files()
+        dataset = dataclasses.replace(images_in_memory(config, *arrays, class_names), bad=bad, checksums_of_files=sums)
     else:
         names, statistics = len(class_names), channel_statistics(files)
         dataset = ImageDataset(config.name, files, held_out, names, "stream", shape, *statistics, bad, class_names)
