@@ -18,12 +18,12 @@ from depthmup_flax.parallel import sharding
 from depthmup_flax.process import distributed
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util import errors
+from depthmup_flax.workdir.seal import unsealed
 
 STEPS = 12
 
 SETTINGS = f"""
 from depthmup_flax.config import default_config
-from depthmup_flax.workdir.seal import unsealed
 
 def get_config():
     config = default_config("simple_resnet")
