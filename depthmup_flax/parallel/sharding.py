@@ -118,7 +118,8 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % multiple
         sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
         raise InputError(
-            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}."
+            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}; a run "
+            "that exists keeps its batch size, so resume it on a number of devices that divides it."
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import json
 import logging
 import math
 import pathlib
@@ -17,9 +18,9 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import differences, listed, require_same_code, run_differences
+from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.config.user_code import code_of
-from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
@@ -28,7 +29,9 @@ from depthmup_flax.parallel import sharding
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.columns import flat
 from depthmup_flax.records.provenance import commit, versions
+from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
+from depthmup_flax.runs.directory import require_same_data
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.lane_count import Chosen, choose_program, first_program
@@ -38,12 +41,14 @@ from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import create, delete_tree, retried
+from depthmup_flax.workdir.files import create, delete_tree, read_json, retried, write_atomically
+from depthmup_flax.workdir.seal import sealed
 
 log = logging.getLogger(__name__)
 
 _WHOLE = "records.jsonl"  # of a sweep without shards
 
+_DATA = "data.json"
 _FORGET_EVERY = 8  # groups
 
 # Gets each record as a flat dictionary, see `depthmup_flax.records.columns.flat`.
@@ -87,7 +92,8 @@ def sweep(
     """
     load = load or LoadOnce()
     runs = expand(config)
-    groups = groups_of_shard(config, plan(config, runs, load), shard)
+    planned = plan(config, runs, load)
+    groups = groups_of_shard(config, planned, shard)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
@@ -96,6 +102,7 @@ def sweep(
             if overwrite:
                 _delete(path, unfinished)
             stored = _require_same_sweep(directory, dataclasses.replace(sweep_info(config), runs=len(runs)))
+            _require_same_data(directory, planned)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])
@@ -294,9 +301,28 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
     directory, whole = path.parent, path.name == _WHOLE
     parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
-    for old in [*parts, directory / "sweep.json", directory / "tuned.py"] if whole else parts:
+    for old in [*parts, *(directory / name for name in ("sweep.json", _DATA, "tuned.py"))] if whole else parts:
         old.unlink(missing_ok=True)
     delete_tree(unfinished.parent if whole else unfinished)
+
+
+def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None:
+    """Writes ``data.json``, fields of ``config.data`` -> a description, or checks that data described there are same.
+
+    Raises:
+      InputError: they have changed; the records of two attempts would not be of one sweep.
+    """
+    path = directory / _DATA
+    stored = read_json(path, "restore it, or pass --overwrite to delete the sweep") if path.exists() else {}
+    described: dict[str, Dataset] = {}
+    for group in groups:
+        fields = without_execution({"data": group.experiment.config.data.to_dict()})["data"]
+        described.setdefault(json.dumps(fields, sort_keys=True), group.experiment.dataset)
+    now = {name: stored_dataset.to_json(dataset) for name, dataset in described.items()}
+    for name in stored.keys() & now.keys():
+        require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
+    if now.keys() - stored.keys():
+        write_atomically(path, sealed(json_text(stored | now)))
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
@@ -310,7 +336,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
     except FileNotFoundError as error:
         raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
-    require_same_code(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
+    require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
     changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]

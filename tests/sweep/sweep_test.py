@@ -35,6 +35,7 @@ from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.seal import unsealed
 
 RATE = "optimizer.learning_rate"
 
@@ -692,14 +693,14 @@ def test_runs_that_an_interrupted_sweep_has_left_train_in_the_program_of_the_oth
     whole = records.read_text().splitlines(keepends=True)
     records.write_text("".join(whole[:-1]))
     sweep(small_sweep(), copied, lanes=6)
-    first, again = (Record(**json.loads(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
+    first, again = (Record(**unsealed(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
     assert dataclasses.replace(again, wall_time_s=first.wall_time_s) == first  # the number of lanes, too
 
 
 def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(copied, logged):
     path = copied / "records.jsonl"
     lines = path.read_text().splitlines()
-    moved = json.loads(lines[0])
+    moved = unsealed(lines[0])
     moved["point"]["seed"] = 7  # also a run that no grid has
     path.write_text("\n".join([json.dumps(moved), *lines[1:]]) + "\n")
     records = sweep(small_sweep(), copied, lanes=6)
@@ -712,16 +713,16 @@ def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(copied,
 
 def test_files_of_a_later_version_are_read_with_a_warning_and_a_later_schema_is_refused(copied):
     path, info = copied / "records.jsonl", copied / "sweep.json"
-    lines = [{**json.loads(line), "joules": 3.5, "host": "a"} for line in path.read_text().splitlines()]
+    lines = [{**unsealed(line), "joules": 3.5, "host": "a"} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    info.write_text(json.dumps({**json.loads(info.read_text()), "owner": "b"}))
+    info.write_text(json.dumps({**unsealed(info.read_text()), "owner": "b"}))
     before = path.read_bytes()
     read = read_sweep([copied])
     assert len(read.records) == 6
     assert [note.rpartition(": ")[2] for note in read.notes] == ['"owner".', '"host", "joules".']
     assert len(sweep(small_sweep(), copied)) == 6
     assert path.read_bytes() == before
-    info.write_text(json.dumps({**json.loads(info.read_text()), "schema": 2}))
+    info.write_text(json.dumps({**unsealed(info.read_text()), "schema": 2}))
     with pytest.raises(InputError, match="later version"):
         read_sweep([copied])
 
