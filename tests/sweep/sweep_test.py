@@ -603,6 +603,7 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
             {},
             "(preset 'block_only') is for Adam-like optimizers",
         ),
+        ({"g": {RATE: (1e-3,), "optimizer.kwargs.b1": (0.9, 1.5)}}, {}, "b1 is 1.5: use a number of at least 0"),
         ({"g": {}}, {}, "config.grids.g is empty"),
         ({}, {"extend": -1}, "config.extend is -1"),
         ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648"),
