@@ -142,7 +142,7 @@ class _Inliner(Interpreter[int]):
         arrays, params = self.memory.read(inputs), {**eqn.params, "callers": self.callers}
         results = [add(name, arrays, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
         if arrays != inputs:  # what an unknown operation does to the memory that it takes is unknown
-            self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), params))
+            self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), {**params, "result": 0}))
         return results
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
