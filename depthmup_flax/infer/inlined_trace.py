@@ -6,6 +6,7 @@ body of a loop occurs once, and its nodes say how often they run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -102,9 +103,11 @@ class _Inliner(Interpreter[int]):
             outs = self.run(body, list(map(part, inputs, shapes_of(opened(body)[0].invars))))
             return list(map(part, outs, shapes_of(eqn.outvars)))
         if name == "pallas_call":
-            references = self.memory.enter(eqn, inputs)
-            self.run(body, references)
-            return self.memory.leave(eqn, references)
+            with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                references = self.memory.enter(eqn, inputs)
+                self.run(body, references)
+                return self.memory.leave(eqn, references)
+            return self.operation(eqn, inputs)  # a kernel of a form that is not known
         if name == "run_scoped":
             return self.run(body, [*inputs, *map(self.memory.new, shapes_of(opened(body)[0].invars))])
         return super().equation(eqn, inputs)

@@ -284,7 +284,8 @@ class Comparison:
 
     def unclear_inside(self) -> list[str]:
         """Parameters whose factors within branches are unknown."""
-        return [path for path, ratio in self._inside_branches().items() if ratio is None]
+        unknown = [path for path, ratio in self._inside_branches().items() if ratio is None]
+        return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
 
     def _repeated(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}

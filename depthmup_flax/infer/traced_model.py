@@ -235,7 +235,7 @@ class _Reader:
                 entering |= self._through(node.inputs[0])
         products = [j for j in self.factors.parts if self.graph.nodes[j].op == "dot_general"]
         scores = (self._product(j, entering.get(j)) for j in products)
-        return [s for s in scores if s.in_softmax or (s.paths and not s.tokens)]
+        return [s for s in scores if s.in_softmax or s.paths]
 
     def _product(self, j: int, factors: frozenset[float] | None) -> Scores:
         """The product of two activations at a node; ``factors``: after it, if it enters a softmax."""
