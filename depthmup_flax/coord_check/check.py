@@ -93,7 +93,7 @@ def coord_check(
     network_of: dict[tuple[int, int], Traced] = {}
     if not widths and not depths:
         network_of[width, depth] = base = traced(_built(build, width, depth))
-        widths, depths = chosen_sizes(width, depth, base.flops)
+        widths, depths = chosen_sizes(width, depth, base.flops, base.equations)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
     distinct = dict.fromkeys(size[2:] for size in sizes)  # a network may be on both axes
     network_of |= {key: traced(_built(build, *key)) for key in distinct if key not in network_of}

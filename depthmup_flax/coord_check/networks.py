@@ -163,6 +163,7 @@ class Traced:
       precision: the type of less than 32 bits in which the forward pass is written, if there is one.
       convolves: whether the forward pass has convolutions.
       flops: of the products and convolutions in one forward pass.
+      equations: of its jaxpr; those in a loop count once.
     """
 
     network: Network
@@ -171,6 +172,7 @@ class Traced:
     precision: str | None
     convolves: bool
     flops: int
+    equations: int
 
 
 def traced(network: Network) -> Traced:
@@ -211,9 +213,11 @@ def traced(network: Network) -> Traced:
     apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
     fast = dataclasses.replace(network, init=init, apply=apply)
     new_shapes = jax.eval_shape(apply, params)
-    convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in all_equations(jaxpr))
+    primitives = [eqn.primitive.name for eqn in all_equations(jaxpr)]
+    convolves = "conv_general_dilated" in primitives
     shapes_of = {**new_shapes[1], OUTPUT: new_shapes[0]}
-    return Traced(fast, shapes_of, count_uses(jaxpr, len(shapes)), precision, convolves, flops_of_jaxpr(jaxpr.jaxpr))
+    uses, flops = count_uses(jaxpr, len(shapes)), flops_of_jaxpr(jaxpr.jaxpr)
+    return Traced(fast, shapes_of, uses, precision, convolves, flops, len(primitives))
 
 
 def _named(tree: ArrayTree) -> Activations:

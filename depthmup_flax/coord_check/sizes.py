@@ -8,23 +8,25 @@ from typing import Any
 
 from depthmup_flax.util.errors import InputError
 
-# Times the base's sizes. Small networks are far from their limits: the largest that the budget allows are taken.
+# Times the base's sizes. Small networks are far from their limits: the largest that the budgets allow are taken.
 _FACTORS = ((4, 8, 16), (2, 4, 8), (1, 2, 4))
-# Operations of one forward pass of each network. On two CPU cores, a check of this cost takes less than a minute.
-_BUDGET = 8e9
+# Of the networks of an axis together. On two CPU cores, a check of this cost takes less than a minute.
+_FLOPS_OVER_WIDTH, _FLOPS_OVER_DEPTH = 8e9, 3e9  # of one forward pass each
+_EQUATIONS = 2500  # that are compiled, if layers are not in a loop
 
 
-def chosen_sizes(width: int, depth: int, flops: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Widths and depths whose networks `_BUDGET` allows; the smallest ones if none are cheap enough.
+def chosen_sizes(width: int, depth: int, flops: float, equations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths and depths whose networks the budgets allow; the smallest ones if none are cheap enough.
 
     Args:
       width, depth: of the base.
-      flops: of its forward pass; the cost grows as width^2 and as depth.
+      flops: of its forward pass; they grow as width^2 and as depth.
+      equations: of its jaxpr; at most, they grow as depth.
     """
-    cost = lambda factors: flops * sum(times**2 + times for times in factors)
-    factors = next((factors for factors in _FACTORS if cost(factors) <= _BUDGET), _FACTORS[-1])
-    widths, depths = (tuple(base * times for times in factors) for base in (width, depth))
-    return widths, depths
+    cheap = lambda cost: next((factors for factors in _FACTORS if cost(factors) <= 1), _FACTORS[-1])
+    wider = cheap(lambda factors: flops * sum(times**2 for times in factors) / _FLOPS_OVER_WIDTH)
+    deeper = cheap(lambda factors: sum(factors) * max(flops / _FLOPS_OVER_DEPTH, equations / _EQUATIONS))
+    return tuple(width * times for times in wider), tuple(depth * times for times in deeper)
 
 
 def require_plan(
