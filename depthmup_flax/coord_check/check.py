@@ -57,15 +57,20 @@ def coord_check(
 
     Under a right parametrization activations, outputs and their changes keep their size (TP6 Table 1, Claims 7.1 and
     7.2; B24 Table 1). All parameters train together, from a readout at zero (after a random one, outputs change
-    slightly less at larger widths for a while). Each group of parameters also trains alone, as the stem hides a wrong
-    exponent of the blocks when all train together.
+    slightly less at larger widths for a while).
 
-    Small networks are not asymptotic: use widths from 8 times the base, depths from 32 branches or a branch multiplier
-    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Matrix products have full
-    float32 precision, unless ``jax.default_matmul_precision`` is set.
+    The forward pass is audited first. Where the code decides, the check measures what an audit does not see: initial
+    values, and the updates of the optimizer. Elsewhere each group of parameters also trains alone, as the stem hides a
+    wrong exponent of the blocks when all train together. A cause that the code excludes is not named.
 
-    Cost: one compilation per network, then ``seeds`` times ``steps`` steps for all parameters and 2 steps for each
-    group alone. There are about as many groups as weights in a layer.
+    Small networks are not asymptotic. An exponent that approaches the expected one as networks grow is a note with the
+    sizes to use if code, initial values and updates are right, and otherwise unclear. Without ``widths`` and ``depths``
+    the check takes sizes that cost less than a minute on two CPU cores, at least 1, 2 and 4 times ``width`` and
+    ``depth``. Mistakes change exponents by 1/2 or more. Matrix products have full float32 precision, unless
+    ``jax.default_matmul_precision`` is set.
+
+    Cost: one compilation per network, then ``seeds`` times ``steps`` steps for all parameters, and 2 steps for each
+    group alone, or for all groups at once.
 
     Args:
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `linen_network`, `nnx_network`.
@@ -74,13 +79,14 @@ def coord_check(
       rule: the parametrization of the networks, which gives the expected exponents.
       width: width of the networks whose depth varies.
       depth: depth of the networks whose width varies.
-      widths, depths: sizes to try, at least 3 each; () leaves an axis out.
+      widths, depths: sizes to try, at least 3 of each, or of one axis, which alone is checked; by default, the check
+        chooses both.
       loss: ``outputs -> scalar``, instead of ``labels``.
       steps: training steps.
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
       spectral: also record the spectral norm of every weight's update.
-      say: called with a progress line per network, for example ``print``; the default logs it.
+      say: called with lines of progress and of what the time is made of, for example ``print``; the default logs them.
 
     Raises:
       InputError: before training, for too few sizes or seeds, networks that do not grow with their sizes, or labels

@@ -51,9 +51,9 @@ def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float
         finite = [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]
         if finite:
             lines.append(
-                f"these networks are small: {len(finite)} exponents over {axis} still approach the expected ones, and "
-                f"the code, the initial values and the updates are right. To see them arrive, run "
-                f"{axis}s={_sizes_needed(table, axis, finite, tolerance)}."
+                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones yet, "
+                f"though code, initial values and updates are right. To see them arrive, use "
+                f"{_setting(f'{axis}s', _sizes_needed(table, axis, finite, tolerance))}."
             )
     return lines
 
@@ -61,6 +61,12 @@ def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float
 def _sizes_needed(table: Table, axis: str, quantities: Sequence[Quantity], tolerance: float) -> tuple[int, ...]:
     sizes = table.sizes(axis)
     return max(q.trend.sizes_needed(sizes, q.expected, tolerance) for q in quantities if q.trend)
+
+
+def _setting(name: str, values: Sequence[int]) -> str:
+    """The setting in Python and on a command line."""
+    python = values[0] if len(values) == 1 else tuple(values)
+    return f"{name}={python} (--{name}={','.join(map(str, values))})"
 
 
 def what_to_run(table: Table, unclear: Sequence[Quantity], tolerance: float) -> str:
@@ -72,12 +78,13 @@ def what_to_run(table: Table, unclear: Sequence[Quantity], tolerance: float) -> 
         if narrow:
             wanted = _sizes_needed(table, axis, narrow, tolerance)
             text = "exponents are too far from the right ones for a pass, and too near for a mistake"
-            lines.append(f"{text}, as those of small networks may be: run {axis}s={wanted}")
+            lines.append(f"{text}, as those of small networks may be: use {_setting(f'{axis}s', wanted)}")
         if len(narrow) < len(open_here):
             seeds = max(len(seeds) for seeds in table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
             width = max(q.fit.interval for q in open_here)
             times = min(4, max(2, math.ceil((width / tolerance) ** 2)))
-            lines.append(f"the intervals over {axis} are too wide for a verdict: run seeds={times * seeds}")
+            more = _setting("seeds", (times * seeds,))
+            lines.append(f"the intervals over {axis} are too wide for a verdict: use {more}")
     return "; ".join(lines) + "."
 
 

@@ -106,7 +106,7 @@ class Report:
             f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}",
             f"  {'':<4} {'size of':<{_COLUMN}} {'step':>4}  {'exponent':>16}  {'theory':>6}  verdict",
             *map(_line, [*failed[:failures], *others[:passed]]),
-            *([f"  and {' and '.join(hidden)}"] if hidden else []),
+            *([f"  and {' and '.join(hidden)}: report.details() (--details)"] if hidden else []),
         ]
 
     def save(self, directory: str | pathlib.Path) -> None:
