@@ -78,12 +78,12 @@ def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend |
 def without_cause(q: Quantity, tolerance: float) -> Quantity:
     """The quantity of a network in which code, initial values and updates are right: its size explains it, or nothing.
 
-    It explains an exponent that approaches the expected one, and one that is unclear and below it: what remains, such as
-    a mean that adds up, makes sizes grow, by exponents of 1/2.
+    It explains an exponent that approaches the expected one, and one that is unclear and below it: what else may be
+    wrong, such as a mean that adds up, makes sizes grow, by exponents of 1/2.
     """
     if q.passed or q.kind not in ("activation", "change") or q.verdict not in (GROWS, VANISHES, UNCLEAR):
         return q
-    slow = q.verdict == UNCLEAR and -0.5 < q.fit.slope - q.expected - q.fit.interval and q.fit.slope < q.expected
+    slow = q.verdict == UNCLEAR and q.fit.slope < q.expected < q.fit.slope - q.fit.interval + 0.5
     finite = slow or (q.trend is not None and q.trend.approaches(q.expected, tolerance))
     return dataclasses.replace(q, verdict=FINITE if finite else UNCLEAR, passed=finite)
 

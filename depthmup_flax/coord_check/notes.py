@@ -51,8 +51,8 @@ def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float
         finite = [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]
         if finite:
             lines.append(
-                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones yet, "
-                f"though code, initial values and updates are right. To see them arrive, use "
+                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones "
+                f"yet, though code, initial values and updates are right. To see them arrive, use "
                 f"{_setting(f'{axis}s', _sizes_needed(table, axis, finite, tolerance))}."
             )
     return lines
