@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
-Measurements = dict[str, list[dict[str, Any]]]  # contender -> its result in each round
 
 
 class Unavailable(Exception):
@@ -49,6 +48,25 @@ class Contender:
     optional: bool = False
 
 
+class Measurements(dict[str, list[dict[str, Any]]]):
+    """Contender -> its result in each round; ``absent``: optional contender that cannot run -> why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absent: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def asking(self, contender: Contender) -> Iterator[None]:
+        """Leaves out an optional contender that turns out to be `Unavailable`."""
+        try:
+            yield
+        except Unavailable as error:
+            if not contender.optional:
+                raise
+            self.absent[contender.name] = str(error)
+            self.pop(contender.name, None)
+
+
 def measure(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) -> Measurements:
     """Runs all contenders ``rounds`` times in turn, in reverse order in every other round.
 
@@ -60,29 +78,27 @@ def measure(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) 
     Raises:
       Unavailable: a contender that is not optional cannot run.
     """
+    measurements = Measurements()
     with contextlib.ExitStack() as stack:
         workers: dict[str, _Worker] = {}
         places = {}
         for contender in contenders:
-            process = contender.process or contender.name
-            if process not in workers:
-                workers[process] = stack.enter_context(_worker(contender))
-            worker = workers[process]
-            try:
+            name, process = contender.name, contender.process or contender.name
+            with measurements.asking(contender):
+                if process not in workers:
+                    workers[process] = stack.enter_context(_worker(contender))
+                worker = workers[process]
                 place = worker.ask({"make": contender.make, "args": dict(contender.args)})
                 if warm:
                     worker.ask({"run": place})
-            except Unavailable:
-                if contender.optional:
-                    continue
-                raise
-            places[contender.name] = (worker, place)
-        measurements: Measurements = {name: [] for name in places}
+                places[name], measurements[name] = (worker, place), []
         for turn in range(rounds):
-            for name in list(places)[:: -1 if turn % 2 else 1]:
-                worker, place = places[name]
-                measurements[name].append(worker.ask({"run": place}))
-        return measurements
+            for contender in contenders[:: -1 if turn % 2 else 1]:
+                if contender.name in measurements:
+                    worker, place = places[contender.name]
+                    with measurements.asking(contender):
+                        measurements[contender.name].append(worker.ask({"run": place}))
+    return measurements
 
 
 class _Worker:

@@ -92,8 +92,6 @@ def muon(setting: Setting) -> Iterator[Row]:
 
 def features(setting: Setting) -> Iterator[Row]:
     """Features for CPUs: a step without each against a step with it."""
-    if setting.device != "cpu":
-        return
     title = "step on CPU, without / with"
     features = {
         "conv": ("JAX's convolutions and their gradients", ("SimpleResNet 128x6",)),
@@ -117,7 +115,7 @@ def against_torch(setting: Setting) -> Iterator[Row]:
     """A training step: the fastest of PyTorch's modes against the fastest of ours."""
     names = ["ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6"]
     # One core compares the programs; all cores also compare how they are distributed.
-    for cores in (1, 0) if setting.device == "cpu" else (0,):
+    for cores in (1, 0):
         for name, model in setting.networks(*names).items():
             yield from _against_torch(setting, name, model, cores)
 
@@ -148,7 +146,7 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
             f"{name}, one core" if cores else name,
             f"PyTorch, {mode}",
             ratio(measured, mode, way),
-            STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0,
+            STEP_BARS[model["name"]],
             at_most=False,
             note=way.removeprefix(f"{stack.name}, "),
             seconds=seconds_of(measured),
@@ -158,20 +156,17 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
 
 def achieved(setting: Setting) -> Iterator[Row]:
     """FLOP/s of lanes at width 512 against a matrix product."""
-    width, lanes, size = (16, (1, 2), 64) if setting.quick else (512, (1, 4, 16), 8192)
-    if setting.device == "cpu" and not setting.quick:
-        lanes, size = (1, 4), 2048
+    width, lanes, size = (16, (1, 2), 64) if setting.quick else (512, (1, 4), 2048)
     kinds: dict[str, Model] = {"res_mlp": {"depth": 16}, "vit": {"depth": 6, "patch_size": 8}}
-    dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
-    for (name, fields), dtype in itertools.product(kinds.items(), dtypes):
-        model = {"name": name, "width": width, **fields, "dtype": dtype}
+    for name, fields in kinds.items():
+        model = {"name": name, "width": width, **fields, "dtype": "float32"}
         steps = [
             setting.jax(
                 f"{k} lanes", "lanes_step", f"lanes{k}", model=model, batch=64, lanes=k, seconds=setting.seconds
             )
             for k in lanes
         ]
-        peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype=dtype, seconds=setting.seconds)
+        peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype="float32", seconds=setting.seconds)
         measured = measure([*steps, peak], setting.rounds)
         speed = {k: [one["flops"] / one["seconds"] for one in rounds] for k, rounds in measured.items()}
         for step in steps:
@@ -180,7 +175,7 @@ def achieved(setting: Setting) -> Iterator[Row]:
             yield Row(
                 "FLOP/s of a step / of a matrix product",
                 f"{name} {width}x{fields['depth']}, {step.name}",
-                f"{size} x {size}, {dtype}",
+                f"{size} x {size}, float32",
                 spread(share),
                 unit="",
                 note=note,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -243,10 +244,10 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     return lambda: {"seconds": measure()["seconds"] / int(call.count), **facts}
 
 
-def matrix_product(size: int, dtype: str, seconds: float = 0.4) -> Measure:
+def matrix_product(size: int, dtype: str, seconds: float = 0.4, precision: str = "default") -> Measure:
     """A product of two square matrices, as the peak of the device."""
     a = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    product = jax.jit(jnp.matmul)
+    product = jax.jit(functools.partial(jnp.matmul, precision=precision))
 
     def run(count: int) -> None:
         c = a

@@ -129,7 +129,7 @@ def main():
         runs = CONTENDERS[args.contender]()
         print(json.dumps({"seconds": time.perf_counter() - started, "runs": runs}))
         return
-    from benchmarks.run import processor
+    from benchmarks.machine import processor
 
     ratios = []
     for _ in range(args.rounds):

@@ -1,27 +1,47 @@
-"""Results as Markdown tables in docs/performance.md."""
+"""Results as Markdown tables in docs/performance.md; those of GPUs also as figures."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 
 from benchmarks.contest import ROOT
 from benchmarks.figures import FIGURES, RESULTS
+from benchmarks.gpu import page as gpu_page
 from benchmarks.row import Row
 from depthmup_flax.util.types import Json
 
 PAGE = ROOT / "docs" / "performance.md"
 
 
+NOT_MEASURED = "No result of a GPU is in `benchmarks/results` yet."
+
+
 def document() -> None:
-    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the page by the results."""
-    for device, results in stored().items():
+    """Replaces the tables between ``<!-- benchmarks: cpu -->``, or ``gpu``, and ``<!-- end -->`` in the page."""
+    results = stored()
+    parts = {
+        "cpu": f"{where(results['cpu'])}\n\n{table(results['cpu'])}",
+        "gpu": "\n\n".join(map(_on_gpu, results.get("gpu", []))) or NOT_MEASURED,
+    }
+    for device, part in parts.items():
         text, begin = PAGE.read_text(), f"<!-- benchmarks: {device} -->\n"
-        before, found, after = text.partition(begin)
-        if found:
-            rest = after[after.index("<!-- end -->") :]
-            PAGE.write_text(f"{before}{begin}{where(results)}\n\n{table(results)}\n{rest}")
+        before, _, after = text.partition(begin)
+        PAGE.write_text(f"{before}{begin}{part}\n{after[after.index('<!-- end -->') :]}")
+
+
+def file_name(device: str, hardware: str) -> str:
+    """Of the results of a processor or GPU, without the ending."""
+    return f"{device}-{'-'.join(re.findall(r'[a-z0-9]+', hardware.lower()))}"
+
+
+def _on_gpu(result: Json) -> str:
+    """The table of a GPU and its figure, which is drawn beside the page."""
+    figure = PAGE.parent / f"{file_name('gpu', result['hardware'])}.png"
+    gpu_page.draw(result, figure)
+    return f"{gpu_page.table(result)}\n\n![Share of the peak that steps reach]({figure.name})"
 
 
 def stored() -> dict[str, list[Json]]:

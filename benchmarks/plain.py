@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -33,32 +36,71 @@ class _MLPBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """`depthmup_flax.models.ViT` without multipliers, with Flax's attention."""
+    """`depthmup_flax.models.ViT` without multipliers, with Flax's attention; big_vision's, if not scanned."""
 
     width: int
     depth: int
     patch_size: int
+    num_heads: int = 4
+    classes: int = 10
+    scan: bool = True
+    dtype: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[B, H, W, C] -> [B, 10]``."""
+        """``[B, H, W, C] -> [B, classes]``."""
         size = (self.patch_size, self.patch_size)
-        h = nn.Conv(self.width, size, size, "VALID", use_bias=False)(x).reshape(len(x), -1, self.width)
+        h = nn.Conv(self.width, size, size, "VALID", use_bias=False, dtype=self.dtype)(x)
+        h = h.reshape(len(x), -1, self.width)
         h = h + self.param("positions", nn.initializers.normal(0.02), h.shape[1:])
         token = self.param("token", nn.initializers.normal(0.02), (1, 1, self.width))
         h = jnp.concatenate([jnp.broadcast_to(token, (len(h), 1, self.width)), h], 1)
-        h, _ = _scanned(_Layer, self.depth)(self.width)(h, None)
-        return nn.Dense(10, use_bias=False)(nn.LayerNorm()(h)[:, 0])
+        h = _layers(h, self.depth, self.scan, num_heads=self.num_heads, dtype=self.dtype)
+        return nn.Dense(self.classes, use_bias=False)(nn.LayerNorm()(h)[:, 0])
+
+
+class GPT(nn.Module):
+    """`depthmup_flax.models.GPT` without multipliers, with Flax's attention."""
+
+    width: int
+    depth: int
+    num_heads: int
+    classes: int
+    dtype: str | None = None
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """``[B, T] -> [B, T, classes]``."""
+        h = nn.Embed(self.classes, self.width)(tokens)
+        h = h + self.param("positions", nn.initializers.normal(0.02), h.shape[1:])
+        h = _layers(h, self.depth, False, num_heads=self.num_heads, causal=True, dtype=self.dtype)
+        logits = nn.Dense(self.classes, use_bias=False, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(h))
+        return logits.astype(jnp.float32)
+
+
+def _layers(h: jax.Array, depth: int, scan: bool, **fields: Any) -> jax.Array:
+    width = h.shape[-1]
+    if scan:
+        return _scanned(_Layer, depth)(width, **fields)(h, None)[0]
+    for _ in range(depth):
+        h, _ = _Layer(width, **fields)(h, None)
+    return h
 
 
 class _Layer(nn.Module):
     width: int
+    num_heads: int
+    causal: bool = False
+    dtype: str | None = None
 
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
-        h = h + nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)(nn.LayerNorm()(h))
-        z = nn.gelu(nn.Dense(4 * self.width, use_bias=False)(nn.LayerNorm()(h)))
-        return h + nn.Dense(self.width, use_bias=False)(z), None
+        norm, dense = partial(nn.LayerNorm, dtype=self.dtype), partial(nn.Dense, use_bias=False, dtype=self.dtype)
+        attention = nn.MultiHeadDotProductAttention(num_heads=self.num_heads, use_bias=False, dtype=self.dtype)
+        mask = nn.make_causal_mask(h[..., 0]) if self.causal else None
+        h = h + attention(norm()(h), mask=mask)
+        z = nn.gelu(dense(4 * self.width)(norm()(h)))
+        return h + dense(self.width)(z), None
 
 
 class SimpleResNet(nn.Module):

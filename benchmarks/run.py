@@ -1,9 +1,12 @@
-"""Speed compared with alternatives: python -m benchmarks.run [--device=cpu|gpu] [--only=curve_vit,restart]
+"""Speed compared with alternatives: python -m benchmarks.run [--only=curve_vit,restart], or --device=gpu
 
-Each figure is a ratio of two interleaved measurements: the median over rounds, with quartiles. Each result is written
-to benchmarks/results/<device>-<processor>.json when it is measured; what is not measured keeps its result there. Other
-versions of Python and JAX get columns of their own: --stacks=/path/to/python,/path/to/another/python, each with the
-dependencies of this package. PyTorch, mup and TensorFlow may be in yet another environment: --python=/path/to/python.
+On a CPU each figure is a ratio of two interleaved measurements: the median over rounds, with quartiles. Other versions
+of Python and JAX get columns of their own: --stacks=/path/to/python,/path/to/another/python, each with the dependencies
+of this package. PyTorch, mup and TensorFlow may be in yet another environment: --python=/path/to/python. On a GPU whole
+training steps are compared with PyTorch's and with plain Flax (`benchmarks.gpu.table`).
+
+Each result is written to benchmarks/results/<device>-<processor>.json when it is measured; what is not measured keeps
+its result there, on a CPU.
 """
 
 from __future__ import annotations
@@ -14,9 +17,6 @@ import json
 import math
 import os
 import pathlib
-import platform
-import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +24,11 @@ from collections.abc import Sequence
 
 from benchmarks.contest import Unavailable
 from benchmarks.figures import FIGURES, RESULTS, TOGETHER
-from benchmarks.pages import document, line, table
+from benchmarks.gpu import page as gpu_page
+from benchmarks.gpu.table import Setting as GpuSetting
+from benchmarks.gpu.table import run as run_on_gpu
+from benchmarks.machine import gpu, processor, versions
+from benchmarks.pages import document, file_name, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
 from depthmup_flax.util.types import Json
@@ -35,26 +39,11 @@ _THEIRS = ("torch", "mup", "tensorflow", "tensorflow_cpu")
 
 def main() -> None:
     """Measures, writes JSON and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--only", default="", help=f"comma-separated figures: {', '.join(FIGURES)}")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
-    parser.add_argument("--stacks", default=sys.executable, help="interpreters with this package's dependencies")
-    parser.add_argument("--python", default=sys.executable, help="interpreter with PyTorch, mup and TensorFlow")
-    parser.add_argument("--images", default="", help="folder with train/ and test/ for the streaming figure")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
-    parser.add_argument(
-        "--out", default="", help="default: benchmarks/results/<device>-<processor>.json, with --quick a temporary file"
-    )
-    parser.add_argument("--show", default="", help="print the table of a file of results and exit")
-    parser.add_argument(
-        "--document",
-        action="store_true",
-        help="write the tables of benchmarks/results into docs/performance.md, and exit",
-    )
+    parser = _parser()
     flags = parser.parse_args()
     if flags.show:
-        print(table([json.loads(pathlib.Path(flags.show).read_text())]))
+        result = json.loads(pathlib.Path(flags.show).read_text())
+        print(gpu_page.table(result) if result["device"] == "gpu" else table([result]))
         return
     if flags.document:
         document()
@@ -65,16 +54,42 @@ def main() -> None:
         parser.error(f"--only has {unknown[0]!r}: must be among {', '.join(FIGURES)}")
     if flags.rounds < 1:
         parser.error(f"--rounds={flags.rounds}: must be at least 1")
-    stacks = tuple(Stack(python) for python in flags.stacks.split(","))
-    setting = Setting(flags.device, flags.rounds, stacks, flags.python, flags.quick, flags.images)
-    quick = pathlib.Path(tempfile.gettempdir(), "quick.json")
-    out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / f"{_file_name(setting)}.json"))
-    print(table([run(setting, names, out)]))
+    if flags.device == "gpu" and not (gpu() or flags.quick):
+        parser.error("--device=gpu: nvidia-smi names no GPU here. Add --quick to try the programs on a CPU.")
+    name = f"{file_name(flags.device, gpu() or processor())}.json"
+    quick, pythons = pathlib.Path(tempfile.gettempdir(), "quick.json"), flags.stacks.split(",")
+    out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / name))
+    if flags.device == "gpu":
+        result = run_on_gpu(GpuSetting(flags.rounds, pythons[0], flags.python, flags.quick), out)
+        print(gpu_page.table(result))
+        gpu_page.draw(result, out.with_suffix(".png"))
+    else:
+        stacks = tuple(Stack(python) for python in pythons)
+        print(table([run(Setting(flags.rounds, stacks, flags.python, flags.quick, flags.images), names, out)]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--only", default="", help=f"comma-separated figures of a CPU: {', '.join(FIGURES)}")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
+    parser.add_argument("--stacks", default=sys.executable, help="interpreters with this package's dependencies")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with PyTorch, mup and TensorFlow")
+    parser.add_argument("--images", default="", help="folder with train/ and test/ for the streaming figure")
+    quick = "tiny sizes, to check that everything runs; --device=gpu then runs on a CPU, too"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    out = "default: benchmarks/results/<device>-<processor>.json, with --quick a temporary file"
+    parser.add_argument("--out", default="", help=out)
+    parser.add_argument("--show", default="", help="print the table of a file of results and exit")
+    written = "write the tables of benchmarks/results into docs/performance.md, and exit"
+    parser.add_argument("--document", action="store_true", help=written)
+    return parser
 
 
 def run(setting: Setting, names: Sequence[str], out: pathlib.Path) -> Json:
     """Measures ``names`` and writes them to ``out``; returns its new content."""
-    result: Json = {"device": setting.device, "hardware": hardware(setting), "figures": {}}
+    hardware = f"{processor()}, {len(os.sched_getaffinity(0))} cores"
+    result: Json = {"device": "cpu", "hardware": hardware, "figures": {}}
     if out.exists():
         result["figures"] = json.loads(out.read_text())["figures"]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -110,49 +125,11 @@ def _measure(setting: Setting, name: str, result: Json, out: pathlib.Path) -> No
 
 def environment(setting: Setting) -> Json:
     """Versions of the alternatives, date and load."""
-    versions = {name: _version(name, setting.python) for name in _THEIRS}
     return {
-        "versions": {name: version for name, version in versions.items() if version},
+        "versions": versions(setting.python, _THEIRS),
         "day": time.strftime("%Y-%m-%d"),
         "load": round(os.getloadavg()[0], 1),
     }
-
-
-def hardware(setting: Setting) -> str:
-    """The processor, with the number of cores that may be used."""
-    return _gpu() if setting.device == "gpu" else f"{processor()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def _file_name(setting: Setting) -> str:
-    name = _gpu() if setting.device == "gpu" else processor()
-    return f"{setting.device}-{'-'.join(re.findall(r'[a-z0-9]+', name.lower()))}"
-
-
-def _version(name: str, python: str) -> str:
-    """Version of a package in an interpreter; empty if it is not installed."""
-    program = f"import importlib.metadata as m; print(m.version({name!r}))"
-    try:
-        return subprocess.run([python, "-c", program], capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
-
-
-def processor() -> str:
-    """Name, family and model of the processor: virtual machines give one name to several generations."""
-    pairs = [line.partition(":") for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()]
-    of_last = {name.strip(): value.strip() for name, _, value in pairs}
-    name = of_last.get("model name", platform.processor())
-    if "cpu family" not in of_last:
-        return name
-    return f"{name} (family {of_last['cpu family']}, model {of_last['model']})"
-
-
-def _gpu() -> str:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True).stdout.strip() or "no GPU"
-    except OSError:
-        return "no GPU"
 
 
 def _as_json(row: Row) -> Json:

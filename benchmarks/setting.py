@@ -1,4 +1,4 @@
-"""How figures are measured: networks, batch sizes, device and environment."""
+"""How figures are measured on a CPU: networks, batch sizes and environment."""
 
 from __future__ import annotations
 
@@ -36,13 +36,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
     "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
 }
-# Large enough to keep a GPU busy.
-GPU_NETWORKS: dict[str, dict[str, Any]] = {
-    **{title: _fields(title) for title in ("ResMLP 1024x64", "SimpleResNet 512x12", "ViT 512x12")},
-    "ResNet-18": NETWORKS["ResNet-18"],
-}
-BATCH = {"cpu": 64, "gpu": 256}
-CPU_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
+BATCH = 64
+SMALLER_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
 
 TINY: dict[str, dict[str, Any]] = {
     name: {**fields, "width": 16, "depth": min(4, fields["depth"])} for name, fields in NETWORKS.items()
@@ -85,7 +80,6 @@ class Setting:
     """How to measure.
 
     Attributes:
-      device: ``cpu`` or ``gpu``.
       rounds: rounds of each comparison.
       stacks: interpreters with this package. Most figures are measured on each in turn; those against PyTorch
         interleave them, so that all meet the same PyTorch.
@@ -94,7 +88,6 @@ class Setting:
       images: folder of images for the streaming figure; empty: generated images.
     """
 
-    device: str = "cpu"
     rounds: int = 7
     stacks: tuple[Stack, ...] = (Stack(),)
     python: str = sys.executable
@@ -102,21 +95,13 @@ class Setting:
     images: str = ""
 
     def networks(self, *names: str) -> dict[str, dict[str, Any]]:
-        """The named networks with base sizes; on a GPU, all of `GPU_NETWORKS`."""
-        known = TINY if self.quick else NETWORKS if self.device == "cpu" else GPU_NETWORKS
-        chosen = known if self.device == "gpu" and not self.quick else {name: known[name] for name in names}
-        return {name: with_base(fields) for name, fields in chosen.items()}
+        """The named networks with base sizes."""
+        known = TINY if self.quick else NETWORKS
+        return {name: with_base(known[name]) for name in names}
 
     def batch(self, name: str) -> int:
         """Batch size of a network."""
-        return 8 if self.quick else CPU_BATCH.get(name, BATCH["cpu"]) if self.device == "cpu" else BATCH["gpu"]
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of JAX: one device of the requested kind, without preallocated memory."""
-        if self.device == "cpu":
-            return {"JAX_PLATFORMS": "cpu"}
-        return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        return 8 if self.quick else SMALLER_BATCH.get(name, BATCH)
 
     @property
     def seconds(self) -> float:
@@ -132,14 +117,11 @@ class Setting:
     def ours(self, name: str, make: str, process: str = "ours", stack: Stack | None = None, **args: Any) -> Contender:
         """A contender that runs in a stack's interpreter and environment."""
         stack = stack or self.stacks[0]
-        return Contender(name, make, args, process, stack.python, self.env)
+        return Contender(name, make, args, process, stack.python, {"JAX_PLATFORMS": "cpu"})
 
     def torch(self, name: str, function: str, **args: Any) -> Contender:
         """A contender in PyTorch, in its own process."""
-        on = {"device": "cpu", "precision": "highest"}
-        if self.device == "gpu":
-            on = {"device": "cuda", "precision": "high"}  # TF32, as is JAX's default
-        return Contender(name, f"benchmarks.theirs:{function}", {**on, **args}, "", self.python, optional=True)
+        return Contender(name, f"benchmarks.theirs:{function}", args, "", self.python, optional=True)
 
 
 def with_base(fields: Model) -> dict[str, Any]:

@@ -171,18 +171,17 @@ def make_optimizer(network, ratio, rate, fused):
     return mup.MuAdam(groups, lr=rate, **({"fused": True} if fused else {}))
 
 
-def train_step(model, batch, side=32, device="cpu", mode="eager", seconds=0.4, precision="highest"):
-    """A training step on a batch that is already on the device.
+def train_step(model, batch, side=32, mode="eager", seconds=0.4):
+    """A training step on a batch that is in memory.
 
     Modes: eager; fused, with the fused Adam; channels_last, with fused; compile, with channels_last, which was faster
     for convolutions.
     """
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision(precision)
-    network = make_network(side=side, **model).to(device)
+    network = make_network(side=side, **model)
     optimizer = make_optimizer(network, _ratio(model), RATE, fused=mode != "eager")
-    x = torch.randn(batch, 3, side, side, device=device)
-    y = torch.randint(0, 10, (batch,), device=device)
+    x = torch.randn(batch, 3, side, side)
+    y = torch.randint(0, 10, (batch,))
     if mode in ("channels_last", "compile"):
         network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if mode == "compile" else network
@@ -192,20 +191,17 @@ def train_step(model, batch, side=32, device="cpu", mode="eager", seconds=0.4, p
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(forward(x), y).backward()
             optimizer.step()
-        if device != "cpu":
-            torch.cuda.synchronize()
 
     parameters = sum(p.numel() for p in network.parameters())
     return _with(repeated(run, seconds), parameters=parameters)
 
 
-def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, device="cpu", precision="highest"):
-    """The runs of a curve one after another: make a network, train on batches from the device, evaluate.
+def curve(model, rates, seeds, steps, batch, side, examples, tests, measured):
+    """The runs of a curve one after another: make a network, train on batches, evaluate.
 
     Runs ``measured`` of them and scales the time to all, because runs one after another take the same time each.
     """
-    torch.set_float32_matmul_precision(precision)
-    data = _data(model, examples, side, device)
+    data = _data(model, examples, side)
     runs = [(rate, seed) for rate in rates for seed in range(seeds)]
 
     def run_some():
@@ -216,10 +212,9 @@ def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, de
     return lambda: {"seconds": timed(run_some) * len(runs) / measured, "parameters": parameters}
 
 
-def search(model, rate, octaves, seeds, steps, batch, side, examples, device="cpu", precision="highest"):
+def search(model, rate, octaves, seeds, steps, batch, side, examples):
     """A script that tries learning rates, as users of PyTorch and mup write it: the best, and the network's size."""
-    torch.set_float32_matmul_precision(precision)
-    data = _data(model, examples, side, device)
+    data = _data(model, examples, side)
     losses = {
         tried: [_run(model, tried, seed, steps, batch, *data, tests=500)[0] for seed in range(seeds)]
         for tried in (rate * 2.0**k for k in range(-octaves, octaves + 1))
@@ -232,19 +227,19 @@ def _size(model, side):
     return sum(p.numel() for p in make_network(side=side, **model).parameters())
 
 
-def _data(model, examples, side, device):
-    images = torch.randn(examples, 3, side, side, device=device)
-    return images.to(memory_format=_memory_format(model)), torch.randint(0, 10, (examples,), device=device)
+def _data(model, examples, side):
+    images = torch.randn(examples, 3, side, side)
+    return images.to(memory_format=_memory_format(model)), torch.randint(0, 10, (examples,))
 
 
 def _run(model, rate, seed, steps, batch, images, labels, tests):
     """Trains one network; returns its average training loss and its loss on ``tests`` images."""
     torch.manual_seed(seed)
-    network = make_network(side=images.shape[-1], **model).to(images.device, memory_format=_memory_format(model))
+    network = make_network(side=images.shape[-1], **model).to(memory_format=_memory_format(model))
     optimizer = make_optimizer(network, _ratio(model), rate, fused=True)
-    total = torch.zeros((), device=images.device)
+    total = torch.zeros(())
     for _ in range(steps):
-        rows = torch.randint(0, len(images), (batch,), device=images.device)
+        rows = torch.randint(0, len(images), (batch,))
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(network(images[rows]), labels[rows])
         loss.backward()

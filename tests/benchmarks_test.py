@@ -48,6 +48,14 @@ def steady(name, log, seconds):
 
 def broken():
     raise ValueError("there is no such device")
+
+def breaks_later():
+    calls = iter(range(2))
+    def run():
+        if next(calls):
+            raise ValueError("the device is gone")
+        return {"seconds": 1.0}
+    return run
 """
 
 
@@ -78,7 +86,15 @@ def test_a_contender_that_cannot_run_gives_the_reason(contenders):
     with pytest.raises(Unavailable, match="no/such/python"):
         measure([Contender("gone", "made_up:broken", python="no/such/python")], 1)
     steady = Contender("a", "made_up:steady", {"name": "a", "log": str(contenders), "seconds": 0.0})
-    assert list(measure([steady, Contender("broken", "made_up:broken", optional=True)], 1)) == ["a"]
+    broken = Contender("broken", "made_up:broken", optional=True)
+    later = Contender("later", "made_up:breaks_later", optional=True)
+    measured = measure([steady, broken, later], 2)
+    assert list(measured) == ["a"]
+    assert len(measured["a"]) == 2
+    assert measured.absent == {
+        "broken": "ValueError: there is no such device",
+        "later": "ValueError: the device is gone",
+    }
 
 
 @pytest.mark.parametrize(
@@ -176,7 +192,7 @@ def test_a_table_has_a_column_for_each_stack_and_a_row_for_each_processor(tmp_pa
 
 
 def test_the_page_shows_the_results_in_the_repository(tmp_path, monkeypatch):
-    (results,) = stored().values()
+    results = stored()["cpu"]
     assert {name for result in results for name in result["figures"]} <= FIGURES.keys()
     copy = tmp_path / PAGE.name
     copy.write_text(PAGE.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -91,8 +92,11 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     if name in _PRINTING and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    output: Any = _Lasting(sys.stdout)
-    errors: Any = _Lasting(sys.stderr)
+    output, errors = (
+        # A closed file descriptor (>&-): what would be shown is dropped.
+        io.StringIO() if stream is None else _Lasting(stream)
+        for stream in (sys.stdout, sys.stderr)
+    )
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         sys.exit(_run(name, words))
 

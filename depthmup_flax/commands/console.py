@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import logging as absl_logging
 
@@ -17,8 +21,15 @@ def show() -> _Output:
     PACKAGE.handlers = [output]
     PACKAGE.setLevel(logging.INFO)
     PACKAGE.propagate = False  # absl would show warnings again
-    absl_logging.get_absl_handler().setFormatter(_Plain())
+    absl_logging.get_absl_handler().setFormatter(_FirstLine())
+    sys.unraisablehook = functools.partial(_hook, sys.unraisablehook)
     return output
+
+
+def _hook(usual: Callable[[Any], object], unraisable: Any) -> None:
+    """Drops what Orbax leaves behind when it fails to read a file: callbacks and coroutines of a closed event loop."""
+    if "Event loop is closed" not in str(unraisable.exc_value) and not inspect.iscoroutine(unraisable.object):
+        usual(unraisable)
 
 
 class _Plain(logging.Formatter):
@@ -27,6 +38,14 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+class _FirstLine(_Plain):
+    """Of other libraries the first line: what an error means for the run, the run says in a sentence of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage().partition("\n")[0]
+        return super().format(logging.LogRecord(record.name, record.levelno, "", 0, text, None, None))
 
 
 class _Output(logging.Handler):

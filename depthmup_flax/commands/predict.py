@@ -136,8 +136,15 @@ def as_csv(predictions: Iterator[Prediction]) -> str:
     places = range(1, len(rows[0][1]) + 1)
     writer.writerow(["file", *(name for i in places for name in (f"class_{i}", f"probability_{i}"))])
     for file, best in rows:
-        writer.writerow([file, *(cell for name, probability in best for cell in (name, f"{probability:.6g}"))])
+        cells = (cell for name, probability in best for cell in (_cell(name), f"{probability:.6g}"))
+        writer.writerow([_cell(str(file)), *cells])
     return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text of others that neither a terminal nor a spreadsheet takes for a command."""
+    shown = printable(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def as_json(predictions: Iterator[Prediction]) -> str:

@@ -16,6 +16,7 @@ import argparse
 import functools
 import os
 import pathlib
+import shlex
 import sys
 import webbrowser
 from typing import Any
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"  {path}")
     tuned = directories[0] / "tuned.py"
     tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
-    messages.next_step(f"depthmup train --config={tuned}" if tuned.exists() else tune)
+    messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
     return 0
 
 

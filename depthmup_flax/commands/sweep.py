@@ -17,6 +17,7 @@ ends. Rerunning the command resumes the sweep. Afterwards: depthmup report
 """
 
 import argparse
+import shlex
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
     cache_compilations()
     sweep(config, workdir, shard=shard, lanes=lanes, overwrite=args.overwrite)
     print(f"Records are in {workdir}")
-    messages.next_step(f"depthmup report {workdir}")
+    messages.next_step(f"depthmup report {shlex.quote(str(workdir))}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ command to resume.
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from depthmup_flax.commands import start
@@ -72,4 +73,4 @@ def _next(config: ConfigDict, workdir: str) -> str:
         return f"{run}.state"
     if kind == "image" and config.loss != "cross_entropy":  # there may be no classes
         return f"{run}.predict(images)"
-    return f"depthmup predict {workdir} {_INPUTS.get(kind, 'image.png')}"
+    return f"depthmup predict {shlex.quote(workdir)} {_INPUTS.get(kind, 'image.png')}"

@@ -6,6 +6,7 @@ the comments of the fields below, of `Parametrization`, ``DataConfig`` and the m
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
+from depthmup_flax.records.provenance import settings_differences, unusual_settings
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
@@ -85,7 +87,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             # Length of the training, evaluations, checkpoints.
             "train": {
                 "batch_size": 64,  # examples of a step, on all devices together
-                "accumulate": 1,  # parts of a batch, computed one after another, for less memory
+                "accumulate": 1,  # parts of a batch, one after another, for less memory; BatchNorm sees each alone
                 "epochs": 20.0,  # passes over the training examples; may be a fraction
                 "steps": 0,  # steps of training; if above 0, replaces epochs
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
@@ -106,6 +108,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
     )
 
 
+_default_of_ours = functools.cache(default_config)  # to be read: a sweep validates 100,000 configs
+
 # Smallest value and the fields it is for; an int asks for whole numbers.
 _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
     (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
@@ -119,7 +123,8 @@ def validate(config: ConfigDict) -> None:
     """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
     if "grids" in config:
         raise InputError("this config is a sweep's: run it with depthmup sweep.")
-    _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
+    name = config.get("model", {}).get("name", "res_mlp")
+    _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name), "")
     require_set(config)
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
@@ -201,7 +206,7 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     """The fields of ``config.optimizer.kwargs`` that are set; fields that a config file added may be ``None``."""
-    unset = {name for name in default_config().optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
+    unset = {name for name in _default_of_ours("res_mlp").optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
     return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
@@ -266,12 +271,12 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 def to_json(config: ConfigDict) -> str:
     """The config as indented JSON with sorted keys, and digests of the user's code; equal ones give equal text."""
-    return json_text(_with_code(config))
+    return json_text(_with_circumstances(config))
 
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
-    stored = {name: value for name, value in stored.items() if name != _CODE}
+    stored = {name: value for name, value in stored.items() if name not in (_CODE, _SETTINGS)}
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
@@ -288,16 +293,16 @@ def _with_tuples(value: Any) -> Any:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """`run_hash` of the config, and of the user's code that it names."""
-    return run_hash(_with_code(config))
+    """`run_hash` of the config, of the user's code that it names, and of JAX's settings if they are unusual."""
+    return run_hash(_with_circumstances(config))
 
 
-_CODE = "code"  # a key of a stored config
+_CODE, _SETTINGS = "code", "jax"  # keys of a stored config
 
 
-def _with_code(config: ConfigDict) -> Json:
-    code = code_of(config)
-    return config.to_dict() | ({_CODE: code} if code else {})
+def _with_circumstances(config: ConfigDict) -> Json:
+    more = {_CODE: code_of(config), _SETTINGS: unusual_settings()}
+    return config.to_dict() | {name: value for name, value in more.items() if value}
 
 
 def stored_code(stored: Json) -> dict[str, str]:
@@ -305,8 +310,8 @@ def stored_code(stored: Json) -> dict[str, str]:
     return stored.get(_CODE, {})
 
 
-def require_same_code(stored: Json, current: Json, holds: str) -> None:
-    """Raises `InputError` if modules of the user have changed; both configs are JSON.
+def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
+    """Raises `InputError` if modules of the user or settings of JAX have changed; both configs are JSON.
 
     ``holds`` begins the sentence: "workdir 'runs/mine' holds a run".
     """
@@ -315,6 +320,11 @@ def require_same_code(stored: Json, current: Json, holds: str) -> None:
         raise InputError(
             f"{holds}, and the code of {', '.join(changed)} has changed since: restore it to resume, choose another "
             "workdir, or pass --overwrite to start again."
+        )
+    if changed := settings_differences(stored.get(_SETTINGS, {})):
+        raise InputError(
+            f"{holds}, and JAX's settings have changed since ({'; '.join(changed)}): set them as they were to resume, "
+            "choose another workdir, or pass --overwrite to start again."
         )
 
 

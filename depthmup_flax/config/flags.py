@@ -148,6 +148,8 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
         raise InputError(unknown_field(config, path)) from error
     if isinstance(present, ConfigDict):
         raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{next(iter(present), 'field')}.")
+    if texts == ["None"] and _is_unset_by_default(config, path):
+        return set_field(config, path, None)
     kind = section.get_type(name)
     if None in texts and kind is not bool:
         raise InputError(f"{flag} has no value: write {flag}=VALUE.")
@@ -171,10 +173,25 @@ def _set_hyper(section: ConfigDict, flag: str, name: str, texts: Sequence[str | 
         section[name] = value
 
 
+def _is_unset_by_default(config: ConfigDict, path: str) -> bool:
+    """Whether a field without a value is one that has none, such as those of the preset."""
+    from depthmup_flax.config.fields import default_config, get_field
+
+    run, field = (config.base, path.removeprefix("base.")) if path.startswith("base.") else (config, path)
+    if "model" not in run:
+        return False
+    try:
+        return get_field(default_config(run.model.name), field) is None
+    except (KeyError, TypeError):
+        return False
+
+
 def _tuple(text: str) -> tuple[Any, ...]:
+    """The elements of ``a``, of ``a,b`` and of Python's ``('a', 'b')``."""
     from ml_collections.config_flags import tuple_parser
 
-    return tuple_parser.TupleParser().parse(text)
+    found = tuple_parser.TupleParser().parse(text)
+    return tuple(part.strip() for part in text.split(",")) if found == (text,) else found
 
 
 def _literal(text: str) -> Any:

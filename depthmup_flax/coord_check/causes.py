@@ -142,9 +142,9 @@ class Cause:
 
 def named(name: str, layers: Sequence[str], rule: Parametrization) -> Cause:
     """The cause of this name in `TEXTS`."""
-    return Cause(name, tuple(layers), TEXTS[name].format(alpha=f"{rule.alpha:g}", gamma=f"{least_gamma(rule):g}"))
+    return Cause(name, tuple(layers), TEXTS[name].format(alpha=f"{float(rule.alpha):g}", gamma=f"{least_gamma(rule):g}"))
 
 
 def least_gamma(rule: Parametrization) -> float:
     """The smallest gamma of the layers of a branch."""
-    return rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
+    return float(rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma))

@@ -110,7 +110,7 @@ class Evidence:
         leaf, rule = self.layers.leaf(path), self.rule
         expected = 0.0
         if axis == "depth":
-            expected = -rule.alpha if leaf.in_branch else 0.0
+            expected = -float(rule.alpha) if leaf.in_branch else 0.0
         elif rule.width == "mup":
             exponents = WIDTH_RULES[Geometry.LINEAR][leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)

@@ -17,19 +17,19 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
     if axis == "width":
         if rule.width != "mup":
             return 0.0 if kind == "activation" else None
-        return rule.gamma0_width_exponent if kind == "change" and name != OUTPUT else 0.0
+        return float(rule.gamma0_width_exponent) if kind == "change" and name != OUTPUT else 0.0
     if rule.alpha < 0.5:
         return None
     if kind == "activation" or in_branch is False:
         return 0.0
-    exponent = 1 - rule.alpha - rule.gamma
+    exponent = float(1 - rule.alpha - rule.gamma)
     return exponent if in_branch else max(exponent, 0.0)
 
 
 def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
     """The exponent of a weight's update, which follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
     if axis == "depth":
-        return -rule.update_gamma(leaf) if leaf.in_branch else 0.0
+        return -float(rule.update_gamma(leaf)) if leaf.in_branch else 0.0
     return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
 
 

@@ -111,7 +111,7 @@ class _Judge:
             # Inside a branch, only its own weights may move an activation, in steps of r^-gamma: for example queries
             # that start at zero.
             inside = self.axis == "depth" and name in self.layers.branch_activations
-            quantities += self.changes(EVERYTHING, name, None, slowest=-self.rule.gamma if inside else 0.0)
+            quantities += self.changes(EVERYTHING, name, None, slowest=-float(self.rule.gamma) if inside else 0.0)
         if not any((q.kind, q.name) == ("change", OUTPUT) for q in quantities):
             # `changes` skips zeros: without this, a network in which nothing trains would pass.
             last = self.table.steps(self.axis, EVERYTHING, "change")[-1]
@@ -123,11 +123,11 @@ class _Judge:
             in_branch = group in self.layers.branch_groups
             expected = 0.0
             if self.axis == "depth" and group in self.layers.once_groups:
-                expected = -(self.rule.alpha + self.rule.gamma)  # one layer among L
+                expected = -float(self.rule.alpha + self.rule.gamma)  # one layer among L
             slowest = -math.inf if self.may_vanish(group) else expected
             # The changes of L layers by their gates add up as L^1/2, as they hardly point in one direction; along the
             # slope of the loss they add up as L.
-            of_stream = 0.5 - self.rule.alpha - self.rule.gamma if self.is_gate(group) else 0.0
+            of_stream = float(0.5 - self.rule.alpha - self.rule.gamma) if self.is_gate(group) else 0.0
             quantities += self.changes(group, FEATURES, in_branch, min(slowest, of_stream), expected)
             quantities += self.changes(group, OUTPUT, in_branch, slowest, expected)
         return quantities + (self.attention_scales() if self.axis == "width" else [])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import jax
 import numpy as np
 
+from depthmup_flax.data.checksums import of_arrays
 from depthmup_flax.util.types import Batch, HostBatch
 
 Placement = Literal["device", "stream"]
@@ -52,6 +53,9 @@ class Split(Protocol):
 
     def arrays(self) -> HostBatch:
         """The whole split in memory, in order, in the format of ``read``."""
+
+    def checksum(self) -> str:
+        """Eight hexadecimal digits, which differ if examples have changed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +104,11 @@ class Dataset(abc.ABC):
         return np.zeros(0, bool)
 
     @property
+    def checksums(self) -> tuple[str, ...]:
+        """Of the training and the test examples: of all that are arrays in memory, of some that are read when asked."""
+        return self.train.checksum(), self.test.checksum()
+
+    @property
     def units_per_example(self) -> int:
         """The number of ``unit`` in one example."""
         return 1
@@ -125,6 +134,10 @@ class ArraySplit:
     def arrays(self) -> HostBatch:
         """See ``Split.arrays``; makes no copy."""
         return self.fields
+
+    def checksum(self) -> str:
+        """See ``Split.checksum``; of all examples."""
+        return of_arrays(self.fields)
 
     def take(self, order: np.ndarray) -> ArraySplit:
         """The examples ``order``, in that order."""

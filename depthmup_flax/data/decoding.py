@@ -17,12 +17,14 @@ import math
 import os
 import stat
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from depthmup_flax.data.checksums import of_arrays, spaced
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.process.cores import cpu_cores
@@ -40,6 +42,7 @@ CHUNK = 128  # images that are copied or summed at a time: 500 MB for the statis
 MOST_BAD = 0.1  # of a split's examples, rounded up; more bad examples are an error
 # Errors that stay until somebody changes the data set.
 _LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
+_SAMPLE = 256  # encoded images of a split whose checksum is taken in any case
 _MARKING = threading.Lock()  # of bad examples
 _TASK = 8  # items at most: a task for another thread costs about as much as decoding a small image
 
@@ -53,7 +56,14 @@ class Encoded(NamedTuple):
 
 
 Fetch = Callable[[list[int]], list[Encoded]]  # positions -> the examples there
-EncodedExamples = tuple[Fetch, int]  # and their number
+
+
+class EncodedExamples(NamedTuple):
+    """A split as its source has it."""
+
+    fetch: Fetch
+    size: int
+    listing: str = ""  # checksum of their names and labels, where these are known without reading examples
 
 
 class BadExample(InputError):
@@ -75,6 +85,8 @@ class EncodedSplit:
     num_classes: int
     bad: np.ndarray  # bool, which source positions were found bad; empty if bad examples are errors
     image_shape: tuple[int, int, int]  # of every decoded image
+    contents: np.ndarray  # uint32, CRC-32 of the encoded images that were read, by source position
+    listing: str  # see `EncodedExamples`
     first: str = ""  # the image that has this shape, for messages
 
     def __len__(self) -> int:
@@ -107,7 +119,8 @@ class EncodedSplit:
 
         def decode_one(i: int) -> None:
             try:
-                image = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
+                example = self._loaded(int(positions[i]), examples[i])
+                image = decode(example, self.image_shape[-1], self.config, None if draws is None else draws[i])
             except BadExample as error:
                 self._mark_bad(int(positions[i]), error)
                 good[i] = False
@@ -127,6 +140,27 @@ class EncodedSplit:
             end = count + int(good.sum())
             images[count:end], labels[count:end], count = batch["image"][good], batch["label"][good], end
         return {"image": images[:count], "label": labels[:count]}
+
+    def checksum(self) -> str:
+        """See ``Split.checksum``; of all names and labels, and of some encoded images, spaced evenly."""
+
+        def read_one(position: int) -> None:
+            with contextlib.suppress(BadExample):
+                self._loaded(position, self.fetch([position])[0])
+
+        sample = self.order[spaced(len(self), _SAMPLE)]
+        in_threads(read_one, [i for i in sample.tolist() if not self.contents[i]], self.config.read_threads)
+        return of_arrays({self.listing: self.contents[sample]})
+
+    def checksum_of_files(self) -> str:
+        """That of all encoded images, which were read."""
+        return of_arrays({"files": self.contents[self.order]})
+
+    def _loaded(self, position: int, example: Encoded) -> Encoded:
+        """The example at a source position with its bytes, of which the checksum is kept."""
+        example = example._replace(source=encoded_image(example, self.config))
+        self.contents[position] = zlib.crc32(example.source)  # type: ignore[arg-type]
+        return example
 
     def take(self, order: np.ndarray) -> EncodedSplit:
         """The examples ``order``, in that order."""
@@ -194,8 +228,8 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
     from PIL import Image, UnidentifiedImageError
 
     mode, size = _MODES[channels], config.image_size
+    content = encoded_image(example, config)
     try:
-        content = example.source if isinstance(example.source, bytes) else _content(example.source, config)
         if not content:
             raise ValueError("it is empty")
         with Image.open(io.BytesIO(content)) as image:
@@ -206,8 +240,6 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
                 array = np.asarray(resize_box(image, mode, size, box))
             else:
                 array = np.asarray(fit(image, mode, size))
-    except (InputError, RunStopped):
-        raise
     except MemoryError as error:
         raise RunStopped(
             f"data.name is {config.name!r}: there is not enough memory to decode its image {example.where}. Lower "
@@ -215,16 +247,27 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
         ) from error
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         reason = "Pillow cannot read its format" if isinstance(error, UnidentifiedImageError) else error
-        problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason})."
-        raise BadExample(problem, reason) from error
+        raise _bad_example(example, config, reason) from error
     return array.reshape(*array.shape[:2], channels)
 
 
-def _content(path: str, config: DataConfig) -> bytes:
-    """The bytes of an image file; ValueError unless it is a regular file, `read_error` if it cannot be read."""
+def _bad_example(example: Encoded, config: DataConfig, reason: object) -> BadExample:
+    return BadExample(f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason}).", reason)
+
+
+def encoded_image(example: Encoded, config: DataConfig) -> bytes:
+    """The bytes of an image.
+
+    Raises:
+      BadExample: its path is not that of a regular file.
+      InputError, RunStopped: the file cannot be read.
+    """
+    path = example.source
+    if isinstance(path, bytes):
+        return path
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-            raise ValueError("it is not a regular file")
+            raise _bad_example(example, config, "it is not a regular file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:

@@ -28,6 +28,9 @@ class ImageDataset(Dataset):
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
     bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
     class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
+    # Of both splits, which were files: `EncodedSplit.checksum`, and of all files, if all were read.
+    encoded: tuple[str, ...] = ()
+    checksums_of_files: tuple[str, ...] = ()
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -41,6 +44,11 @@ class ImageDataset(Dataset):
     def input_spec(self) -> jax.ShapeDtypeStruct:
         """float32 ``[1, H, W, C]``."""
         return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """See the base class."""
+        return self.encoded or super().checksums
 
     @property
     def bad_examples(self) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""A data set without its examples, ``data.json`` of a run: what a trained network needs where the data are absent."""
+"""A data set without its examples, ``data.json`` of a run.
+
+A trained network needs it where the data are absent, and a resumed run compares it with the data that it finds.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,16 @@ def to_json(dataset: Dataset) -> Json:
     """What `from_json` needs.
 
     That is shape, normalization and class names of images; context and vocabulary of a text; shapes and dtypes of an
-    example, and of its inputs and targets, of a user's data.
+    example, and of its inputs and targets, of a user's data. Numbers and checksums of examples are for `changes`.
     """
     common = {"name": dataset.name, "kind": dataset.input_kind, "num_classes": dataset.num_classes}
+    train_checksum, test_checksum = dataset.checksums
+    common |= {"train_examples": len(dataset.train), "train_checksum": train_checksum}
+    common |= {"test_examples": len(dataset.test), "test_checksum": test_checksum}
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
+        common |= dict(zip(("train_files", "test_files"), dataset.checksums_of_files, strict=False))
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
     if isinstance(dataset, UserDataset):
@@ -56,6 +63,45 @@ def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
     mean, std = (np.asarray(stored[field], np.float32) for field in ("mean", "std"))
     names, shape = tuple(stored["class_names"]), (height, width, channels)
     return ImageDataset(name, images, images, classes, "device", shape, mean, std, class_names=names)
+
+
+# Fields that say whether data are the same -> their name. Mean and deviation follow from the training examples.
+_COMPARED = {
+    "kind": "kind of examples",
+    "num_classes": "number of classes",
+    "class_names": "names of classes",
+    "image_shape": "shape of images",
+    "characters": "vocabulary",
+    "example": "shapes of an example",
+    "inputs": "shapes of inputs",
+    "targets": "shapes of targets",
+    "train_examples": "number of training examples",
+    "test_examples": "number of test examples",
+    "train_checksum": "content of training examples",
+    "test_checksum": "content of test examples",
+    "train_files": "files of training examples",  # which data that are streamed do not have
+    "test_files": "files of test examples",
+}
+
+
+def facts(stored: Json) -> Json:
+    """The part of `to_json` that is the same for the same data, by its name in a sentence."""
+    return {name: stored[field] for field, name in _COMPARED.items() if field in stored}
+
+
+def changes(stored: Json, current: Json) -> str:
+    """What differs between two results of `to_json`, as part of a sentence; "" if nothing does.
+
+    Earlier versions stored no numbers and checksums of examples.
+    """
+    then, now = facts(stored), facts(current)
+    differ = [name for name, value in then.items() if name in now and value != now[name]]
+    for split in ("training", "test"):  # the first says more than the others
+        of_split = [f"{what} of {split} examples" for what in ("number", "content", "files")]
+        for name in [name for name in of_split if name in differ][1:]:
+            differ.remove(name)
+    values = lambda name: f" {then[name]} then, {now[name]} now" if isinstance(then[name], int) else ""
+    return ", ".join(name + values(name) for name in differ)
 
 
 def _user_dataset(name: str, classes: int, stored: Json) -> UserDataset:

@@ -43,6 +43,7 @@ class UserDataset(Dataset):
     inputs: Any  # tree of shapes and dtypes, of one example; None if `user_prepare` does not give inputs and targets
     targets: Any  # likewise
     lowest_target: int = 0  # of the integers from which `num_classes` is known
+    given_checksums: tuple[str, ...] = ()  # of both splits as they were given
 
     unit: ClassVar[str] = "examples"
 
@@ -68,6 +69,11 @@ class UserDataset(Dataset):
         examples = self.spec.unflatten(batch)
         with calling(f"prepare of {self.name}", key, examples):
             return self.user_prepare(key, examples)
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """See the base class."""
+        return self.given_checksums or super().checksums
 
     @property
     def input_spec(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from depthmup_flax.data.checksums import of_arrays, of_texts, spaced
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.example_spec import ExampleSpec, count, flatten, kind_of
 from depthmup_flax.user_code.calls import calling
@@ -17,6 +18,7 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
 
 _MOST_EXAMPLES = 2**31 - 1  # indices are int32
+_SAMPLE = 16  # records whose content is compared when a run is resumed
 _MOST_READERS = 256  # seeds whose iterators stay open
 _RECENT = 8  # batches of a seed that can be read again: those read ahead when a sweep continues with fewer lanes
 
@@ -68,6 +70,14 @@ class RecordSplit:
         """See ``Split.arrays``; reads all records."""
         return self.read(np.arange(len(self)))
 
+    def checksum(self) -> str:
+        """See ``Split.checksum``: what ``fingerprint()`` of the user's object returns, else of a few records."""
+        own = getattr(self.source, "fingerprint", None)
+        if callable(own):
+            with calling(f"{self.where}.fingerprint"):
+                return of_texts([str(own()), f"{len(self)}"])
+        return of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
+
     def take(self, order: np.ndarray) -> RecordSplit:
         """The examples ``order``, in that order."""
         return dataclasses.replace(self, order=order if self.order is None else self.order[order])
@@ -110,6 +120,10 @@ class BatchStream:
     def arrays(self) -> HostBatch:
         """The first batch of seed 0."""
         return self._first_batch.arrays()
+
+    def checksum(self) -> str:
+        """See ``Split.checksum``: of the first batch of seed 0."""
+        return self._first_batch.checksum()
 
     def require_size(self, batch_size: int) -> None:
         """Raises `InputError` unless batches have ``batch_size`` examples."""

@@ -10,7 +10,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.nn.layers import LogitFactors
@@ -26,14 +25,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
     An argmax would take as long as a product. If V is split over devices, they only exchange reductions ``[...]``.
     """
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    logits, label = jax.lax.stop_gradient(logits), labels[..., None]
-    largest = logits.max(-1, keepdims=True)
-    before = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) < label
-    # A sum of numbers of the same type shares its pass over the logits with the loss's sum of exponentials.
-    ties = ((logits == largest) & before).astype(logits.dtype).sum(-1, keepdims=True)
-    right = (jnp.take_along_axis(logits, label, axis=-1) == largest) & (ties == 0)
-    return losses, right[..., 0]
+    label = labels[..., None]
+    position = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    # Sums of numbers of one type share a pass over the logits, also in the gradient; a gather's would be a scatter.
+    own = jnp.where(position == label, logits, 0).sum(-1)
+    total = jnp.exp(logits - largest).sum(-1)
+    ties = jax.lax.stop_gradient((logits == largest) & (position < label)).astype(logits.dtype).sum(-1)
+    losses = jnp.log(total) + largest[..., 0] - own
+    return losses, (own == largest[..., 0]) & (ties == 0)
 
 
 def parts_of_loss(model: nn.Module, labels: jax.Array) -> int:

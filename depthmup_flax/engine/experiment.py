@@ -44,6 +44,7 @@ from depthmup_flax.engine.user_checks import (
 from depthmup_flax.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.engine.workload import Workload
+from depthmup_flax.infer.audit_table import places
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, state_shardings
 from depthmup_flax.records.table import CONTINUOUS, SEED
@@ -61,6 +62,8 @@ from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
+
+RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 
 
 def _same(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -89,7 +92,7 @@ class Experiment(abc.ABC):
 
     @property
     def audit(self) -> str | None:
-        """What the audit of a user's network found: "" for nothing; ``None`` if there was none."""
+        """What the audit of a user's network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
         return None
 
     @property
@@ -98,9 +101,14 @@ class Experiment(abc.ABC):
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
 
     @functools.cached_property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """`hyperparameters` of the config."""
+        return hyperparameters(self.config)
+
+    @functools.cached_property
     @abc.abstractmethod
     def workload(self) -> Workload:
-        """What the programs of `depthmup_flax.engine` train; its hyperparameters are those of `hyperparameters`."""
+        """What the programs of `depthmup_flax.engine` train."""
 
     @abc.abstractmethod
     def state_shapes(self) -> TrainState:
@@ -120,7 +128,7 @@ class Experiment(abc.ABC):
             eval_batch_size=train.eval_batch_size,
             periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
             average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
-            hyperparameters=hyperparameters(config),
+            hyperparameters=self.hyperparameters,
             cost=self.cost,
             shapes=self.state_shapes(),
             gradient_dtype=config.mesh.gradient_dtype,
@@ -211,23 +219,29 @@ class NetworkExperiment(Experiment):
             f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
             for factor, paths in factors.items()
         ]
-        if self.audit:
+        if self.audited is not None and self.audited.findings:
             lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
+        elif self.audited is not None and self.audited.not_judged:
+            lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")
         return "".join(lines)
 
     def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
         """The network as a task, whose optimizer is changed by ``change``."""
-        own = hyperparameters(self.config)
+        own = self.hyperparameters
 
         def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own[path]}
             if not fields:
                 return self.functions(self.parametrization), change(self.optimizer)
-            changed = self.config.copy_and_resolve_references()
+            changed, of_rule = self.config.copy_and_resolve_references(), {}
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
-                    set_field(changed, path, value)
-            rule = make_parametrization(changed)
+                    section, _, name = path.partition(".")
+                    if section == RULE:
+                        of_rule[name] = value
+                    else:
+                        set_field(changed, path, value)
+            rule = self.parametrization.replace(**of_rule)
             optimizer = make_optimizer(changed, self.infos, rule, self.total_steps)
             return self.functions(rule), change(optimizer)
 
@@ -398,11 +412,18 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
 
 
 def hyperparameters(config: ConfigDict) -> dict[str, float]:
-    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
+    """What runs of one compiled program may differ in: the seed, fields of `CONTINUOUS` that are set, and the rule.
+
+    A preset is a name of the rule's numbers. A network of the user's own is audited and initialized for one preset, so
+    of its rule only the fields of `CONTINUOUS` are among them.
+    """
     fields = {path: get_field(config, path) for path in CONTINUOUS}
+    values = {path: value for path, value in fields.items() if value is not None}
+    if not is_import_path(config.model.name):
+        values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
+    values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
     whole = ("optimizer.warmup_steps",)
-    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
-    return {SEED: config.seed, **values, **{f"hyper.{name}": float(x) for name, x in config.hyper.items()}}
+    return {SEED: config.seed, **{path: value if path in whole else float(value) for path, value in values.items()}}
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:

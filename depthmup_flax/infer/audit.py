@@ -10,15 +10,16 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
+from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, places, printed, summary
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
+from depthmup_flax.infer.not_judged import AXES, not_judged, scaled_axes
 from depthmup_flax.infer.parameter_trees import Globs, template
 from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
@@ -37,23 +38,48 @@ class Audit:
     Attributes:
       rows: one per parameter; "?" is what the trace does not tell.
       findings: what is missing or wrong, each with the code to write.
-      notes: what could not be compared, and initial values to set.
+      not_judged: what was not read, each with the parameters that it concerns and what to do.
+      notes: initial values to set, and what else to know.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums.
-      doubt: why the comparison says nothing, if the two models have one size or seem swapped; else "".
     """
 
     rows: Sequence[Row]
     findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
     notes: tuple[str, ...]
     width_ratio: float
     depth_ratio: float
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
-    doubt: str = ""
+
+    @property
+    def verdict(self) -> Literal["ok", "missing", "not judged"]:
+        """``ok``: all factors were read, and are the rule's. ``missing``: some are not. Else ``not judged``.
+
+        Findings that are not ``certain``, because they depend on the optimizer, do not count.
+        """
+        if any(finding.certain for finding in self.findings):
+            return "missing"
+        return "not judged" if self.not_judged else "ok"
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, as far as the trace tells and whatever the optimizer; false with a ``doubt``."""
-        return not self.doubt and not any(finding.certain for finding in self.findings)
+        """Whether the verdict is ``ok``, which is also ``bool(audit)``."""
+        return self.verdict == "ok"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
+        if not self.ok:
+            raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
+
+    @property
+    def _headline(self) -> str:
+        """The verdict in one sentence."""
+        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
+        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
+        return f"{self.verdict}: {what}."
 
     @property
     def info(self) -> InfoTree:
@@ -72,7 +98,8 @@ class Audit:
         printer.text(str(self))
 
     def __str__(self) -> str:
-        return printed(self.rows, self.findings, self.notes, self.width_ratio, self.depth_ratio, self.doubt)
+        results = self.rows, self.findings, self.not_judged, self.notes, self.width_ratio, self.depth_ratio
+        return printed(self._headline, *results)
 
 
 def audit(
@@ -87,6 +114,8 @@ def audit(
     in_branch: Globs | Callable[[str], bool] | None = None,
     info: InfoTree | None = None,
     output: Output = None,
+    axes: str | Collection[str] = AXES,
+    known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
@@ -96,8 +125,7 @@ def audit(
 
     Args:
       model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
-        module is mapped over the batch. The base has the tuned width *and* depth. If one of the two is equal, its
-        factors cannot be checked, and a note says so.
+        module is mapped over the batch. The base has the tuned width *and* depth.
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; by default residual sums are counted.
@@ -106,13 +134,23 @@ def audit(
       in_branch: what you pass to `infer_info`; differences from the trace are findings.
       info: what `infer_info` or `param_info` returned; as above.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
+      axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
+      known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
+        function of the same arrays in ``jax.numpy``, which is read in its place.
       **kwargs: of the call, such as ``train=True``.
 
     Raises:
       InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
-    mine, base_model = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
+    scaled, known = scaled_axes(axes), known or {}
+    mine, base_model = (
+        as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
+    )
+    for name in known.keys() - mine.graph.replaced - base_model.graph.replaced:
+        raise InputError(
+            f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
+        )
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
     unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
@@ -146,17 +184,10 @@ def audit(
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
     counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
-    notes = [*_notes(compared, rows, same_width, unread, counts), *_initial_scale(rows, facts, rule)]
-    return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure, _doubt(m, r))
-
-
-def _doubt(m: float, r: float) -> str:
-    """Why a comparison of two models with these ratios of width and depth says nothing; "" if it does."""
-    if m == r == 1:
-        return "Nothing was compared: model and base have the same width and depth. Give base the tuned ones."
-    if m <= 1 and r <= 1:
-        return "The model is smaller than the base model: were model and base swapped? Write audit(model, base, x)."
-    return ""
+    same = {"same_width": same_width, "same_layers": counts[0] == counts[1]}
+    unjudged = not_judged(compared, rows, unread, scaled, m, **same)
+    notes = [*_notes(compared, rows, counts), *_initial_scale(rows, facts, rule)]
+    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure)
 
 
 def _with_depth(
@@ -221,27 +252,9 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
     ]
 
 
-def _notes(
-    compared: Comparison,
-    rows: Sequence[Row],
-    same_width: bool,
-    unread: Mapping[str, str],
-    counts: tuple[Counter[str], Counter[str]],
-) -> list[str]:
-    facts, base = compared.facts, compared.base
+def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str], Counter[str]]) -> list[str]:
     notes: list[str] = []
-    if same_width:
-        notes.append(
-            "the model is as wide as the base model, so no dimension is seen to grow: roles are by place (what reads "
-            "the batch is an input, the last product an output), and factors that depend on the width were not "
-            "checked. Audit a wider model too."
-        )
-    if facts.depth and facts.depth == base.depth and not compared.absolute:
-        notes.append(
-            "the model is as deep as the base model, so multipliers of branches were not checked. Give the base model "
-            "its own depth."
-        )
-    if not facts.depth:
+    if not compared.facts.depth:
         notes.append("the trace finds no residual sums.")
     few = [row.path for row in rows if row.info is not None and row.info.to_few_features]
     if few:
@@ -260,15 +273,4 @@ def _notes(
             "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
             "without scale and bias."
         )
-    unknown = [branch.paths for branch in facts.branches if compared.branches[branch.node] is None]
-    if unknown:
-        paths = summary(sorted(frozenset().union(*unknown)))
-        notes.append(f"the factors of the branches with {paths} could not be traced, so check them by eye.")
-    untraced = [row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch]
-    if untraced:
-        notes.append(f"the factors of {summary(untraced)} could not be traced, so check them by eye.")
-    if unread:
-        path, why = next(iter(unread.items()))
-        role = f"the role of {summary(list(unread))} was not read ({why})"
-        notes.append(f"{role}: pass overrides={{{path!r}: Axes(...)}}.")
     return notes

@@ -25,6 +25,22 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
+class NotJudged:
+    """One thing that an audit could not judge."""
+
+    name: str  # of a kernel, function or primitive; or "width", "depth", "factor", "role", "sizes"
+    paths: tuple[str, ...]  # of parameters
+    text: str
+    code: str  # what to do
+    source: str = ""  # where it is in the code, file.py:12
+
+    @property
+    def place(self) -> str:
+        """Its name, and where it is in the code."""
+        return f"{self.name} in {self.source}" if self.source else self.name
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
     """What an audit says about one parameter. Factors are relative to the base model; ``None`` is unknown."""
 
@@ -44,32 +60,41 @@ class Row:
 
 
 def printed(
-    rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float, doubt: str
+    verdict: str,
+    rows: Sequence[Row],
+    findings: Sequence[Finding],
+    not_judged: Sequence[NotJudged],
+    notes: Sequence[str],
+    m: float,
+    r: float,
 ) -> str:
-    """The table of an audit, its findings and its notes."""
+    """The verdict of an audit in one line, its table, findings, what was not judged, and notes."""
     cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
     cells += map(_cells, grouped(rows, _same).values())
     lines = aligned(cells, "<<<>>><")
     rule = "-" * max(map(len, lines))
-    text = [lines[0], rule, *lines[1:], rule]
+    text = [*_wrapped(verdict, ""), "", lines[0], rule, *lines[1:], rule]
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
-    if doubt:
-        text += ["", *_wrapped(doubt, "")]
-    text += [line for lines in listed(findings) for line in ("", *lines)]
-    if not doubt and not any(finding.certain for finding in findings):
-        text += ["", "Nothing is missing." if not findings else "Nothing else is missing."]
+    text += [line for lines in listed(findings, not_judged) for line in ("", *lines)]
     for note in notes:
         sentences, *code = f"Note: {note}".split("\n")
         text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
 
 
-def listed(findings: Sequence[Finding]) -> list[list[str]]:
-    """The lines of each finding, with the code to write."""
+def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
+    """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
+    missing = [(f"{n}. {one.name}: {one.text}", one.code) for n, one in enumerate(findings, start=1)]
+    unknown = [(f"?  not judged, {one.place}: {one.text}", one.code) for one in not_judged]
     return [
-        [*_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
-        for n, finding in enumerate(findings, start=1)
+        *([*_wrapped(text, "   "), f"   write: {code}"] for text, code in missing),
+        *([*_wrapped(text, "   "), *_wrapped(f"   do: {code}", "   ")] for text, code in unknown),
     ]
+
+
+def places(not_judged: Sequence[NotJudged]) -> str:
+    """What was not judged, in one line."""
+    return "; ".join(f"{one.place} ({summary(one.paths)})" if one.paths else one.place for one in not_judged)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph, Node
+from depthmup_flax.infer.numbers_in_code import Numbers
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, SUMS, Uses
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
@@ -145,20 +146,32 @@ def _of_piece(node: Node, pieces: _Pieces) -> float | None:
     return next((degree if stop <= end else None for end, degree in ends if start < end), None)
 
 
+def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity) -> ForwardFactors:
+    """The factors of a graph. Unknown numbers, such as rates that differ by layer, are drawn.
+
+    They are drawn twice: a factor in which they do not cancel differs between the draws, and is NaN.
+    """
+    first = ForwardFactors(graph, uses, sums, shape, seed=0)
+    if first.numbers.drawn:
+        first.forget_what_differs(ForwardFactors(graph, uses, sums, shape, seed=1))
+    return first
+
+
 class ForwardFactors:
     """The terms of every array, and the factors around products.
 
-    ``sums`` are the nodes of residual sums, which are terms of what follows.
+    ``sums`` are the nodes of residual sums, which are terms of what follows; ``seed`` draws unknown numbers.
 
     Attributes:
       terms: of every array.
       before: node of a product -> the factor of its input, if all terms of that have one.
       parts: a product of two activations -> the terms of both with their factors.
       of_param: an array of parameters or constants -> the constant factor in it; NaN for one unknown number.
+      numbers: of single numbers and random masks.
     """
 
-    def __init__(self, graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity):
-        self.graph, self.shape = graph, shape
+    def __init__(self, graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity, seed: int):
+        self.graph, self.shape, self.numbers = graph, shape, Numbers(graph, uses.kinds, seed)
         self.terms: list[Terms] = [{}] * len(graph.nodes)
         self.before: dict[int, float] = {}
         self.parts: dict[int, Terms] = {}
@@ -168,7 +181,8 @@ class ForwardFactors:
             if not needed[i]:
                 continue
             if uses.kinds[i] != ACTIVATION:
-                self.of_param[i] = self._inside(node)
+                number = self.numbers.of(i)
+                self.of_param[i] = self._inside(node, uses.kinds[i]) if number is None else abs(number)
                 continue
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
             products = [use for use in at.get(i, ()) if use.kind != ENTRYWISE]
@@ -180,9 +194,16 @@ class ForwardFactors:
             result = self._of_operation(i, reads)
             if result is None or len(result) > _MOST_TERMS:
                 result = {i: frozenset({1.0})}
-            elif i in at:  # a bias, a position, a scale
-                result = _union([result, {i: frozenset({1.0})}])
+            elif i in at:  # a scale, which is multiplied with its array; or a bias or a position, which is not
+                result = _union([result, {i: frozenset({common(result) if node.op in ("mul", "div") else 1.0})}])
             self.terms[i] = result
+
+    def forget_what_differs(self, other: ForwardFactors) -> None:
+        """Lets factors be NaN that ``other``, of another draw, does not have."""
+        for mine, theirs in ((self.before, other.before), (self.of_param, other.of_param)):
+            mine.update({i: x if _equal(x, theirs[i]) else math.nan for i, x in mine.items()})
+        self.parts = {i: _common_factors(terms, other.parts[i]) for i, terms in self.parts.items()}
+        self.terms = list(map(_common_factors, self.terms, other.terms))
 
     def deep(self, terms: Terms) -> Terms:
         """``terms`` with products of two activations replaced by the terms of their factors."""
@@ -198,10 +219,16 @@ class ForwardFactors:
         """The terms of an operation's result; ``None`` if the result is a term of its own."""
         node, terms, roots = self.graph.nodes[i], [self.terms[j] for j in reads], self.shape.roots
         others = [j for j in node.inputs if j not in reads]
+        if node.op == "select_n" and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
+            kept = self.numbers.masks[node.inputs[0]]
+            return scaled(terms[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
         if node.op in SUMS or node.op in _LINEAR:
             return _union(terms)
         if node.op == "reduce_sum":
             return scaled(terms[0], _summed(self.graph, i, reads[0]))
+        if node.op == "fft":  # sqrt(n) times a rotation; its inverse is divided by n
+            size, is_inverse = math.prod(node.params["fft_lengths"]), "I" in str(node.params["fft_type"])
+            return scaled(terms[0], size**-0.5 if is_inverse else size**0.5)
         if node.op in ("max", "min") and len(reads) == 1:
             bound = self.graph.nodes[others[0]].value if others else None
             return terms[0] if bound is not None and (bound == 0 or math.isinf(bound)) else None
@@ -217,11 +244,11 @@ class ForwardFactors:
             self.parts[i] = _union([scaled(a, common(b)), scaled(b, common(a))])
         return None
 
-    def _inside(self, node: Node) -> float:
+    def _inside(self, node: Node, kind: str) -> float:
         """The constant factor in an array of parameters or constants."""
         nodes, known = self.graph.nodes, [self.of_param.get(j, 1.0) for j in node.inputs]
-        if node.value is not None:
-            return abs(node.value)
+        if node.op in ("mul", "div") and _is_vector(node) and math.isnan(sum(known)) and kind == PARAM:
+            return 1.0  # a vector over its own norm, which makes a matrix's spectral norm
         if node.op in ("mul", "dot_general"):
             return math.prod(known)
         if node.op == "div":
@@ -231,7 +258,22 @@ class ForwardFactors:
         factors = {f for j, f in zip(node.inputs, known, strict=True) if nodes[j].value is None}
         if node.op in SUMS | {"select_n", "concatenate"} and len(factors) == 1:
             return factors.pop()
-        return math.nan if math.prod(node.shape) == 1 and node.op != PARAM else 1.0
+        is_norm = node.op == "reduce_sum" and math.prod(node.shape) == 1 < math.prod(nodes[node.inputs[0]].shape)
+        return math.nan if is_norm or any(map(math.isnan, known)) else 1.0
+
+
+def _is_vector(node: Node) -> bool:
+    return sum(n > 1 for n in node.shape) == 1
+
+
+def _equal(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-5) or math.isnan(a)
+
+
+def _common_factors(mine: Terms, theirs: Terms) -> Terms:
+    """The factors of ``mine``; NaN for a term whose factors ``theirs`` has not."""
+    equal = lambda a, b: len(a) == len(b) and all(map(_equal, sorted(a), sorted(b)))
+    return {i: f if equal(f, theirs.get(i, frozenset())) else frozenset({math.nan}) for i, f in mine.items()}
 
 
 def common(terms: Terms) -> float:

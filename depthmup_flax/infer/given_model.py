@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.dataflow import Graph, trace
+from depthmup_flax.infer.dataflow import Graph
+from depthmup_flax.infer.inlined_trace import Known, trace
 from depthmup_flax.infer.parameter_trees import Leaf
 from depthmup_flax.rule.info_trees import is_equinox, is_nnx
 from depthmup_flax.util.errors import InputError
@@ -49,14 +50,15 @@ class Model:
     graph: Graph
 
 
-def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
+def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known) -> Model:
     """A Linen, NNX or Equinox module, a pair or a `ForwardPass`, traced on a batch of the shapes of ``x``.
 
-    ``argument`` names the model in errors. `InputError` if the forward pass fails or does not return ``output``.
+    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
+    or does not return ``output``.
     """
     inputs = jax.tree.map(_abstract, x)
     try:
-        return _as_model(model, inputs, argument, output, kwargs)
+        return _as_model(model, inputs, argument, output, kwargs, known)
     except InputError:
         raise
     except Exception as error:
@@ -75,7 +77,9 @@ def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception)
     return text
 
 
-def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
+def _as_model(
+    model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
+) -> Model:
     if isinstance(model, nn.Module):
         params, state, apply = _linen(model, inputs, kwargs)
     elif is_nnx(model, "Module"):
@@ -98,7 +102,7 @@ def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwar
     def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
         return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
 
-    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs)
+    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
     return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
 
 

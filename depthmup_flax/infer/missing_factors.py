@@ -10,7 +10,7 @@ from depthmup_flax.infer.audit_table import Finding, Row, number, summary
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
+from depthmup_flax.infer.traced_model import Branch, OfPaths, Scores, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
@@ -49,6 +49,7 @@ class Comparison:
         self.absolute = facts.depth == base.depth and depth_ratio != 1
         at_base = 1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
         self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / at_base
+        self.multiplied_before: set[int] = set()  # branches whose multiplier precedes their last layer
         self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
@@ -85,6 +86,7 @@ class Comparison:
         if not close(after, self.branch_wanted):  # the branch's last layer is linear, so its input may be multiplied
             total = self._one(branch.total, other.total)
             if close(total, self.branch_wanted):
+                self.multiplied_before.add(branch.node)
                 return total
         return after
 
@@ -116,7 +118,7 @@ class Comparison:
         shortcuts = self._shortcuts()
         others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
         readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
-        return [*self._missing_branches(), *shortcuts, *readouts, *others, *attention, *repeated]
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *self._within(), *attention, *repeated]
 
     def _shortcuts(self) -> list[Finding]:
         wrong: dict[float, list[str]] = {}
@@ -150,7 +152,9 @@ class Comparison:
             other = self._base_branch(branch)
             inside = self._one(branch.normalized, other.normalized) if other and branch.normalized else None
             name = "norm_cancels_multiplier" if close(inside, self.branch_wanted) else "missing_branch_multiplier"
-            wrong.setdefault((name, found), []).extend(self._products(branch.factors) or sorted(branch.paths))
+            wrong.setdefault((name, float(number(found))), []).extend(
+                self._products(branch.factors) or sorted(branch.paths)
+            )
         result, wanted = [], number(self.branch_wanted)
         code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {self.r:g}"
         for (name, found), paths in wrong.items():
@@ -208,20 +212,38 @@ class Comparison:
                     code = "x = x * base_width**0.5  # not width**0.5"
                 result.append(Finding("embedding_scaled_with_width", (path,), text, code))
             elif info.role is Role.HIDDEN:
-                text = f"the product with {path} is multiplied by {number(found)} relative to the base model; the rule "
-                text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
-                result.append(Finding("hidden_scaled_with_width", (path,), text, "y = x @ kernel  # no factor"))
+                result.append(_scaled_hidden((path,), found))
         return result
 
-    def _attention(self) -> list[Finding]:
-        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+    def _within(self) -> list[Finding]:
+        """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
+        wrong: dict[float, list[str]] = {}
+        for path, found in self._inside_branches().items():
+            if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
+                continue
+            if not (close(found, self.branch_wanted) and self.facts.branches_of[path] & self.multiplied_before):
+                wrong.setdefault(float(number(found)), []).append(path)
+        return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
+
+    def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
+        """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
         for scores in self.facts.scores:
             name = set(map(template, scores.paths))
             other = next((s for s in self.base.scores if set(map(template, s.paths)) == name), None)
-            if other is None or not other.factor:
+            known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
+            yield scores, other if known else None
+
+    def unclear_scores(self) -> list[Scores]:
+        """Products of queries and keys whose factors are unknown."""
+        return [scores for scores, other in self._compared_scores() if other is None]
+
+    def _attention(self) -> list[Finding]:
+        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        for scores, other in self._compared_scores():
+            if other is None:
                 continue
             scale = self.rule.attention_scale
-            wanted = scale(scores.size, other.size) / scale(other.size, other.size)
+            wanted = float(scale(scores.size, other.size) / scale(other.size, other.size))
             found = scores.factor / other.factor
             if not close(found, wanted):
                 wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
@@ -236,13 +258,28 @@ class Comparison:
             for (found, wanted, d, base_d), paths in wrong.items()
         ]
 
+    def _inside_branches(self) -> dict[str, float | None]:
+        """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
+        in_scores = {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
+        ends = {path for branch in self.facts.branches for path in branch.factors}
+        return {
+            path: ratio_of(factors, self.base.factors.get(self.pairs[path]))
+            for path, factors in self.facts.factors.items()
+            if self.facts.inside.get(path) and path in self.infos and path not in in_scores | ends
+        }
+
+    def unclear_inside(self) -> list[str]:
+        """Parameters whose factors within branches are unknown."""
+        return [path for path, ratio in self._inside_branches().items() if ratio is None]
+
     def _repeated(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}
         for path, times in self.facts.times.items():
             before = self.base.times.get(self.pairs[path], math.nan)
             ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
             if not math.isnan(ratio) and not close(ratio, 1):
-                wrong.setdefault((ratio, self.facts.inside.get(path, False) and self.rule.alpha < 1), []).append(path)
+                adds_up = self.facts.inside.get(path, False) and bool(self.rule.alpha < 1)
+                wrong.setdefault((ratio, adds_up), []).append(path)
         result = []
         for (ratio, adds_up), paths in wrong.items():
             text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
@@ -257,6 +294,12 @@ class Comparison:
                 code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
             result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
         return result
+
+
+def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
+    text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
+    text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+    return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
 
 
 def branch_counts(facts: Traced) -> dict[frozenset[str], float]:

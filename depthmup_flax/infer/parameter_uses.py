@@ -27,7 +27,7 @@ SAME_PLACE = frozenset(
 )  # fmt: skip
 MOVES = frozenset(
     {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out",
-     "stack", "pad", "split", "dynamic_slice", "all_gather"}
+     "stack", "unstack", "pad", "split", "dynamic_slice", "all_gather", "part", "tile"}
 )  # fmt: skip
 _LOOKUPS = frozenset({"gather", "dynamic_slice"})
 
@@ -146,7 +146,8 @@ class Uses:
         if node.op != "dot_general" or ins.count(PARAM) != 2:
             return []
         for place, j in enumerate(node.inputs):
-            for v in self._views[j]:
+            other = {v.path for v in self._views[node.inputs[1 - place]]}
+            for v in (v for v in self._views[j] if v.path not in other):  # a matrix times itself is of one size
                 axes, grows = v.axes(_sides(node, place)[0]), set(self._growing.get(v.path, ()))
                 if axes & grows and not (v.axes() - axes) & grows:
                     return [j]

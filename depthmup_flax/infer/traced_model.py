@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import PARAM, Graph
-from depthmup_flax.infer.forward_factors import ForwardFactors, Homogeneity, Terms
+from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, residual_streams
+from depthmup_flax.infer.unread_places import UnreadOperation, unread_operations
 
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
 
@@ -33,7 +34,7 @@ class Scores:
     paths: frozenset[str]  # parameters that make both
     tokens: frozenset[str]  # learned queries
     size: int  # of the dimension that is summed
-    factor: float
+    factor: float  # NaN is unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Traced:
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
+    unread: Sequence[UnreadOperation]
 
     @property
     def depth(self) -> float:
@@ -96,7 +98,7 @@ class _Reader:
         self.graph, self.uses = graph, parameter_uses(graph, growing)
         self.shape = Homogeneity(graph, self.uses)
         self.streams = residual_streams(graph, self.uses, self.shape.degrees)
-        self.factors = ForwardFactors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
+        self.factors = forward_factors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at = self.uses.by_node()
 
@@ -114,6 +116,7 @@ class _Reader:
             factors=self._own(readouts),
             scores=self._scores(),
             projections=self._projections(inside),
+            unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
         )
 
     def _times(self, use: Use) -> float:
@@ -142,6 +145,19 @@ class _Reader:
             outer = frozenset().union(*(self.streams.inside[node] for node in inner))
             sums = (sums - inner) | outer
         return sums
+
+    def _paths_at(self, node: int) -> set[str]:
+        """The parameters that an operation reads, and those of the latest products that reach it."""
+        nodes, paths, seen, stack = self.graph.nodes, set[str](), {node}, [node]
+        while stack:
+            i = stack.pop()
+            paths |= {use.path for use in self.at.get(i, ())} | (
+                {nodes[i].params["path"]} if nodes[i].op == PARAM else set()
+            )
+            if i == node or all(use.kind == ENTRYWISE for use in self.at.get(i, ())):
+                stack += set(nodes[i].inputs) - seen
+                seen |= set(nodes[i].inputs)
+        return paths
 
     def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:
         """Factors of terms by the parameters that make them, or ""; ``before``: with the factors of their input."""
@@ -227,8 +243,8 @@ class _Reader:
                 paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
                 tokens = frozenset(u.path for u in makers) - paths
                 of_both = {f for several in inner.values() for f in several}
-                if len(factors) == 1 and len(of_both) == 1:
-                    result[j] = Scores(paths, tokens, size, min(factors) * of_both.pop())
+                is_known = len(factors) == 1 and len(of_both) == 1
+                result[j] = Scores(paths, tokens, size, min(factors) * min(of_both) if is_known else math.nan)
         return list(result.values())
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:

@@ -46,12 +46,13 @@ class LanguageModel(nn.Module):
 
 
 def _require_floating(field: str, value: Any) -> None:
-    """Raises `InputError` unless ``value`` is a floating dtype or its name."""
+    """Raises `InputError` unless ``value`` is a floating dtype, or its name, in which layers can compute."""
+    widths = (16, 32, 64) if jax.config.jax_enable_x64 else (16, 32)  # type: ignore[attr-defined]
     try:
-        floating = jnp.issubdtype(jnp.dtype(value), jnp.floating)
+        usable = jnp.issubdtype(jnp.dtype(value), jnp.floating) and jnp.finfo(value).bits in widths
     except TypeError:
-        floating = False
-    if not floating:
+        usable = False
+    if not usable:
         raise InputError(f"model.{field} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
 
 

@@ -11,6 +11,7 @@ import jax
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
+from depthmup_flax.nn.pooling import max_pool
 from depthmup_flax.parallel.sharding import inner, stream
 from depthmup_flax.util.errors import InputError
 
@@ -193,7 +194,7 @@ class ResNet(ConvNetwork, Classifier):
         stem = _NormedConv(config, self.width, STEM, window, stride, name="stem")
         h = stem(x.astype(self.param_dtype))
         if large:
-            h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
+            h = max_pool(h, self.dtype or h.dtype)
         h = stream(h)
         for i, size in enumerate(sizes):
             if i > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 
 import flax.linen as nn
 import jax
@@ -13,11 +14,13 @@ from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
-from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
+from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, target_platform, traced_platform
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
+from depthmup_flax.util.types import Dtype, Scalar
 
 ATTENTIONS = ("auto", "xla")
+CUDNN_DTYPES, CUDNN_HEAD_DIM = (jnp.bfloat16, jnp.float16), 128
 
 
 class SelfAttention(nn.Module):
@@ -46,21 +49,25 @@ class SelfAttention(nn.Module):
             raise InputError(f"num_heads is {num_heads}: it must divide the width {features}.")
         if num_heads % kv_heads:
             raise InputError(f"num_kv_heads is {kv_heads}: it must divide the number of heads, {num_heads}.")
-        head_dim = features // num_heads
+        head_dim, tokens, fused = features // num_heads, x.shape[1], config.attention == "auto"
+        if fused and _takes_cudnn(head_dim, config.dtype or jnp.promote_types(x.dtype, config.param_dtype)):
+            # Compilers make these zeros with the norm before, and drop them with the addition after. Zeros added to
+            # queries, keys and values would be copies.
+            x = jnp.pad(x, ((0, 0), (0, tokens % 2), (0, 0)))
         project = lambda name, heads, sigma: config.dense(heads * head_dim, INTO, sigma=sigma, name=name)(x)
         q = inner(project("query", num_heads, config.sigma if config.qk_norm else 0.0))
         k, v = (inner(project(name, kv_heads, config.sigma)) for name in ("key", "value"))
-        q, k = self._prepared("query_norm", q, head_dim), self._prepared("key_norm", k, head_dim)
+        q, k = (self._prepared(f"{name}_norm", x, head_dim, tokens) for name, x in (("query", q), ("key", k)))
         # The coordinate check infers the attention's scale from these.
-        self.sow("intermediates", "q", _by_head(q, head_dim))
-        self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
+        self.sow("intermediates", "q", _by_head(q[:, :tokens], head_dim))
+        self.sow("intermediates", "k", _by_head(_for_each_head(k[:, :tokens], head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        fused = config.attention == "auto"
-        mixed = attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
-        return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))
+        attend = functools.partial(attention, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
+        mixed = attend(q, k, v, tokens=tokens)
+        return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))[:, :tokens]
 
-    def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
-        """Queries or keys, normalized and rotated as configured."""
+    def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int, tokens: int) -> jax.Array:
+        """Queries or keys, normalized and rotated as configured; those after ``tokens`` are padding."""
         config = self.config
         if not config.qk_norm and not config.rotary:
             return x_BxTxN
@@ -68,7 +75,7 @@ class SelfAttention(nn.Module):
         if config.qk_norm:
             x = Norm("rms", config.dtype, config.param_dtype, name=norm)(x)
         if config.rotary:
-            x = rotated(x, config.rotary)
+            x = rotated(x, config.rotary, tokens)
         return x.reshape(x_BxTxN.shape)
 
 
@@ -85,25 +92,29 @@ def _for_each_head(x_BxTxN: jax.Array, head_dim: int, num_heads: int) -> jax.Arr
     return jnp.repeat(_by_head(x_BxTxN, head_dim), group, axis=-2).reshape(*x_BxTxN.shape[:-1], -1)
 
 
-def _cudnn_fuses(head_dim: int, dtype: jnp.dtype) -> bool:
-    """Whether cuDNN has a fused attention on every GPU since Ampere."""
-    return dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128
+def _takes_cudnn(head_dim: int, dtype: Dtype) -> bool:
+    """Whether the program is for a GPU and cuDNN has a fused attention of such heads on all since Ampere."""
+    return target_platform() == "gpu" and jnp.dtype(dtype) in CUDNN_DTYPES and head_dim <= CUDNN_HEAD_DIM
 
 
 def _by_cudnn(
-    head_dim: int, scale: float, causal: bool, q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array
+    head_dim: int, scale: float, causal: bool, tokens: int, q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array
 ) -> jax.Array:
-    """Attention by cuDNN, whose gradient needs an even number of tokens: a further one is masked."""
-    batch, tokens, _ = q_BxTxN.shape
-    even = lambda x: jnp.pad(x, ((0, 0), (0, tokens % 2), (0, 0)))
-    q, k, v = (_by_head(even(x), head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
-    # A causal query sees no later key.
-    lengths = jnp.full(batch, tokens, jnp.int32) if tokens % 2 and not causal else None
+    """Attention by cuDNN among the first ``tokens`` of an even number, without which it has no gradient.
+
+    Heads need a multiple of 8 features: zeros fill them.
+    """
+    fill = ((0, 0), (0, 0), (0, 0), (0, -head_dim % 8))
+    q, k, v = (jnp.pad(_by_head(x, head_dim), fill) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
+    lengths = None
+    if tokens < q.shape[1] and not causal:  # a causal query sees no later key
+        in_each_lane = 0 * q[:, 0, 0, 0].astype(jnp.int32)  # cuDNN's batching rule wants all arrays to have lanes
+        lengths = jnp.int32(tokens) + in_each_lane
     mixed = jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=causal, implementation="cudnn",
         query_seq_lengths=lengths, key_value_seq_lengths=lengths,
     )  # fmt: skip
-    return mixed[:, :tokens].reshape(q_BxTxN.shape)
+    return mixed[..., :head_dim].reshape(q_BxTxN.shape)
 
 
 def attention(
@@ -112,24 +123,30 @@ def attention(
     v_BxTxM: jax.Array,
     *,
     head_dim: int,
-    scale: float,
+    scale: Scalar,
     causal: bool,
     fused: bool = True,
+    tokens: int | None = None,
 ) -> jax.Array:
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
-    Keys and values may have fewer heads: ``M`` is a divisor of ``N``. With ``fused``, sharded programs for TPUs use
-    `fused_attention` if it has a form, those for GPUs cuDNN's. Sweeps do not: for small networks the compiler estimates
-    no gain.
+    Keys and values may have fewer heads: ``M`` is a divisor of ``N``. Tokens after the first ``tokens`` are padding,
+    which no other token sees; their results mean nothing. With ``fused``, programs for GPUs use cuDNN's where it has a
+    form, and sharded programs for TPUs `fused_attention`. Sweeps on TPUs do not: for small networks the compiler
+    estimates no gain.
     """
-    platform = traced_platform()
-    part = inner_part(q_BxTxN.shape) if fused and platform in ("tpu", "gpu") else None
-    if part is not None and platform == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+    tokens = tokens or q_BxTxN.shape[1]
+    if not isinstance(scale, numbers.Real):  # traced, where lanes have several width rules: kernels take numbers
+        q_BxTxN, scale = q_BxTxN * jnp.asarray(scale, q_BxTxN.dtype), 1.0
+    part = inner_part(q_BxTxN.shape) if fused else None
+    if part is not None and _takes_cudnn(head_dim, q_BxTxN.dtype) and q_BxTxN.shape[1] % 2 == 0:
+        return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal, tokens), q_BxTxN, k_BxTxM, v_BxTxM)
+    if part is not None and traced_platform() == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
         kernel = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
         return on_parts(kernel, q_BxTxN, k, v)
-    if part is not None and platform == "gpu" and _cudnn_fuses(head_dim, q_BxTxN.dtype):
-        return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal), q_BxTxN, k_BxTxM, v_BxTxM)
-    q, k, v = (_by_head(x, head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
+    q, k, v = (_by_head(x[:, :tokens], head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
     with products_in(q.dtype):
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(q_BxTxN.shape)
+        mixed = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
+    padding = q_BxTxN.shape[1] - tokens
+    return jnp.pad(mixed.reshape(*mixed.shape[:2], -1), ((0, 0), (0, padding), (0, 0)))

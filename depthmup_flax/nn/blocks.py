@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
-from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered, target_platform
+from depthmup_flax.parallel.sharding import target_platform
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.types import Dtype
@@ -138,8 +138,6 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool | str, remat: str
     if remat == "auto":
         remat = "none" if unroll == length else "dots"
     policy = REMAT[remat]
-    if policy is None and gathers():
-        policy = keeps_all_but_gathered
     if policy is not None:
         # In a loop's body the compiler cannot undo remat, so it needs no barrier.
         block = nn.remat(block, policy=policy, prevent_cse=unroll > 1)

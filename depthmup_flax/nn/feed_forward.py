@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
-from depthmup_flax.parallel.sharding import inner
+from depthmup_flax.parallel.sharding import inner, target_platform
 from depthmup_flax.util.errors import InputError
 
 MLPS = ("gelu", "swiglu")
@@ -29,8 +31,24 @@ class FeedForward(nn.Module):
         config, n = self.config, x.shape[-1]
         hidden = config.hidden(n)
         z = config.dense(hidden, INTO, name="up")(x)
-        z = jax.nn.gelu(z) if config.mlp == "gelu" else jax.nn.silu(config.dense(hidden, INTO, name="gate")(x)) * z
+        if config.mlp == "gelu":
+            z = _recomputed(jax.nn.gelu)(z)
+        else:
+            z = _recomputed(_gated)(z, config.dense(hidden, INTO, name="gate")(x))
         return config.dense(n, OUT_OF, name="down")(inner(z))
+
+
+def _gated(z: jax.Array, gate: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * z
+
+
+def _recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """``function``; in a program for a GPU its derivative is computed from its arguments, not from saved parts.
+
+    They would be arrays of all hidden features: reading them takes longer than a tanh. XLA also computes a GELU with
+    the product before it, if nothing else needs its parts.
+    """
+    return jax.checkpoint(function) if target_platform() == "gpu" else function
 
 
 class MixtureOfExperts(nn.Module):

@@ -20,12 +20,12 @@ from flax import struct
 
 from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
-from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
+from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.precision import product_precision
-from depthmup_flax.util.types import Dtype
+from depthmup_flax.util.precision import Precision, product_precision, readout_precision
+from depthmup_flax.util.types import Dtype, Scalar
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -49,11 +49,12 @@ def mean_subtraction(x: jax.Array) -> jax.Array:
 
 
 def normal(
-    std: float, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
+    std: Scalar, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
 ) -> nn.initializers.Initializer:
-    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``."""
-    init = nn.initializers.normal(std) if std else nn.initializers.zeros_init()
-    return annotated(init, axes, init_std=std, decay=decay, width_ratio=width_ratio)
+    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
+    known = std if isinstance(std, numbers.Real) else None
+    init = nn.initializers.zeros_init() if known == 0 else nn.initializers.normal(std)
+    return annotated(init, axes, init_std=known, decay=decay, width_ratio=width_ratio)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -115,7 +116,7 @@ class LogitFactors:
     x: jax.Array  # [..., n], with all multipliers
     kernel: jax.Array  # [n, V]
     bias: jax.Array | None  # [V]
-    precision: jax.lax.Precision | None = struct.field(pytree_node=False, default=None)
+    precision: Precision = struct.field(pytree_node=False, default=None)
 
     def product(self) -> jax.Array:
         """``[..., V]``."""
@@ -123,7 +124,7 @@ class LogitFactors:
         return y if self.bias is None else y + self.bias
 
 
-def readout_product(x: jax.Array, kernel: jax.Array, precision: jax.lax.Precision | None) -> jax.Array:
+def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
     return inner(jnp.matmul(x, kernel, precision=precision))
 
@@ -163,12 +164,12 @@ class Readout(nn.Module):
         require_parametrization(rule)
         if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
-        std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
+        std = self.sigma and self.sigma / rule.readout_fan_in(x.shape[-1], self.width_ratio) ** 0.5
         axes = ("width_in", self.out_axis)
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, self.out_axis)
-        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
+        precision = readout_precision(x.dtype if self.dtype is None else self.dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
@@ -263,7 +264,10 @@ def _affine(
     bias = _bias(layer, axes[-1])
     param = own_gradient(kernel, axes)
     x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
-    y = with_gradient_of(param, product, x, gathered(kernel, axes))
+    apply = lambda param, x, kernel: with_gradient_of(param, product, x, gathered(kernel, axes))
+    if gathers():  # the backward pass gathers again, instead of keeping whole parameters
+        apply = jax.checkpoint(apply)
+    y = apply(param, x, kernel)
     return y if bias is None else y + bias
 
 

@@ -40,14 +40,14 @@ def rotary_angles(grid: tuple[int, ...], head_dim: int) -> np.ndarray:
     return np.concatenate([place[:, None] * frequencies for place in places], axis=1).astype(np.float32)
 
 
-def rotated(x_BxTxHxD: jax.Array, grid: tuple[int, ...]) -> jax.Array:
+def rotated(x_BxTxHxD: jax.Array, grid: tuple[int, ...], tokens: int) -> jax.Array:
     """Queries or keys, with features ``i`` and ``i + D / 2`` turned by their token's `rotary_angles`.
 
-    The last tokens form the grid; earlier ones, such as a class token, are not turned.
+    The last of the first ``tokens`` form the grid; earlier ones, such as a class token, are not turned, nor is padding.
     """
-    tokens, head_dim = x_BxTxHxD.shape[1], x_BxTxHxD.shape[3]
-    angles = np.zeros((tokens, head_dim // 2), np.float32)
-    angles[tokens - math.prod(grid) :] = rotary_angles(grid, head_dim)
+    head_dim = x_BxTxHxD.shape[3]
+    angles = np.zeros((x_BxTxHxD.shape[1], head_dim // 2), np.float32)
+    angles[tokens - math.prod(grid) : tokens] = rotary_angles(grid, head_dim)
     dtype = jnp.promote_types(x_BxTxHxD.dtype, jnp.float32)
     cos, sin = (f(angles)[:, None].astype(dtype) for f in (np.cos, np.sin))
     a, b = jnp.split(x_BxTxHxD.astype(dtype), 2, axis=-1)

@@ -14,7 +14,7 @@ from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.precision import readout_precision
 from depthmup_flax.util.types import Dtype
 
 
@@ -94,7 +94,7 @@ class Embed(nn.Module):
         rule, m = self.parametrization, self.width_ratio
         fan_in = rule.readout_fan_in(self.features, m)
         scale = rule.readout_multiplier(m) / math.sqrt(fan_in) / rule.output_divisor(m)
-        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
+        precision = readout_precision(x.dtype if self.dtype is None else self.dtype)
         x, table = nn.dtypes.promote_dtype(
             x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)
         )

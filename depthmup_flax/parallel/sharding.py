@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.rule.annotations import AXES, AxisNames
@@ -117,7 +118,8 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % multiple
         sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
         raise InputError(
-            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}."
+            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}; a run "
+            "that exists keeps its batch size, so resume it on a number of devices that divides it."
         )
 
 
@@ -285,11 +287,6 @@ def gathers() -> bool:
     return _mesh.value is not None and _mesh.value.shape["fsdp"] > 1
 
 
-def keeps_all_but_gathered(primitive: jax.extend.core.Primitive, *_: object, **__: object) -> bool:
-    """A policy of ``jax.checkpoint``: the backward pass gathers again, instead of keeping whole parameters."""
-    return primitive.name != "sharding_constraint"
-
-
 def stream(x: jax.Array) -> jax.Array:
     """``[B, ...]``: splits a residual stream along the batch, with whole features.
 
@@ -299,7 +296,25 @@ def stream(x: jax.Array) -> jax.Array:
     """
     mesh = _mesh.value
     in_parts = mesh is not None and x.ndim == 3 and x.shape[1] % mesh.shape["tensor"] == 0
-    return _constrain(x, PartitionSpec(BATCH_AXES, "tensor")) if in_parts else rows(x)
+    spec = PartitionSpec(BATCH_AXES, "tensor") if in_parts else PartitionSpec(BATCH_AXES)
+    x = _constrain(x, spec)
+    return _features_last(x, spec) if target_platform() == "gpu" else x
+
+
+def _features_last(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """``x``, stored with its last axis contiguous.
+
+    The gradient of learned positions is a sum over the batch, for which XLA:GPU would store a whole stream with the
+    batch last: 1.18 times the step of ViT-S, by the roofline of the compiled program.
+    """
+    constrained = lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    mesh = _mesh.value
+    if mesh is None or mesh.size == 1:
+        return constrained(x)
+    if not _divides(x.shape, NamedSharding(mesh, spec)):
+        return x
+    # GSPMD would gather the operand of a layout constraint.
+    return jax.shard_map(constrained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
 def rows(x: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from depthmup_flax.engine.step import TrainState
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_count import MEMORY_SHARE, candidates
+from depthmup_flax.sweep.lane_count import MEMORY_SHARE, fewer_lanes
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.util.errors import InputError
 
@@ -134,16 +135,17 @@ def compile_sweep(
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
     programs = GroupPrograms(group, mesh, data)
-    options = candidates(len(group.runs), mesh.size)
-    tried = options[::-1] if lanes is None else [min(lanes or options[-1], options[-1])]
-    for per_device in tried:
+    most = math.ceil(len(group.runs) / mesh.size)
+    per_device = min(lanes or most, most)
+    while True:
         started = time.perf_counter()
         program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
         seconds = time.perf_counter() - started
         # A sweep leaves some memory free, unless it trains one run at a time.
-        share = MEMORY_SHARE if per_device > 1 else 1.0
-        if isinstance(program, LaneProgram) and (memory is None or program.bytes_per_device <= share * memory):
+        share = _share(program, MEMORY_SHARE if per_device > 1 else 1.0, memory)
+        if lanes is not None or share >= 1 or per_device == 1:
             break
+        per_device = fewer_lanes(per_device, most, share)
     part = LanesOfGroup(group.label, len(group.runs), per_device)
     if isinstance(program, LaneProgram):
         flops = flops_of_traced(program.traced())
@@ -152,6 +154,13 @@ def compile_sweep(
     lanes_of = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
     state = jax.tree.map(lanes_of, group.experiment.state_shapes())
     return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
+
+
+def _share(program: LaneProgram | OutOfMemory, of_memory: float, memory: float | None) -> float:
+    """A part of the memory over what a program takes; infinite for memory that is not known."""
+    if isinstance(program, OutOfMemory):
+        return program.available / program.used if program.used else 0.5
+    return math.inf if memory is None else of_memory * memory / program.bytes_per_device
 
 
 def is_sweep(config: ConfigDict) -> bool:

@@ -1,9 +1,14 @@
-"""The cache of compiled programs, in a directory that only the user can write: what is read there is executed."""
+"""The cache of compiled programs, in a directory that only the user can write: what is read there is executed.
+
+JAX compresses programs with zstd where it can, without a checksum, so that a flipped bit makes another program. Here
+each has a SHA-256 behind it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import pathlib
@@ -11,6 +16,7 @@ import stat
 
 log = logging.getLogger(__name__)
 
+_checked: set[pathlib.Path] = set()  # directories whose programs have checksums
 LIMIT_BYTES = 4 * 2**30
 
 
@@ -37,6 +43,34 @@ def cache_compilations() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
     # JAX hashes the path of XLA's own cache into the names of programs: at another path none would be found.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "")
+    with contextlib.suppress(ImportError, AttributeError):  # not public: another version of JAX may lack it
+        _add_checksums(directory)
+
+
+def _add_checksums(directory: pathlib.Path) -> None:
+    """Makes JAX write a checksum behind each program in ``directory``, and read no program that lacks its own."""
+    from jax._src.lru_cache import LRUCache
+
+    get, put, size = LRUCache.get, LRUCache.put, hashlib.sha256().digest_size
+    first = not _checked
+    _checked.add(directory)
+    if not first:
+        return
+
+    def checked_get(self: LRUCache, key: str) -> bytes | None:
+        found = get(self, key)
+        if found is None or pathlib.Path(self.path) not in _checked:
+            return found
+        program, digest = found[:-size], found[-size:]
+        if hashlib.sha256(program).digest() == digest:
+            return program
+        pathlib.Path(self.path, f"{key}-cache").unlink(missing_ok=True)  # else JAX would not write it again
+        return None
+
+    def checked_put(self: LRUCache, key: str, value: bytes) -> None:
+        put(self, key, value + hashlib.sha256(value).digest() if pathlib.Path(self.path) in _checked else value)
+
+    LRUCache.get, LRUCache.put = checked_get, checked_put  # type: ignore[method-assign]
 
 
 def cache_directory() -> pathlib.Path:
@@ -49,12 +83,17 @@ def cache_directory() -> pathlib.Path:
 
 
 def _require_private(path: pathlib.Path) -> None:
-    """Raises `PermissionError` unless only this user can write to the directory."""
+    """Raises `PermissionError` unless only this user can write to the directory, or replace it."""
     found = path.stat()
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "another user owns the directory", str(path))
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(errno.EPERM, "other users can write to the directory, run chmod go-w on it", str(path))
+    for parent in path.resolve().parents:
+        found = parent.stat()
+        others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid())
+        if found.st_uid not in (0, os.geteuid()) or (others and not found.st_mode & stat.S_ISVTX):
+            raise PermissionError(errno.EPERM, "other users can replace what is in the directory", str(parent))
 
 
 def _delete_oldest(directory: pathlib.Path, limit: int) -> None:

@@ -238,7 +238,15 @@ def _checked_cluster(coordinator: str | None, num_processes: int | None, process
 
 
 def _in_slurm_step() -> bool:
-    return all(name in os.environ for name in _SLURM_STEP) and int(os.environ["SLURM_NTASKS"]) > 1
+    if not all(name in os.environ for name in _SLURM_STEP):
+        return False
+    tasks = int(os.environ["SLURM_NTASKS"])
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", tasks)) < tasks:  # the shell of salloc is a step of one task
+        raise InputError(
+            f"SLURM_NTASKS is {tasks}: this shell has a Slurm allocation of {tasks} tasks, but was not started by "
+            "srun. Start the command with srun, or unset SLURM_NTASKS to use one process."
+        )
+    return tasks > 1
 
 
 def _on_cloud_tpu() -> bool:

@@ -1,11 +1,41 @@
-"""Provenance of a result: package versions and the commit of the source."""
+"""Provenance of a result: package versions, settings of JAX and the commit of the source."""
 
 import importlib.metadata
 import pathlib
 import platform
 import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 
 PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+
+
+# Settings of JAX that change what a run computes, and how they are when nobody sets them.
+_SETTINGS: Mapping[str, Any] = {
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_numpy_dtype_promotion": "standard",
+}
+
+
+def settings() -> dict[str, Any]:
+    """The values of JAX's settings that change what a run computes."""
+    return {name: getattr(jax.config, name) for name in _SETTINGS}
+
+
+def unusual_settings() -> dict[str, Any]:
+    """Those of `settings` that somebody has set to another value than JAX does."""
+    return {name: value for name, value in settings().items() if value != _SETTINGS[name]}
+
+
+def settings_differences(stored: Mapping[str, Any]) -> list[str]:
+    """How `settings` differ from those with ``stored`` set, each as ``jax_enable_x64: True then, False now``."""
+    then = {**_SETTINGS, **stored}
+    return [f"{name}: {then[name]} then, {now} now" for name, now in settings().items() if then[name] != now]
 
 
 def versions() -> dict[str, str]:

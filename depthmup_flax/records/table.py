@@ -19,6 +19,7 @@ from depthmup_flax.records.run_hash import RunNames, trained
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir.files import open_lines, read_lines
+from depthmup_flax.workdir.seal import sealed, unsealed
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -68,7 +69,7 @@ class Record:
     lanes: int = 1  # number of runs that the program trained together on one device
     device: str = "unknown"  # kind and number of devices
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
-    audit: str | None = None  # what a user's network lacks, "" for nothing; None for our networks
+    audit: str | None = None  # what a user's network lacks or hides, "" for nothing; None for our networks
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
 
@@ -151,9 +152,9 @@ def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(_record(json.loads(line), unknown))
+            records.append(_record(unsealed(line), unknown))
         except (ValueError, RecursionError) as error:
-            wrong = error if isinstance(error, InputError) else f"not JSON ({error})"
+            wrong = error if isinstance(error, InputError) else f"not what was written ({error})"
             if wrong is not error and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
                 notes.append(f"{path}: {note}")
@@ -295,7 +296,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
     """Reads ``sweep.json``; `InputError` if it is absent, damaged or of a later version."""
     path = directory / "sweep.json"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = unsealed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
@@ -331,7 +332,7 @@ def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
     fields = dataclasses.asdict(info)
     del fields["unknown"]
-    return json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n"
+    return sealed(json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n")
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

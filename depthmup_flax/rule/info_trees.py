@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 from flax import traverse_util
+from flax.core.meta import AxisMetadata
 
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -73,21 +75,43 @@ def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geo
 
 
 def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:
-    """``function(path, leaf_info, array)`` over both trees; `InputError` if their structures differ."""
+    """``function(path, leaf_info, array)`` over both trees; what optax has masked stays, be it a leaf or a part.
 
-    def at_leaf(path: jax.tree_util.KeyPath, leaf_info: ParamInfo, leaf: Any) -> ArrayTree:
-        if is_nnx(leaf, "Variable"):  # a node with one array; nnx.Optimizer passes it here and the array there
-            return jax.tree.map(lambda array: function(path_name(path), leaf_info, array), leaf)
+    Raises:
+      InputError: the structures differ.
+    """
+
+    def at_leaf(path: jax.tree_util.KeyPath, leaf: Any, leaf_info: Any) -> ArrayTree:
+        if isinstance(leaf, optax.MaskedNode):
+            return leaf
+        if is_nnx(leaf, "Variable"):  # a node with one array, in both trees or, of nnx.Optimizer, in one
+            inside = lambda below, of_one, array: function(path_name((*path, *below)), of_one, array)
+            if is_info(leaf_info):
+                return jax.tree.map(lambda array: inside((), leaf_info, array), leaf)
+            return jax.tree_util.tree_map_with_path(inside, leaf_info, leaf, is_leaf=is_info)
+        if not is_info(leaf_info):
+            raise ValueError
         return function(path_name(path), leaf_info, leaf)
 
+    is_leaf = lambda x: isinstance(x, (optax.MaskedNode, AxisMetadata)) or is_nnx(x, "Variable")
     try:
-        jax.tree.map(lambda *_: None, info, tree, is_leaf=is_info)
+        return jax.tree_util.tree_map_with_path(at_leaf, tree, info, is_leaf=is_leaf)
+    except InputError:
+        raise
     except ValueError as error:
-        raise InputError(
-            "the structure of the parameters is not that of info: pass the tree that info was made for; after "
-            "param_info, flax.linen.unbox(variables)['params']."
-        ) from error
-    return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
+        raise InputError(_unlike(info, tree)) from error
+
+
+def _unlike(info: InfoTree, tree: ArrayTree) -> str:
+    """The sentence about a tree that has not the structure of ``info``."""
+    ours = set(flatten_info(info))
+    theirs = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    remedy = "pass the tree that info was made for; after param_info, flax.linen.unbox(variables)['params']."
+    if isinstance(tree, Mapping) and "params" in tree and "params" not in {path.split("/")[0] for path in ours}:
+        remedy = "pass variables['params'], not variables."
+    here, there = sorted(theirs - ours), sorted(ours - theirs)
+    where = f"{here[0]!r} is not in info" if here else f"info has {there[0]!r}" if there else "their containers differ"
+    return f"the structure of the parameters is not that of info ({where}): {remedy}"
 
 
 def matches(path: str, pattern: str) -> bool:

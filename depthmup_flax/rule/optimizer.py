@@ -15,6 +15,7 @@ Every number may be a traced JAX scalar. Building an optimizer runs nothing on a
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,9 @@ from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamI
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
+log = logging.getLogger(__name__)
+
 ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
-Leaf: TypeAlias = "jax.Array | optax.MaskedNode"
 
 
 def scale_by_depthmup(
@@ -248,7 +250,9 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
         count = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
+        # A square of a float16 above 255 is infinite.
+        wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), updates)
+        rms = optax.tree.norm(wide) / jnp.sqrt(float(max(count, 1)))
         # A NaN gradient stays NaN, so that the run ends as diverged.
         factor = jnp.where(rms > threshold, threshold / rms, 1.0)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
@@ -261,9 +265,8 @@ def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> lis
     plain = isinstance(width_exponent, (int, float)) and width_exponent == 0
     ratio = lambda leaf: leaf.width_in if leaf.role is Role.HIDDEN and not plain else 1.0
     ratios = {ratio(leaf) for leaf in jax.tree.leaves(info, is_leaf=is_info) if leaf.decay}
-    masks = {m: jax.tree.map(lambda leaf, m=m: leaf.decay and ratio(leaf) == m, info, is_leaf=is_info) for m in ratios}
-    decay = lambda m, mask: optax.add_decayed_weights(weight_decay * m**width_exponent, mask=lambda _: mask)
-    return [decay(m, masks[m]) for m in sorted(masks)]
+    mask = lambda m: lambda params: map_info(lambda _, leaf, x: leaf.decay and ratio(leaf) == m, info, params)
+    return [optax.add_decayed_weights(weight_decay * m**width_exponent, mask=mask(m)) for m in sorted(ratios)]
 
 
 def _scaled(
@@ -299,18 +302,18 @@ def check_direction(
 def _scale_by_info(
     info: InfoTree, scale_of: Callable[..., Scalar], geometries: Mapping[str, Geometry] | None = None
 ) -> optax.GradientTransformation:
-    """Multiplies each leaf by the number its `ParamInfo` and geometry map to; leaves that optax masked out pass."""
+    """Multiplies each leaf by the number its `ParamInfo` and geometry map to."""
 
     def init(params: ArrayTree) -> optax.EmptyState:
         map_info(_require_match, info, params)
+        if geometries is not None:
+            _warn_of_coarse(info, params, lambda path, leaf_info: scale_of(leaf_info, geometries[path]))
         return optax.EmptyState()
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
 
-        def scale(path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
-            if isinstance(g, optax.MaskedNode):
-                return g
+        def scale(path: str, leaf_info: ParamInfo, g: jax.Array) -> jax.Array:
             factor = scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
             return g * jnp.asarray(factor, g.dtype)
 
@@ -319,10 +322,33 @@ def _scale_by_info(
     return optax.GradientTransformation(init, update)
 
 
-def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:
+def _warn_of_coarse(info: InfoTree, params: ArrayTree, update_scale: Callable[[str, ParamInfo], Scalar]) -> None:
+    """Warns of parameters of 16 bits whose steps the rule makes smaller.
+
+    A step below half the distance to the next number, at most 0.4 % of a bfloat16, is lost.
+    """
+    coarse: list[str] = []
+
+    def look(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Array:
+        factor = update_scale(path, leaf_info)
+        smaller = isinstance(factor, numbers.Real) and float(factor) < 1
+        if smaller and jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits <= 16:
+            coarse.append(f"{path} is {leaf.dtype}")
+        return leaf
+
+    map_info(look, info, params)
+    if coarse:
+        log.warning(
+            "%s, and the rule makes its steps smaller as networks grow: those below half a unit in the last place are "
+            "lost. Keep parameters in float32 and compute in 16 bits, as Flax does with dtype=jnp.bfloat16 alone.",
+            coarse[0],
+        )
+
+
+def _require_match(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Array:
     if isinstance(leaf, nn.meta.AxisMetadata):
         raise InputError("the parameters still have their annotations: pass flax.linen.unbox(variables)['params'].")
-    if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
+    if tuple(leaf.shape) != leaf_info.shape:
         shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
         raise InputError(f"parameter {path!r} {shapes}: make info for the model that is trained.")
     return leaf

@@ -45,7 +45,7 @@ def require_finite(
 ) -> None:
     """Raises `InputError` unless a field is a number in its range; a traced array passes, unless ``static``."""
     if not isinstance(value, numbers.Real):
-        if static or isinstance(value, str) or value is None:
+        if static or not hasattr(value, "dtype"):
             raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
         return
     if not math.isfinite(value):
@@ -181,20 +181,30 @@ class ParamInfo:
         return self.role is Role.HIDDEN and self.in_branch and self.width_out == 1 != self.width_in
 
 
+_WIDTH_POWERS = {"mup": 1, "standard": 0}
+
+
+def _power(ratio: float, exponent: Scalar) -> Scalar:
+    """``ratio^exponent``, without an operation at the base model."""
+    return 1.0 if isinstance(ratio, numbers.Real) and ratio == 1 else ratio**exponent
+
+
 @dataclasses.dataclass(frozen=True)
 class Parametrization:
     """One point of the (alpha, gamma) family on top of a width rule. ``depth_mup`` is the default.
 
-    Fields of type `Scalar` may be traced; the others are static. A field that is out of range raises `InputError`.
+    Fields of type `Scalar` may be traced, so that the runs of a sweep share a program whatever their presets; the
+    others are static. A field that is out of range raises `InputError`.
     """
 
-    alpha: float = 0.5  # branches are multiplied by a * r^-alpha (TP6 Def. 6.2); delta = alpha for their gradients
-    gamma: float = 0.5  # updates inside branches are multiplied by r^-gamma (TP6 Def. 6.1)
-    width: str = "mup"  # the width rule: mup (TP6 Table 2), or standard: no width factor at all
+    alpha: Scalar = 0.5  # branches are multiplied by a * r^-alpha (TP6 Def. 6.2); delta = alpha for their gradients
+    gamma: Scalar = 0.5  # updates inside branches are multiplied by r^-gamma (TP6 Def. 6.1)
+    # The width rule: mup (TP6 Table 2), or standard: no width factor at all. Traced, it is `width_power`.
+    width: str | Scalar = "mup"
     # Divides the output: the feature-learning strength (B24 Eq. 3). It multiplies gradient and update scales of every
     # leaf, which gives SGD eta * gamma0^2 and Adam eta * gamma0 with a faithful epsilon (our extension).
     gamma0: Scalar = 1.0
-    gamma0_width_exponent: float = 0.0  # gamma0 is multiplied by m^this; -1/2: features stop moving (B24 C.1)
+    gamma0_width_exponent: Scalar = 0.0  # gamma0 is multiplied by m^this; -1/2: features stop moving (B24 C.1)
     branch_multiplier: Scalar = 1.0  # a, the tuned constant of every branch
     # Constants per `Role` at every width and depth: tuned on the base model and transferred like eta.
 
@@ -207,26 +217,37 @@ class Parametrization:
     # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. With 0, depth_mup has the
     # learning-rate correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec.
     # 9.3, measured in docs/beyond/which_exponent.md).
-    inner_gamma: float | None = None
+    inner_gamma: Scalar | None = None
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "gamma", "gamma0_width_exponent"):
-            require_finite(name, getattr(self, name), static=True)
-        if self.inner_gamma is not None:
-            require_finite("inner_gamma", self.inner_gamma, static=True)
-        if self.width not in ("mup", "standard"):
-            raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
-        if self.alpha < 0:
+        require_finite("alpha", self.alpha)
+        if isinstance(self.alpha, numbers.Real) and self.alpha < 0:
             raise InputError(f"parametrization.alpha is {self.alpha}: use 0 or more; below 0 branches grow with depth.")
+        for name in ("gamma", "gamma0_width_exponent"):
+            require_finite(name, getattr(self, name))
+        if self.inner_gamma is not None:
+            require_finite("inner_gamma", self.inner_gamma)
+        if not hasattr(self.width, "dtype") and self.width not in tuple(_WIDTH_POWERS):
+            raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
         require_finite("gamma0", self.gamma0, above=0.0)
         require_finite("branch_multiplier", self.branch_multiplier)
         for role in Role:
             require_finite(f"{role}_lr_factor", self.lr_factor(role), at_least=0.0)
 
+    @property
+    def width_power(self) -> Scalar:
+        """The power to which all width ratios are raised: 1 under ``mup``, 0 under ``standard``."""
+        return _WIDTH_POWERS[self.width] if isinstance(self.width, str) else self.width
+
+    def numbers(self) -> dict[str, Scalar]:
+        """The fields that may be traced, by name; ``width`` as a number, ``inner_gamma`` if it is set."""
+        fields = {name: value for name, value in vars(self).items() if name != "normalized_updates_only"}
+        return {name: value for name, value in (fields | {"width": self.width_power}).items() if value is not None}
+
     def residual_multiplier(self, depth_ratio: float) -> Scalar:
         """``a * r^-alpha``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
         require_ratio("depth", depth_ratio)
-        return self.branch_multiplier * depth_ratio**-self.alpha
+        return self.branch_multiplier * _power(depth_ratio, -self.alpha)
 
     def readout_multiplier(self, width_ratio: float) -> Scalar:
         """``1/m``, the factor on the readout's matrix product, not on its bias."""
@@ -235,21 +256,21 @@ class Parametrization:
     def init_ratio(self, info: ParamInfo) -> float | None:
         """Initial standard deviation over the base model's: ``m_in^-1/2`` of hidden weights, 1 of others (TP6 Table 2).
 
-        ``None`` under ``standard``, which leaves initial values to the initializer.
+        ``None`` under ``standard``, which leaves initial values to the initializer. ``width`` must not be traced.
         """
-        if self.width == "standard":
+        if self.width_power == 0:
             return None
         return info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
 
-    def readout_fan_in(self, fan_in: int, width_ratio: float) -> float:
+    def readout_fan_in(self, fan_in: int, width_ratio: float) -> Scalar:
         """The base model's fan-in, which sets the readout's initial std: ``sigma / sqrt(fan_in / m)``."""
         return fan_in / self._width(width_ratio)
 
     def output_divisor(self, model_width: float) -> Scalar:
         """``gamma0 * m^gamma0_width_exponent``, the divisor of the network's output (B24 Eq. 1 and C.1)."""
-        return self.gamma0 * model_width**self.gamma0_width_exponent
+        return self.gamma0 * _power(model_width, self.gamma0_width_exponent)
 
-    def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
+    def attention_scale(self, head_dim: int, base_head_dim: int) -> Scalar:
         """``sqrt(d_base) / d``, the factor on products of queries and keys (arXiv:2203.03466 Def. 4.1; B24 A.3).
 
         It is ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
@@ -270,22 +291,22 @@ class Parametrization:
     def gradient_scale(self, info: ParamInfo) -> Scalar:
         """``gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
         rule = WIDTH_RULES[Geometry.LINEAR][info.role]
-        m_in, m_out = self._width(info.width_in), self._width(info.width_out)
-        depth = info.depth_ratio**self.alpha if info.in_branch else 1.0
-        return m_in**rule.gradient_in * m_out**rule.gradient_out * depth * self.output_divisor(info.model_width)
+        width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
+        depth = _power(info.depth_ratio, self.alpha) if info.in_branch else 1.0
+        return width * depth * self.output_divisor(info.model_width)
 
     def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier, with the power `WIDTH_RULES` has."""
         rule = WIDTH_RULES[geometry][info.role]
-        width = self._width(info.width_in) ** rule.update_in * self._width(info.width_out) ** rule.update_out
-        depth = info.depth_ratio ** -self.update_gamma(info) if info.in_branch else 1.0
+        width = self._width(info.width_in, rule.update_in) * self._width(info.width_out, rule.update_out)
+        depth = _power(info.depth_ratio, -self.update_gamma(info)) if info.in_branch else 1.0
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `guards.traits.Traits`)."""
         return self.update_scale(info, geometry) * self.gradient_scale(info) ** degree
 
-    def update_gamma(self, info: ParamInfo) -> float:
+    def update_gamma(self, info: ParamInfo) -> Scalar:
         """The gamma of a branch's parameter: ``inner_gamma`` for its inner layers, if set."""
         return self.inner_gamma if info.inner and self.inner_gamma is not None else self.gamma
 
@@ -297,9 +318,10 @@ class Parametrization:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def _width(self, ratio: float) -> float:
+    def _width(self, ratio: float, exponent: float = 1) -> Scalar:
+        """A power of a width ratio."""
         require_ratio("width", ratio)
-        return ratio if self.width == "mup" else 1.0
+        return _power(ratio, exponent * self.width_power) if exponent else 1.0
 
 
 PRESETS: Mapping[str, Parametrization] = {

@@ -92,7 +92,7 @@ def describe_presets() -> str:
         hold = rule.width == "mup" and not rule.gamma0_width_exponent
         lines.append(f"  {name:<11} {_USES[name]}")
         lines.append(f"  {'':<11} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
-        lines += [f"  {'':<11} {_verdict(classify(rule.alpha, rule.gamma))}"] if hold else []
+        lines += [f"  {'':<11} {_verdict(classify(float(rule.alpha), float(rule.gamma)))}"] if hold else []
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from depthmup_flax.parallel.fingerprints import fingerprint
 from depthmup_flax.process import distributed
+from depthmup_flax.runs.read_failures import of_system, reason
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import ArrayTree, Json
 from depthmup_flax.workdir import buckets
@@ -113,9 +114,10 @@ class Checkpointer:
 
         Raises:
           InputError: all checkpoints are damaged. None is renamed.
-          RunStopped: one of several processes cannot read the latest checkpoint; the next attempt renames it.
+          RunStopped: the system does not let a checkpoint be read, such as for a lack of memory; or one of several
+            processes finds the latest checkpoint damaged, and the next attempt renames it.
         """
-        damaged: dict[int, Exception] = {}
+        damaged: dict[int, str] = {}
         self._rename_reported()
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
@@ -123,15 +125,14 @@ class Checkpointer:
             except RunStopped:
                 raise
             except Exception as error:  # of whatever type Orbax raises for a damaged file
-                self._require_connection(error)
-                damaged[step] = error
+                damaged[step] = reason(error)
             else:
-                for damaged_step, reason in damaged.items():
-                    self._rename_damaged(damaged_step, reason)
+                for damaged_step, problem in damaged.items():
+                    self._rename_damaged(damaged_step, problem)
                 return restored
         if damaged:
             raise InputError(
-                f"no checkpoint in {self._directory} can be read ({_first_line(damaged[max(damaged)])}): restore the "
+                f"no checkpoint in {self._directory} can be read ({damaged[max(damaged)]}): restore the "
                 "files, choose another workdir, or pass --overwrite to restart the run."
             )
         return None
@@ -144,11 +145,12 @@ class Checkpointer:
             if meta["digest"] != _digest(meta):
                 raise ValueError("its description is not the saved one")
         except Exception as error:
+            self._require_access(step, error)
             if jax.process_count() == 1:
                 raise
-            write_atomically(self._report(step), _first_line(error) + "\n")
+            write_atomically(self._report(step), reason(error) + "\n")
             raise RunStopped(
-                f"checkpoint {self._directory / str(step)} cannot be read ({_first_line(error)}): rerun the command, "
+                f"checkpoint {self._directory / str(step)} cannot be read ({reason(error)}): rerun the command, "
                 f"which renames it to {step}.damaged and resumes from the previous one."
             ) from error
         if meta["fingerprint"] != fingerprint(state):
@@ -163,7 +165,7 @@ class Checkpointer:
                 if meta["digest"] == _digest(meta):
                     return meta
             except Exception as error:  # damaged: `restore` warns about it
-                self._require_connection(error)
+                self._require_access(step, error)
                 log.debug("checkpoint %d: %s", step, error)
         return None
 
@@ -173,12 +175,16 @@ class Checkpointer:
         if self._mirror is not None:
             self._mirror.close()
 
-    def _require_connection(self, error: Exception) -> None:
-        """Raises `RunStopped` if ``error`` is about a bucket that cannot be reached, and not about a checkpoint."""
-        if not buckets.is_bucket(self._directory):
-            return
-        if sentence := buckets.stopped(self._directory, error, absent=False):
+    def _require_access(self, step: int, error: Exception) -> None:
+        """Raises `RunStopped` if ``error`` is about the machine, its storage or a bucket, and not about the content."""
+        folder = self._directory / str(step)
+        if buckets.is_bucket(folder) and (sentence := buckets.stopped(self._directory, error, absent=False)):
             raise sentence from error
+        if problem := of_system(error, folder):
+            raise RunStopped(
+                f"checkpoint {folder} cannot be read ({problem}): it is kept as it is. Mend that, then rerun the "
+                "command to resume."
+            ) from error
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
         """The barrier that Orbax's threads call between the parts of a save.
@@ -201,18 +207,18 @@ class Checkpointer:
         reported = distributed.on_first(lambda: [step for step in steps if self._report(step).exists()])
         for step in reported:
             if len(reported) < len(steps):
-                self._rename_damaged(step, OSError("a process could not read it in the previous attempt"))
+                self._rename_damaged(step, "a process could not read it in the previous attempt")
             if distributed.is_first():
                 self._report(step).unlink()
 
-    def _rename_damaged(self, step: int, error: Exception) -> None:
+    def _rename_damaged(self, step: int, problem: str) -> None:
         source = self._directory / str(step)
         suffixes = itertools.chain([""], map(".{}".format, itertools.count(1)))
         targets = (self._directory / f"{step}.damaged{suffix}" for suffix in suffixes)
         target = next(path for path in targets if not path.exists())
         if distributed.is_first():
             message = "checkpoint %s cannot be read (%s): it is renamed to %s, and the previous one is used."
-            log.warning(message, source, _first_line(error), target.name)
+            log.warning(message, source, problem, target.name)
             rename_tree(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
@@ -271,6 +277,7 @@ def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tu
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
+      RunStopped: the system does not let it be read.
     """
     path = as_path(path)
     try:
@@ -282,7 +289,9 @@ def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tu
         if meta["digest"] != _digest(meta) or not (read <= saved if parts else read == saved):
             raise ValueError("its numbers are not the saved ones")
     except Exception as error:  # of whatever type Orbax raises for a damaged file
-        raise InputError(f"{path} cannot be read as a checkpoint ({_first_line(error)}): name another one.") from error
+        if path.is_dir() and (problem := of_system(error, path)):
+            raise RunStopped(f"checkpoint {path} cannot be read ({problem}): mend that, then try again.") from error
+        raise InputError(f"{path} cannot be read as a checkpoint ({reason(error)}): name another one.") from error
     return state, meta
 
 
@@ -313,7 +322,3 @@ def _on_disk(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def _digest(meta: Mapping[str, object]) -> str:
     text = json.dumps({name: value for name, value in meta.items() if name != "digest"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

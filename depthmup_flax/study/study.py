@@ -188,7 +188,7 @@ class Study:
         else:
             found = network.audited(dataset.input_spec, rule)
         if found.audit is None:
-            raise InputError(found.notes[0])
+            raise InputError(f"the forward pass {found.not_judged[0].text.removeprefix('it ')}")
         notes = tuple(_INITIAL_VALUES if "rescale_init" in note else note for note in found.notes)
         return dataclasses.replace(found.audit, notes=tuple(dict.fromkeys(notes)))
 

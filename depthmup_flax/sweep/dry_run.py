@@ -14,7 +14,7 @@ from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.sweep.grid import expand, sweep_info
-from depthmup_flax.sweep.lane_count import choose_program
+from depthmup_flax.sweep.lane_count import Chosen, choose_program
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.util.errors import InputError
 
@@ -85,7 +85,7 @@ def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in [groups[0], *groups[1:][-1:]]:
         programs = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
-        program, seconds = choose_program(programs, group.runs, lanes)
+        program, seconds = choose_program(programs, group.runs, lanes, Chosen())
         measured.append((group.experiment.cost, seconds * group.experiment.total_steps))
         lines.append(
             f"measured: {group.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "

@@ -17,13 +17,15 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.engine.experiment import hyperparameters
+from depthmup_flax.engine.experiment import RULE, hyperparameters
 from depthmup_flax.engine.lane_layout import LaneRun
-from depthmup_flax.records.run_hash import EXECUTION
-from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo, is_continuous
+from depthmup_flax.records.run_hash import EXECUTION, RunNames
+from depthmup_flax.records.table import LEARNING_RATE, SEED, SweepInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu", "paper")
+_PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
+_NAMES_OF_CODE = ("model.name", "data.name", "loss")  # which may name code of the user, whose digest is hashed
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
@@ -96,25 +98,30 @@ def expand(config: ConfigDict) -> list[Run]:
       InputError: an invalid axis or value, or a run that `depthmup_flax.config.fields.validate` refuses.
     """
     _validate(config)
-    axes = list(sweep_info(config).axes)
+    info = sweep_info(config)
+    axes, names = list(info.axes), RunNames(info.base)
     products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]
-    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True))) for grid, values in products]
+    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True)), names) for grid, values in products]
     return list({run.hash: run for run in runs}.values())
 
 
-def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`."""
+def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any], names: RunNames | None = None) -> Run:
+    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`.
+
+    ``names``: of the base, for speed.
+    """
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)
     configs.validate(config)
     point = {path: configs.get_field(config, path) for path in axes}
-    return Run(configs.config_hash(config), hyperparameters(config), point, config)
+    quick = names.hash(point) if names is not None and not set(axes) & set(_NAMES_OF_CODE) else None
+    return Run(quick or configs.config_hash(config), hyperparameters(config), point, config)
 
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of runs that differ only in continuous fields, sorted so that runs that diverge early are neighbors."""
-    return [sorted(group, key=_continuous_values) for group in _grouped(runs, lambda run: _structure(run.config))]
+    """Groups of runs that differ only in hyperparameters, sorted so that runs that diverge early are neighbors."""
+    return [sorted(group, key=_order) for group in _grouped(runs, _structure)]
 
 
 def curves(runs: Sequence[Run], x: str) -> list[list[Run]]:
@@ -206,18 +213,14 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
     return tuple(value.item() if hasattr(value, "item") else value for value in ((values,) if single else values))
 
 
-def _structure(config: ConfigDict) -> str:
-    fields = flatten_dict(config.to_dict(), sep=".")
-    fixed = {path: 0 for path, value in fields.items() if value is not None and (path == SEED or is_continuous(path))}
-    return json.dumps(fields | fixed, sort_keys=True)
+def _structure(run: Run) -> str:
+    """The part of a run's point that its program fixes."""
+    free = {*run.hyperparameters, *([_PRESET] if _ALPHA in run.hyperparameters else [])}
+    return json.dumps({path: value for path, value in run.point.items() if path not in free}, sort_keys=True)
 
 
-def _hyper(config: ConfigDict) -> list[str]:
-    return [f"hyper.{name}" for name in sorted(config.hyper)]
-
-
-def _continuous_values(run: Run) -> tuple[float, ...]:
-    # Descending learning rates: the highest ones diverge first.
-    others = (path for path in (SEED, *CONTINUOUS, *_hyper(run.config)) if path != LEARNING_RATE)
-    rate = configs.get_field(run.config, LEARNING_RATE)
-    return (-rate, *(configs.get_field(run.config, path) or 0.0 for path in others))
+def _order(run: Run) -> tuple[float, ...]:
+    # The runs of a preset together, then descending learning rates: the highest ones diverge first.
+    first = [run.hyperparameters.get(f"{RULE}.{name}", 0.0) for name in ("alpha", "gamma", "width")]
+    others = [value for path, value in sorted(run.hyperparameters.items()) if path not in (LEARNING_RATE, SEED)]
+    return (*first, -run.hyperparameters[LEARNING_RATE], run.seed, *others)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.experiment import Experiment, StepExperiment, build
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram
+from depthmup_flax.engine.optimizers import require_optimizer
 from depthmup_flax.engine.user_checks import require_read
 from depthmup_flax.records.table import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
@@ -22,7 +24,7 @@ from depthmup_flax.util.types import Batch
 
 @dataclasses.dataclass
 class Group:
-    """Runs that differ only in the seed and in continuous fields."""
+    """Runs that differ only in `depthmup_flax.engine.experiment.hyperparameters`."""
 
     experiment: Experiment  # of the first run
     runs: list[Run]  # those of this shard
@@ -51,6 +53,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             for run in group_runs:
                 optimizer = run.config.optimizer
                 warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
+                require_optimizer(run.config, make_parametrization(run.config))
         except InputError as error:
             raise InputError(f"in the runs with {label}: {error}") from error
         groups.append(Group(experiment, group_runs, label))

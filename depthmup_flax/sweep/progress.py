@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import Mesh
 from tqdm import tqdm
@@ -38,7 +39,7 @@ class SweepProgress:
         self._cost_done = self._cost_left = 0.0
         self._best = math.inf  # lowest train_loss_avg
         self._cohort: Cohort | None = None  # in training
-        self._compiling = False
+        self._compiling, self._compiling_s = False, 0.0
         self._first_step = 0  # of it, in this process
         self._started = self._shown = time.perf_counter()
         self._line: tqdm | None = None
@@ -57,10 +58,14 @@ class SweepProgress:
             self._cost_left += (len(group.runs) - len(recorded)) * group.experiment.cost
             self._count(recorded)
 
-    def compile(self) -> None:
-        """Shows on a terminal that programs are compiled, until `train`."""
-        self._compiling = True
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Shows on a terminal that programs are compiled and tried, and counts the seconds."""
+        started, self._compiling = time.perf_counter(), True
         self._show(0.0 if self._line is not None else _TRAINING_EVERY_S)
+        yield
+        self._compiling = False
+        self._compiling_s += time.perf_counter() - started
 
     def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
@@ -71,7 +76,7 @@ class SweepProgress:
 
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
-        self._cohort, self._first_step, self._compiling = cohort, cohort.step, False
+        self._cohort, self._first_step = cohort, cohort.step
         cost = len(cohort.runs) * cohort.program.workload.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
@@ -90,9 +95,12 @@ class SweepProgress:
         self._show(0.0 if last else _ENDED_EVERY_S)
 
     def finish(self) -> None:
-        """Shows the totals."""
+        """Shows the totals, and the part of the time in which nothing trained."""
         self.close()
-        elapsed = tqdm.format_interval(time.perf_counter() - self._started)
+        seconds = time.perf_counter() - self._started
+        if self._compiling_s:
+            log.info("compiling and trials took %.0f %% of %.0f s", 100 * self._compiling_s / seconds, seconds)
+        elapsed = tqdm.format_interval(seconds)
         totals = f"{self._finished} runs, {self._diverged} diverged{self._best_text(', lowest loss ')}, {elapsed}"
         log.info(totals, extra=messages.RESULT)
 

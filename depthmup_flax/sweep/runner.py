@@ -5,42 +5,50 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
+import json
 import logging
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import differences, listed, require_same_code, run_differences
+from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.config.user_code import code_of
-from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
+from depthmup_flax.parallel import sharding
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.columns import flat
 from depthmup_flax.records.provenance import commit, versions
+from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
+from depthmup_flax.runs.directory import require_same_data
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
-from depthmup_flax.sweep.lane_count import choose_program
+from depthmup_flax.sweep.lane_count import Chosen, choose_program, first_program
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import create, delete_tree, retried
+from depthmup_flax.workdir.files import create, delete_tree, read_json, retried, write_atomically
+from depthmup_flax.workdir.seal import sealed
 
 log = logging.getLogger(__name__)
 
 _WHOLE = "records.jsonl"  # of a sweep without shards
 
+_DATA = "data.json"
 _FORGET_EVERY = 8  # groups
 
 # Gets each record as a flat dictionary, see `depthmup_flax.records.columns.flat`.
@@ -84,7 +92,8 @@ def sweep(
     """
     load = load or LoadOnce()
     runs = expand(config)
-    groups = groups_of_shard(config, plan(config, runs, load), shard)
+    planned = plan(config, runs, load)
+    groups = groups_of_shard(config, planned, shard)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
@@ -93,6 +102,7 @@ def sweep(
             if overwrite:
                 _delete(path, unfinished)
             stored = _require_same_sweep(directory, dataclasses.replace(sweep_info(config), runs=len(runs)))
+            _require_same_data(directory, planned)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])
@@ -120,12 +130,15 @@ class _Runner:
     mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
     dataset: Dataset | None = None  # of the last group
     data: Batch | None = None  # of that set, on the devices
-    lanes_hint: int = 1
+    chosen: Chosen = dataclasses.field(default_factory=Chosen)
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
     code: dict[str, str] = dataclasses.field(init=False)  # module of the user -> digest
     groups_trained: int = 0
+    # The programs of the next group, which a thread compiles: XLA does not hold Python's lock.
+    compiler: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1))
+    ahead: Future[GroupPrograms] | None = None
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
@@ -133,16 +146,18 @@ class _Runner:
         self.code = code_of(self.config.base)
         self.mine |= {run.hash for run in runs}
         self.progress = SweepProgress(groups, self.done)
-        with contextlib.closing(self.progress):
+        try:
             self._run(groups, runs)
+        finally:
+            self.progress.close()
+            self.compiler.shutdown(wait=False, cancel_futures=True)  # the process ends after a compilation in progress
         self.unfinished.delete()
         self.progress.finish()
 
     def _run(self, groups: Sequence[Group], runs: list[Run]) -> None:
         # First the runs whose state is saved: another group would overwrite it.
         saved = self.unfinished.saved_runs()
-        for group in sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)):
-            self._run_group(group)
+        self._run_groups(sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)))
         for _ in range(self.config.extend):
             curves = extension(self.config, runs, self.done)
             more = [run for curve, _ in curves for run in curve if run.hash not in self.mine]
@@ -155,40 +170,55 @@ class _Runner:
             self.mine |= {run.hash for run in more}
             extended = plan(self.config, more, self.load)
             self.progress.add(extended, self.done)
-            for group in extended:
-                self._run_group(group)
+            self._run_groups(extended)
 
-    def _run_group(self, group: Group) -> None:
-        if not self._left(group):
-            return
-        self._train_group(group)
-        self.groups_trained += 1
-        if self.groups_trained % _FORGET_EVERY == 0:
-            # JAX caches what it traced, 4 MB for each group of tiny networks, and no later group uses it.
-            jax.clear_caches()
-            gc.collect()
+    def _run_groups(self, groups: Sequence[Group]) -> None:
+        left = [group for group in groups if self._left(group)]
+        for group, following in itertools.zip_longest(left, left[1:]):
+            self._train_group(group, following)
 
-    def _train_group(self, group: Group) -> None:
+    def _train_group(self, group: Group, following: Group | None) -> None:
         runs = self._left(group)
-        if self.dataset is not group.experiment.dataset:
-            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
-            self.data = put_train_data(self.dataset, self.mesh)
-        programs = GroupPrograms(group, self.mesh, self.data)
-        self.progress.compile()
-        resumed = self.unfinished.restore(runs, programs.get)
+        with self.progress.compiling():
+            programs = self._programs(group)
+            resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
             log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)
             self._train(group, resumed, lambda alive: None)
             if not (runs := self._left(group)):
                 return
-        program, seconds = choose_program(programs, runs, self.lanes, self.lanes_hint)
-        self.lanes_hint = program.per_device
+        with self.progress.compiling():
+            program, seconds = choose_program(programs, runs, self.lanes, self.chosen)
         self.progress.start(group, len(runs), program, seconds)
         self.unfinished.delete()
+        if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
+            self.ahead = self.compiler.submit(self._compiled, following)
         parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
-            cohort, shrink = Cohort.of(program, part), _shrinking(programs, program, seconds)
+            with self.progress.compiling():
+                cohort = Cohort.of(program, part)
+            shrink = _shrinking(programs, program, seconds, self.progress)
             self._train(group, cohort, shrink, last=part is parts[-1])
+
+    def _programs(self, group: Group) -> GroupPrograms:
+        """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
+        ahead, self.ahead = self.ahead, None
+        programs = None if ahead is None else ahead.result()
+        self.groups_trained += 1
+        if self.groups_trained % _FORGET_EVERY == 0:
+            # JAX caches what it traced, 4 MB for each group of tiny networks, and no later group uses it.
+            jax.clear_caches()
+            gc.collect()
+        if self.dataset is not group.experiment.dataset:
+            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
+            self.data = put_train_data(self.dataset, self.mesh)
+        return programs or GroupPrograms(group, self.mesh, self.data)
+
+    def _compiled(self, group: Group) -> GroupPrograms:
+        """The programs of ``group`` with the one that it begins with."""
+        programs = GroupPrograms(group, self.mesh, self.data)
+        first_program(programs, self._left(group), self.lanes, self.chosen)
+        return programs
 
     def _after_call(self, cohort: Cohort) -> None:
         self.claim.check()
@@ -245,7 +275,12 @@ class _Runner:
             self.on_record = None
 
 
-def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) -> Shrink:
+def _pays_ahead(mesh: Mesh) -> bool:
+    """Whether to compile while a group trains: on a CPU it would take the cores from the training."""
+    return sharding.platform(mesh) != "cpu"
+
+
+def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, progress: SweepProgress) -> Shrink:
     """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
     devices, total_steps = programs.mesh.size, program.periods.total
 
@@ -254,7 +289,10 @@ def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) ->
         one_seed = one_seed_fits(alive, fewer, devices)
         saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2
         worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
-        return programs.get(fewer, one_seed) if worth and fewer < program.per_device else None
+        if not worth or fewer >= program.per_device:
+            return None
+        with progress.compiling():
+            return programs.get(fewer, one_seed)
 
     return shrink
 
@@ -263,9 +301,28 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
     directory, whole = path.parent, path.name == _WHOLE
     parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
-    for old in [*parts, directory / "sweep.json", directory / "tuned.py"] if whole else parts:
+    for old in [*parts, *(directory / name for name in ("sweep.json", _DATA, "tuned.py"))] if whole else parts:
         old.unlink(missing_ok=True)
     delete_tree(unfinished.parent if whole else unfinished)
+
+
+def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None:
+    """Writes ``data.json``, fields of ``config.data`` -> a description, or checks that data described there are same.
+
+    Raises:
+      InputError: they have changed; the records of two attempts would not be of one sweep.
+    """
+    path = directory / _DATA
+    stored = read_json(path, "restore it, or pass --overwrite to delete the sweep") if path.exists() else {}
+    described: dict[str, Dataset] = {}
+    for group in groups:
+        fields = without_execution({"data": group.experiment.config.data.to_dict()})["data"]
+        described.setdefault(json.dumps(fields, sort_keys=True), group.experiment.dataset)
+    now = {name: stored_dataset.to_json(dataset) for name, dataset in described.items()}
+    for name in stored.keys() & now.keys():
+        require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
+    if now.keys() - stored.keys():
+        write_atomically(path, sealed(json_text(stored | now)))
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
@@ -279,7 +336,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
     except FileNotFoundError as error:
         raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
-    require_same_code(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
+    require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
     changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]

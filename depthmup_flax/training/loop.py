@@ -41,6 +41,7 @@ from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
+from depthmup_flax.workdir.seal import sealed
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,11 @@ def train_and_evaluate(
         devices differ at a checkpoint (``train.compare_replicas``).
     """
     experiment, mesh = distributed.in_all(lambda: _built(config, writers))
+    data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
-        distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment)))
+        distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment, data)))
     claim: workdirs.Claim | None = None  # of process 0
     with contextlib.ExitStack() as stack:
 
@@ -95,7 +97,7 @@ def train_and_evaluate(
             nonlocal claim
             claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
             with workdirs.writing_to(directory):
-                run_directory.prepare(directory, config, overwrite=overwrite)
+                run_directory.prepare(directory, config, data, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
         finished = distributed.on_first(claim_it)
@@ -108,7 +110,7 @@ def train_and_evaluate(
             return finished
         with workdirs.writing_to(directory):
             process_agreement.require_shared(directory)
-            return _train_in(directory, experiment, mesh, claim, writers)
+            return _train_in(directory, experiment, data, mesh, claim, writers)
 
 
 def _train(run: _Run) -> Json:
@@ -166,15 +168,16 @@ def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
 def _train_in(
     directory: pathlib.Path,
     experiment: Experiment,
+    data: Json,
     mesh: jax.sharding.Mesh,
     claim: workdirs.Claim | None,
     writers: Sequence[Writer],
 ) -> Json:
-    run = _Run(experiment, mesh, directory, claim, writers)
+    run = _Run(experiment, data, mesh, directory, claim, writers)
     try:
         if distributed.is_first():
-            write_atomically(directory / "config.json", configs.to_json(experiment.config))
-            write_atomically(directory / "data.json", json.dumps(stored_dataset.to_json(experiment.dataset)) + "\n")
+            write_atomically(directory / "config.json", sealed(configs.to_json(experiment.config)))
+            run_directory.write_data(directory, data)
             write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
         with run.preemption:
             try:
@@ -188,7 +191,7 @@ def _train_in(
     run.close()
     if distributed.is_first():
         if result["status"] != PREEMPTED:
-            write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
+            write_atomically(directory / "result.json", sealed(json.dumps(result, indent=2) + "\n"))
         log.info("%s. %s", summary(result), run.last_words(result), extra=RESULT)
     return result
 
@@ -199,6 +202,7 @@ class _Run:
     def __init__(
         self,
         experiment: Experiment,
+        data: Json,
         mesh: jax.sharding.Mesh,
         directory: pathlib.Path,
         claim: workdirs.Claim | None,
@@ -209,7 +213,7 @@ class _Run:
         self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
         self._waiting = Waiting(experiment.workload.stall_timeout_s, lambda: self.preemption.asked)
-        self._checkpoints = RunCheckpoints(experiment, directory / "checkpoints")
+        self._checkpoints = RunCheckpoints(experiment, data, directory / "checkpoints")
         restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
         if restored is None:
             self.state = self.program.initial_state()

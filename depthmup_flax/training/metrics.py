@@ -49,6 +49,8 @@ class RunLog:
         path = self._scratch.local / "metrics.jsonl"
         if path.exists():
             _drop_rows_after(path, first_step, evaluated)
+        elif first_step:
+            log.warning("%s is gone, and with it the rows of steps 1 to %d: restore it.", path, first_step)
         self._rows = path.open("a", encoding="utf-8")
         if not first_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):

@@ -9,34 +9,32 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from depthmup_flax.data import Dataset
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.process import distributed
-from depthmup_flax.records.provenance import versions
+from depthmup_flax.records.provenance import settings, versions
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Json
 
 # A host may have its own copy of the data, and its own number of cores.
 _PER_HOST = ("data.data_dir", "data.read_threads")
 _VISIBLE_S = 60.0  # until a client of a network file system sees what another has written
-_EXAMPLES = 4  # of each split, which are hashed
 
 
-def facts(experiment: Experiment) -> dict[str, Any]:
-    """Named values that differ if the processes would not train the same network on the same data.
+def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
+    """Named values that differ if the processes would not train the same network on the same ``data``.
 
-    Of the data, it compares sizes and a few examples.
+    ``data`` is from `depthmup_flax.data.stored_dataset.to_json`.
     """
     fields = flatten_dict(experiment.config.to_dict(), sep=".")
     return {
         **{f"config.{name}": value for name, value in fields.items() if name not in _PER_HOST},
         "the hash of the code": _source_digest(),
         **{f"the version of {name}": version for name, version in versions().items()},
-        "jax_enable_x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
-        "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-        **_facts_of_data(experiment.dataset),
+        **settings(),
+        **{f"the {name}": value for name, value in stored_dataset.facts(data).items()},
     }
 
 
@@ -77,15 +75,3 @@ def _source_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _facts_of_data(dataset: Dataset) -> dict[str, Any]:
-    found: dict[str, Any] = {"the number of classes": dataset.num_classes}
-    for name, split in (("training", dataset.train), ("test", dataset.test)):
-        digest = hashlib.sha256()
-        hashed = np.linspace(0, len(split) - 1, min(len(split), _EXAMPLES)).astype(int)
-        for field, values in sorted(split.read(hashed).items()):
-            digest.update(f"{field} {values.dtype} {values.shape} ".encode() + np.ascontiguousarray(values).tobytes())
-        found[f"the number of {name} examples"] = len(split)
-        found[f"the hash of {name} examples"] = digest.hexdigest()[:12]
-    return found

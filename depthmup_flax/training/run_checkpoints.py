@@ -16,6 +16,7 @@ from depthmup_flax.parallel.fingerprints import require_equal_copies
 from depthmup_flax.process import distributed
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import Json
 
@@ -27,14 +28,16 @@ class RunCheckpoints:
 
     Args:
       experiment: what is trained.
+      data: its data, from `depthmup_flax.data.stored_dataset.to_json`.
       directory: of the checkpoints; need not exist.
 
     Attributes:
       finite: whether the state, and if a loss that is not ends the run, all losses were finite at the last `save`.
     """
 
-    def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
-        self._experiment, self._train, self._directory = experiment, experiment.config.train, directory
+    def __init__(self, experiment: Experiment, data: Json, directory: pathlib.Path) -> None:
+        self._experiment, self._data, self._directory = experiment, data, directory
+        self._train = experiment.config.train
         self.finite = True
         self._checkpointer: Checkpointer | None = None
         # A run that has checkpoints resumes from them even if it writes no more.
@@ -45,20 +48,27 @@ class RunCheckpoints:
         """The latest state and its description; ``None`` if there is no checkpoint.
 
         Raises:
-          InputError: it is of another config, or every checkpoint is damaged.
+          InputError: it is of another config or other data, or every checkpoint is damaged.
         """
-        restored = self._checkpointer and self._checkpointer.restore(abstract_state)
-        if not restored:
+        if self._checkpointer is None:
+            return None
+        if (latest := self._checkpointer.latest_meta()) is not None:  # before arrays of other shapes are asked for
+            self._require_same_run(latest)
+        restored = self._checkpointer.restore(abstract_state)
+        if restored is None:
             return None
         state, meta = restored
+        bad = self._experiment.dataset.bad_examples
+        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
+        return state, meta
+
+    def _require_same_run(self, meta: Json) -> None:
         if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
             raise InputError(
                 f"the checkpoints in {str(self._directory.parent)!r} belong to another config: choose another workdir, "
                 "or pass --overwrite to delete them."
             )
-        bad = self._experiment.dataset.bad_examples
-        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
-        return state, meta
+        require_same_data(meta.get("data", {}), self._data, f"the run in {str(self._directory.parent)!r}")
 
     def save(
         self, state: TrainState, elapsed_s: float, test: dict[str, float] | None, first: Callable[[], None]
@@ -88,6 +98,7 @@ class RunCheckpoints:
             return
         meta = {
             "config": json.loads(configs.to_json(self._experiment.config)),
+            "data": self._data,
             "param_info": info_to_json(self._experiment.info),
             "data_position": step * self._train.batch_size,  # examples read since step 0
             "elapsed_s": elapsed_s,

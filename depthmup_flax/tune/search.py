@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -84,7 +85,7 @@ def tune(
         *(summary, len(records), f"{seconds:,.0f}", work, tuned),
         extra=messages.RESULT,
     )
-    messages.next_step(f"{_train_command(tuned)} --workdir={directory / 'target'}")
+    messages.next_step(f"{_train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
 
 
 def _train_command(tuned: pathlib.Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 
 from depthmup_flax.infer.audit import Audit, audit
-from depthmup_flax.infer.audit_table import Finding, listed
+from depthmup_flax.infer.audit_table import Finding, NotJudged, listed
 from depthmup_flax.infer.given_model import Output, arguments_of
 from depthmup_flax.infer.matched_layers import nearest
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes, is_annotated
@@ -37,20 +37,22 @@ class Audited:
     Attributes:
       info: `ParamInfo` of every parameter, in the structure of ``ModelFunctions.init``'s parameters.
       findings: what is certainly missing or wrong.
-      notes: what could not be compared, and initial values to set.
+      not_judged: what was not read.
+      notes: initial values to set, and what else to know.
       audit: the whole result, of the network itself or, where that has a base size, of a larger one; its ``print``.
         ``None`` if an annotated network cannot be traced.
     """
 
     info: InfoTree
     findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
     notes: tuple[str, ...]
     audit: Audit | None
 
     @property
     def text(self) -> str:
-        """The findings as the audit prints them, each with the code to write; "" without any."""
-        return "\n\n".join("\n".join(lines) for lines in listed(self.findings))
+        """What is missing and what was not judged as the audit prints them, with the code to write; "" for ``ok``."""
+        return "\n\n".join("\n".join(lines) for lines in listed(self.findings, self.not_judged))
 
 
 def audited(
@@ -105,12 +107,14 @@ def audited(
     except InputError as error:
         if annotated_info is None:
             raise
-        return Audited(annotated_info, (), (f"the forward pass was not audited: {error}",), None)
+        place = NotJudged("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
+        return Audited(annotated_info, (), (place,), (), None)
     notes = list(result.notes)
     if larger_sizes != sizes:
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
         notes.insert(0, f"audited at {at}, because {_same(sizes, base_sizes)}.")
-    return Audited(info, tuple(finding for finding in result.findings if finding.certain), tuple(notes), result)
+    certain = tuple(finding for finding in result.findings if finding.certain)
+    return Audited(info, certain, result.not_judged, tuple(notes), result)
 
 
 def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.workdir.seal import sealed
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # file systems of fsspec
 _EXTRA = 'pip install "depthmup-flax[buckets]"'
@@ -202,7 +203,7 @@ class Parts:
 
     def write(self, values: Iterable[Any]) -> None:
         """Writes a line per value; returns when the bucket has them."""
-        text = "".join(json.dumps(value) + "\n" for value in values)
+        text = "".join(sealed(json.dumps(value)) + "\n" for value in values)
         name = f"{self._path.stem}.{self._writer}-{self._written + 1:06d}{self._path.suffix}"
         put(self._path.with_name(name), text)
         self._written += 1

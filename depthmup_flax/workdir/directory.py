@@ -68,6 +68,10 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
     if not os.fspath(text):
         raise InputError("the work directory is '': name one, such as runs/digits.")
+    try:
+        os.fspath(text).encode()
+    except UnicodeEncodeError as error:  # libraries in C++ refuse such names
+        raise InputError(f"workdir {os.fspath(text)!r} is not UTF-8: choose another name.") from error
     if buckets.is_bucket(text):
         return buckets.bucket_path(os.fspath(text))
     if "://" in os.fspath(text):
@@ -109,7 +113,7 @@ def claimed(
             if locks.busy(directory / _ALONE):
                 with locks.held(directory / _ALONE, wait_s):  # until another process has deleted its work
                     retried(lambda: _mark(directory, kind))
-        stack.enter_context(writing_to(directory))
+        stack.enter_context(writing_to(directory, claim))
         yield claim
 
 
@@ -124,7 +128,7 @@ def kind_of(directory: pathlib.Path) -> str | None:
         for name, kind in _UNMARKED.items():
             if (directory / name).exists():
                 return kind
-        unknown = next((path.name for pattern in _UNKNOWN for path in directory.glob(pattern)), None)
+        unknown = next((path.name for name in _UNKNOWN for path in directory.glob(name) if not _is_empty(path)), None)
         if unknown is None:
             return None
         try:
@@ -136,6 +140,11 @@ def kind_of(directory: pathlib.Path) -> str | None:
     if named not in NAMES:
         raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
     return str(named)
+
+
+def _is_empty(path: pathlib.Path) -> bool:
+    """Whether it is a folder without files, or a link to one, such as a user's for checkpoints on a larger disk."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
@@ -183,11 +192,12 @@ def _opening(directory: pathlib.Path, flag: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing_to(directory: pathlib.Path) -> Iterator[None]:
+def writing_to(directory: pathlib.Path, claim: Claim | None = None) -> Iterator[None]:
     """Turns write errors of any library into one sentence.
 
     Raises:
-      RunStopped: the disk is full, read-only or unreachable, or the directory was deleted or renamed.
+      RunStopped: the disk is full, read-only or unreachable, or the directory was deleted or renamed. Libraries may
+        have created it again; a ``claim`` finds that, too.
     """
     try:
         yield
@@ -203,6 +213,8 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
             raise RunStopped(f"workdir {str(directory)!r} {file_lock.DELETED}") from error
+        if claim is not None:
+            claim.check(now=True)
         raise
 
 

@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
+from depthmup_flax.workdir.seal import sealed, unsealed
 
 
 def read_json(path: pathlib.Path, remedy: str) -> Json:
     """Reads a JSON object; `InputError`, which ends with ``remedy``, if the file is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = unsealed(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+        raise InputError(f"{path} is not what was written ({error}): {remedy}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object: {remedy}.")
     return content
@@ -151,9 +152,15 @@ def is_json(text: str | bytes) -> bool:
 
 
 def delete_tree(directory: pathlib.Path) -> None:
-    """Deletes a directory and its contents, if it exists."""
+    """Deletes a directory and its contents, if it exists; of a link to a directory, the contents alone."""
     if buckets.is_bucket(directory):
         buckets.delete_tree(directory)
+    elif directory.is_symlink() and directory.is_dir():
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     elif directory.is_dir():
         shutil.rmtree(directory)
 
@@ -172,7 +179,7 @@ def open_lines(path: pathlib.Path) -> JsonLines | buckets.Parts:
 
 
 class JsonLines:
-    """An append-only file with one JSON value per line.
+    """An append-only file with one JSON object per line, each with a checksum (`sealed`).
 
     Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
     its newline. A compressed file is refused: a new file beside it would repeat its work.
@@ -193,7 +200,7 @@ class JsonLines:
 
     def write(self, values: Iterable[Any]) -> None:
         """Appends a line per value; returns when they are on disk."""
-        self._file.writelines(json.dumps(value) + "\n" for value in values)
+        self._file.writelines(sealed(json.dumps(value)) + "\n" for value in values)
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -50,6 +50,14 @@ def test_tables_can_be_read_by_others():
     assert json.loads(as_json(iter(rows)))[0]["classes"][1] == {"name": "dog", "probability": 0.25}
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\x1b[31mred"])
+def test_a_name_in_a_table_is_no_command_for_a_spreadsheet_or_a_terminal(name):
+    text = as_csv(iter([(pathlib.Path("c.png"), [(name, 1.0)])]))
+    cell = next(csv.DictReader(io.StringIO(text)))["class_1"]
+    assert cell[0] not in "=+-@"
+    assert "\x1b" not in text
+
+
 def test_the_command_prints_classes_and_writes_files(undisturbed, images, tmp_path):
     words = ["predict", str(undisturbed), str(images)]
     out = f"--out={tmp_path / 'classes.json'}"

@@ -175,6 +175,7 @@ FIELDS = [
     ("data.augment=cfar", "data.augment is 'cfar': ... 'cifar'"),
     ("data.train_examples=99999", "data.train_examples is 99999: ... 1500"),
     ("data.read_threads=-1", "data.read_threads is -1: ... at least 0"),
+    ("model.dtype=float64", "model.dtype is 'float64': ... 'float32'"),
 ]
 FLAGS = [
     ("train {digits} --wrokdir=x", "unknown flag --wrokdir: did you mean '--workdir'?"),

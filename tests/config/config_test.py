@@ -4,7 +4,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from depthmup_flax import InputError
 from depthmup_flax.config import fields as configs
+from depthmup_flax.config.flags import split
+from depthmup_flax.engine.experiment import build
 from depthmup_flax.models import MODELS
 from depthmup_flax.records import run_hash
 
@@ -73,3 +76,27 @@ def test_a_newer_field_or_section_changes_the_hash_only_when_it_is_set(monkeypat
         changed = config.copy_and_resolve_references()
         configs.set_field(changed, path, value)
         assert configs.config_hash(changed) != before
+
+
+def from_flags(*words):
+    given, others = split(["--config=digits", *words], None)
+    assert not others
+    return given.resolved()
+
+
+def test_none_unsets_a_field_of_the_preset_and_no_other():
+    assert from_flags("--config.parametrization.alpha=None").parametrization.alpha is None
+    with pytest.raises(InputError, match="learning_rate is 'None'"):
+        from_flags("--config.optimizer.learning_rate=None")
+
+
+@pytest.mark.parametrize("text", ["stem,readout", "stem, readout", "('stem', 'readout')", "['stem', 'readout']"])
+def test_several_names_may_be_separated_by_commas(text):
+    assert tuple(from_flags(f"--config.optimizer.frozen={text}").optimizer.frozen) == ("stem", "readout")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "float8_e5m2"])
+def test_a_dtype_in_which_nothing_would_be_computed_is_refused(dtype):
+    config = from_flags(f"--config.model.dtype={dtype}")
+    with pytest.raises(InputError, match=f"model.dtype is '{dtype}'"):
+        build(config)

@@ -3,6 +3,7 @@
 import builtins
 import errno
 import os
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -253,3 +254,31 @@ def _fail(monkeypatch, module, function, path, number):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(module, function, failing)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda root: (root / "train").rename(root / "Train"), "Train"),
+        (lambda root: (root / "test").rename(root / "valid"), "valid"),
+        (lambda root: [(root / "x").mkdir(), (root / "train").rename(root / "x" / "train")], "x"),
+    ],
+)
+def test_a_folder_that_may_be_the_one_that_is_meant_is_named(change, named, tmp_path):
+    write_flat_folder(tmp_path)
+    change(tmp_path)
+    assert str(tmp_path / named) in error(load, name=f"folder:{tmp_path}")
+
+
+def test_a_class_without_test_images_and_a_set_of_one_class_are_warned_of(tmp_path, logged):
+    write_flat_folder(tmp_path)
+    first, *others = sorted(path.name for path in (tmp_path / "train").iterdir())
+    shutil.rmtree(tmp_path / "test" / first)
+    load(name=f"folder:{tmp_path}")
+    assert f"none of the class {first!r}" in logged.text
+    for name in others:
+        for split in ("train", "test"):
+            shutil.rmtree(tmp_path / split / name)
+    write_image(tmp_path / "test" / first / "a.png", np.zeros((6, 6, 3), np.uint8))
+    load(name=f"folder:{tmp_path}")
+    assert "one class" in logged.text

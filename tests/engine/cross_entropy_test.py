@@ -44,6 +44,7 @@ def test_a_label_is_wrong_where_a_logit_is_not_a_number():
     assert right.tolist() == [False, False, False, True]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("length", "parts", "bias"), [(8, 4, False), (7, 4, True)])
 def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64):
     keys = jax.random.split(jax.random.key(0), 4)

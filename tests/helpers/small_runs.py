@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from depthmup_flax.config import default_config
 from depthmup_flax.records.table import read_record_file
 from depthmup_flax.sweep.grid import sweep_config
+from depthmup_flax.workdir.seal import unsealed
 
 
 def config(**train):
@@ -60,5 +61,5 @@ def outcomes(workdir):
 def json_without(path, key):
     """The rows of a file of JSON lines, or the one object of another, without the fields that end in ``key``."""
     text = path.read_text()
-    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [unsealed(text)]
     return [{name: value for name, value in row.items() if not name.endswith(key)} for row in rows]

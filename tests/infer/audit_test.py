@@ -51,15 +51,15 @@ def both(model, *args, **kwargs):
 def traced_once():
     """Every Linen model is traced once for all tests of this module; an audit only reads the trace."""
     module = sys.modules["depthmup_flax.infer.audit"]
-    trace, known = module.as_model, {}
+    trace, traces = module.as_model, {}
 
-    def as_model(model, x, argument, output, kwargs):
+    def as_model(model, x, argument, output, kwargs, known):
         if not isinstance(model, nn.Module) or not isinstance(jax.tree.leaves(x)[0], jax.ShapeDtypeStruct):
-            return trace(model, x, argument, output, kwargs)
-        key = (model, x, output, *kwargs.items())
-        if key not in known:
-            known[key] = trace(model, x, argument, output, kwargs)
-        return known[key]
+            return trace(model, x, argument, output, kwargs, known)
+        key = (model, x, output, *kwargs.items(), *known.items())
+        if key not in traces:
+            traces[key] = trace(model, x, argument, output, kwargs, known)
+        return traces[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "as_model", as_model)

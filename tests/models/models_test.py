@@ -219,6 +219,7 @@ def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evalua
     np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
 
 
+@pytest.mark.gpu
 def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(network):
     exact, x, variables = network
     rounded = exact.clone(dtype="bfloat16")

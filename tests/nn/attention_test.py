@@ -11,6 +11,8 @@ from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
+from depthmup_flax.nn.attention import SelfAttention
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention
 from depthmup_flax.nn.positions import rotary_angles
 from depthmup_flax.rule.info_trees import flatten_info
@@ -157,42 +159,86 @@ def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_m
         ), path  # fmt: skip
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tokens", [8, 9])
-def test_attention_on_a_gpu_is_that_on_a_cpu_for_odd_numbers_of_tokens_too(tokens, causal, monkeypatch):
-    """cuDNN's kernel is replaced by XLA's; what is tested is what surrounds it."""
-    kernel, used = jax.nn.dot_product_attention, []
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Programs for a GPU with cuDNN's kernel replaced by XLA's: what is tested is what surrounds it."""
+    kernel, shapes = jax.nn.dot_product_attention, []
 
     def by_xla(*arrays, implementation=None, **options):
         if implementation == "cudnn":
-            used.append(arrays[0].shape[1])
+            shapes.append(arrays[0].shape[-3:])
         return kernel(*arrays, **options)
 
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, tokens, size)) for i, size in enumerate((64, 32, 32)))
-    form = {"head_dim": 16, "scale": 0.25, "causal": causal}
-
-    def values(q, k, v):
-        out, pull = jax.vjp(functools.partial(attention_module.attention, **form), q, k, v)
-        return out, *pull(jnp.cos(out))
-
-    expected = jax.jit(values)(q, k, v)
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    monkeypatch.setattr(attention_module, "traced_platform", lambda: "gpu")
-    monkeypatch.setattr(attention_module, "_cudnn_fuses", lambda head_dim, dtype: True)
-    for found, wanted in zip(jax.jit(lambda *qkv: values(*qkv))(q, k, v), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert set(used) == {tokens + tokens % 2}  # cuDNN's gradient needs an even number
+    monkeypatch.setattr(attention_module, "target_platform", lambda: "gpu")
+    monkeypatch.setattr(attention_module, "CUDNN_DTYPES", (jnp.float64,))
+    return shapes
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtype", "fuses"),
+    ("tokens", "causal", "head_dim", "fields"),
     [
-        (64, "bfloat16", True),
-        (128, "float16", True),
-        (64, "float32", False),
-        (20, "bfloat16", False),
-        (256, "bfloat16", False),
+        (8, False, 16, {}),
+        (9, False, 16, {"num_kv_heads": 2}),
+        (9, False, 12, {"qk_norm": True, "rotary": (8,)}),
+        (9, True, 6, {"rotary": (9,), "use_bias": True}),
     ],
 )
-def test_cudnn_is_used_for_what_it_has(head_dim, dtype, fuses):
-    assert attention_module._cudnn_fuses(head_dim, jnp.dtype(dtype)) == fuses
+def test_attention_on_a_gpu_is_that_on_a_cpu_and_so_are_its_gradients(
+    tokens, causal, head_dim, fields, on_a_gpu, float64
+):
+    form = {"num_heads": 4, "causal": causal, "param_dtype": jnp.float64, "qk_norm": False} | fields
+    layers = [SelfAttention(TransformerConfig(attention=name, **form)) for name in ("auto", "xla")]
+    x = jax.random.normal(jax.random.key(0), (2, tokens, 4 * head_dim))
+    params = drawn(layers[0], x)
+
+    def values(layer, params, x):
+        out, pull = jax.vjp(lambda params, x: layer.apply({"params": params}, x), params, x)
+        return out, *pull(jnp.cos(out))
+
+    found, expected = (jax.jit(functools.partial(values, layer))(params, x) for layer in layers)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), found, expected)
+    # cuDNN wants an even number of tokens, for the gradient, and features in eights.
+    assert set(on_a_gpu) == {(tokens + tokens % 2, 4, -(-head_dim // 8) * 8)}
+
+
+def test_lanes_on_a_gpu_give_cudnn_lanes_of_every_array(on_a_gpu, float64, monkeypatch):
+    """Its batching rule flattens lanes and batch, also of lengths."""
+    kernel = jax.nn.dot_product_attention
+
+    @jax.custom_batching.custom_vmap
+    def with_lanes(q, k, v, lengths):
+        return kernel(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+
+    @with_lanes.def_vmap
+    def _(size, have_lanes, *arrays):
+        assert all(have_lanes)
+        return jax.lax.map(lambda arrays: with_lanes(*arrays), arrays), True
+
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda q, k, v, key_value_seq_lengths, **_: with_lanes(q, k, v, key_value_seq_lengths),
+    )
+    q, k, v = (jax.random.normal(jax.random.key(i), (3, 2, 10, 32)) for i in range(3))
+    attend = functools.partial(attention_module.attention, head_dim=8, scale=8**-0.5, causal=False, tokens=9)
+    found = jax.jit(jax.vmap(attend))(q, k, v)[:, :, :9]
+    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+    expected = jax.vmap(functools.partial(attend, fused=False))(q, k, v)[:, :, :9]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("platform", "head_dim", "dtype", "fuses"),
+    [
+        ("gpu", 64, "bfloat16", True),
+        ("gpu", 20, "float16", True),
+        ("gpu", 64, "float32", False),
+        ("gpu", 256, "bfloat16", False),
+        ("tpu", 64, "bfloat16", False),
+        (None, 64, "bfloat16", False),
+    ],
+)
+def test_cudnn_is_used_for_what_it_has(platform, head_dim, dtype, fuses, monkeypatch):
+    monkeypatch.setattr(attention_module, "target_platform", lambda: platform)
+    assert attention_module._takes_cudnn(head_dim, dtype) == fuses

@@ -13,7 +13,7 @@ Q, K = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 def test_a_rotation_multiplies_pairs_of_features_by_complex_numbers():
     """Su et al. (arXiv:2104.09864): feature i is the real part, feature i + D/2 the imaginary one."""
     x = np.asarray(jax.random.normal(jax.random.key(1), (2, 5, 3, 8)))
-    turned = np.asarray(rotated(jnp.asarray(x), (5,)))
+    turned = np.asarray(rotated(jnp.asarray(x), (5,), 5))
     for position in range(5):
         for i in range(4):
             angle = position / 10_000 ** (i / 4)
@@ -25,7 +25,7 @@ def test_a_rotation_multiplies_pairs_of_features_by_complex_numbers():
 @pytest.mark.parametrize("grid", [(12,), (3, 4)])
 def test_products_of_a_query_and_a_key_depend_on_the_difference_of_their_positions_alone(grid):
     tokens = np.prod(grid) + 1  # one before the grid
-    q, k = (np.asarray(rotated(jnp.broadcast_to(x, (1, tokens, 1, 8)), grid))[0, :, 0] for x in (Q, K))
+    q, k = (np.asarray(rotated(jnp.broadcast_to(x, (1, tokens, 1, 8)), grid, tokens))[0, :, 0] for x in (Q, K))
     products = q @ k.T
     np.testing.assert_allclose(products[0, 0], float(jnp.vdot(Q, K)), rtol=1e-5)  # which is not turned
     places = [tuple(place) for place in np.indices(grid).reshape(len(grid), -1).T]
@@ -46,7 +46,7 @@ def test_angles_of_a_grid_are_those_of_its_rows_and_columns():
 
 def test_bfloat16_queries_are_turned_in_float32():
     x = jnp.broadcast_to(Q, (1, 300, 1, 8)).astype(jnp.bfloat16)
-    exact = rotated(x.astype(jnp.float32), (300,))
-    turned = rotated(x, (300,))
+    exact = rotated(x.astype(jnp.float32), (300,), 300)
+    turned = rotated(x, (300,), 300)
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))

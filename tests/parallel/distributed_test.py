@@ -18,6 +18,7 @@ from depthmup_flax.parallel import sharding
 from depthmup_flax.process import distributed
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util import errors
+from depthmup_flax.workdir.seal import unsealed
 
 STEPS = 12
 
@@ -76,7 +77,7 @@ def test_a_run_goes_from_two_processes_to_four_to_one_with_the_losses_of_one_tha
     assert [row["step"] for row in found] == [row["step"] for row in expected]
     for row, other in zip(found, expected, strict=True):
         assert row == pytest.approx(other, rel=2e-4), (row, other)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = unsealed((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == STEPS
 
 
@@ -194,7 +195,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     for process in pair.running:
         (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
-        assert "config.json is not JSON" in sentence
+        assert "config.json is not what was written" in sentence
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
@@ -241,6 +242,11 @@ def test_the_environment_says_which_process_this_is(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert distributed.start()
     assert "coordinator_address" not in called[-1]  # JAX knows Slurm
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # the shell of salloc
+    with pytest.raises(InputError, match="srun"):
+        distributed.start()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert distributed.start()
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")

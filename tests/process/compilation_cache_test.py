@@ -1,12 +1,16 @@
 """Compiled programs are kept in the user's cache, to which no other user can write, and which stays small."""
 
+import hashlib
+import math
 import os
 import re
 
 import jax
+import jax.numpy as jnp
 import joined
 import processes
 import pytest
+from jax._src import compilation_cache
 
 from depthmup_flax.process.compilation_cache import _delete_oldest, cache_compilations
 
@@ -62,6 +66,33 @@ def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(mode, 
         "compiled programs are not kept for the next start: "
         f"other users can write to the directory, run chmod go-w on it: {home}"
     ]
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o777, False), (0o707, False), (0o1777, True), (0o755, True)])
+def test_a_cache_that_others_could_replace_is_not_used(mode, used, home, logged):
+    home.parent.chmod(mode)
+    cache_compilations()
+    assert (jax.config.jax_compilation_cache_dir == str(home)) == used
+    assert ("replace" in logged.text) != used
+
+
+@pytest.mark.parametrize("library", ["installed", "zstd"])
+def test_a_program_with_a_flipped_bit_is_compiled_anew(library, home, monkeypatch):
+    if library == "zstd":
+        monkeypatch.setattr(compilation_cache, "zstandard", pytest.importorskip("zstandard"))
+    cache_compilations()
+    compilation_cache.reset_cache()
+    try:
+        for flip in range(12):
+            jax.clear_caches()
+            assert jax.jit(lambda x: jnp.sin(x) * 3)(2.0) == pytest.approx(3 * math.sin(2.0), rel=1e-5)
+            (entry,) = home.glob("jit__lambda*-cache")
+            content = bytearray(entry.read_bytes())
+            assert hashlib.sha256(content[:-32]).digest() == content[-32:]  # a damaged one was replaced
+            content[(flip * 7919) % len(content)] ^= 1 << flip % 8
+            entry.write_bytes(content)
+    finally:
+        compilation_cache.reset_cache()
 
 
 def test_the_cache_of_another_user_is_not_used(home, logged, monkeypatch):

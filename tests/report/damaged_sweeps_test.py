@@ -19,6 +19,7 @@ from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError, RunStopped, printable
+from depthmup_flax.workdir.seal import unsealed
 
 
 def text_of(directory):
@@ -99,7 +100,7 @@ def damaged(directory, seed):
     rng = random.Random(seed)
     write(directory, planted(rng.randrange(4)))
     path, records_path = directory / "sweep.json", directory / "records.jsonl"
-    info, records = json.loads(path.read_text()), [json.loads(line) for line in records_path.read_text().splitlines()]
+    info, records = unsealed(path.read_text()), [unsealed(line) for line in records_path.read_text().splitlines()]
     for _ in range(rng.randint(1, 3)):
         kind = rng.choice(["title", "number", "number", "point"])
         if kind == "title":
@@ -150,7 +151,7 @@ def changed(directory, edit):
     """A sweep's directory after ``edit`` of the content of ``sweep.json`` and of the records."""
     write(directory, SWEEP)
     path, records_path = directory / "sweep.json", directory / "records.jsonl"
-    info, records = json.loads(path.read_text()), [json.loads(line) for line in records_path.read_text().splitlines()]
+    info, records = unsealed(path.read_text()), [unsealed(line) for line in records_path.read_text().splitlines()]
     edit(info, records)
     path.write_text(json.dumps(info))
     records_path.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -15,6 +15,7 @@ from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.seal import unsealed
 
 
 def test_a_torn_last_line_is_ignored_with_a_warning(tmp_path):
@@ -50,7 +51,7 @@ def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
     path = directory / "records.jsonl"
     required = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
     assert "test_loss" not in required
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [unsealed(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({k: v for k, v in x.items() if k in required}) + "\n" for x in lines))
     read = read_sweep([directory])
     assert (len(read.records), read.notes) == (len(RATES), [])

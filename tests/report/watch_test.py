@@ -12,6 +12,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of
 from depthmup_flax.records.table import RecordWriter, Sweep, info_to_json
 from depthmup_flax.report.watch import State, look, progress_line, watch
 from depthmup_flax.workdir import lock
+from depthmup_flax.workdir.seal import unsealed
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = sweep_of(lambda p: None if p[X] == 2**-5 else parabola(p), {X: RATES[3:8], "seed": range(2)})
@@ -82,7 +83,7 @@ def test_a_look_sees_the_records_the_plan_and_whether_a_process_trains(directory
 
 def test_the_number_of_planned_runs_is_unknown_in_a_sweep_json_of_earlier_versions(directory):
     path = directory / "sweep.json"
-    fields = json.loads(path.read_text())
+    fields = unsealed(path.read_text())
     assert fields.pop("runs") == look([directory]).planned == 10
     path.write_text(json.dumps(fields))
     assert look([directory]).planned == 0

@@ -482,3 +482,76 @@ def test_a_copy_of_the_rule_without_guards_makes_the_same_updates(name, settings
     monkeypatch.undo()
     ours = run(getattr(dm, name)(0.1, INFO, RULE, clip_rms=0.5, **settings), PARAMS, GRADS)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+MATRIX = ParamInfo(Role.HIDDEN, (3, 3), 4.0, 4.0, True, 9.0, 4.0, in_axes=(0,), out_axes=(1,))
+TREE_INFO = {"stem": {"kernel": INFO["stem"]}, "blocks": {"kernel": MATRIX, "bias": INFO["bias"]}}
+TREE_PARAMS = {"stem": {"kernel": PARAMS["stem"]}, "blocks": {"kernel": jnp.eye(3) + 0.1, "bias": PARAMS["bias"]}}
+TREE_GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, TREE_PARAMS) for s in (0.1, -0.05, 0.2)]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_prefixes_of_the_tree_label_and_mask_as_whole_trees_do(name, decay):
+    ours = functools.partial(getattr(dm, name), 0.1, TREE_INFO, RULE, weight_decay=decay)
+    whole = jax.tree_util.tree_map_with_path(lambda path, _: path[0].key, TREE_PARAMS)
+    prefix = {"stem": "stem", "blocks": "blocks"}
+    parts = lambda labels: optax.partition({"stem": dm.sgd(0.1, TREE_INFO, RULE), "blocks": ours()}, labels)
+    masks = lambda tree: optax.masked(ours(), jax.tree.map(lambda label: label == "blocks", tree))
+    for make in (parts, masks):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            run(make(prefix), TREE_PARAMS, TREE_GRADS),
+            run(make(whole), TREE_PARAMS, TREE_GRADS),
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"params": TREE_PARAMS}, "variables['params']"),
+        ({"stem": TREE_PARAMS["stem"]}, "'blocks/bias'"),
+        ({**TREE_PARAMS, "head": TREE_PARAMS["stem"]}, "'head/kernel'"),
+        ({**TREE_PARAMS, "stem": PARAMS["stem"]}, "'stem'"),
+    ],
+)
+def test_a_tree_of_another_structure_is_named_by_its_path(params, named):
+    with pytest.raises(dm.InputError) as error:
+        dm.adamw(0.1, TREE_INFO, RULE).init(params)
+    assert named in str(error.value)
+
+
+def test_parameters_of_16_bits_whose_steps_shrink_are_warned_of_once(logged):
+    optimizer = dm.adamw(0.1, TREE_INFO, RULE)
+    optimizer.init(TREE_PARAMS)
+    dm.adamw(0.1, TREE_INFO, PRESETS["sp"]).init(jax.tree.map(jnp.bfloat16, TREE_PARAMS))
+    assert not logged.messages
+    optimizer.init(jax.tree.map(jnp.bfloat16, TREE_PARAMS))
+    assert len(logged.messages) == 1
+    assert "bfloat16" in logged.text
+    assert "float32" in logged.text
+
+
+def test_bfloat16_parameters_stop_moving_as_networks_grow_and_float32_parameters_do_not():
+    """What the warning says: 50 steps of one gradient, with weights and a rate as in practice."""
+    weights = 0.02 * jax.random.normal(KEY, (4096,))
+
+    def moved(m, r, dtype):
+        info = {"w": ParamInfo(Role.HIDDEN, (4096,), m, m, True, r, m)}
+        params = {"w": (weights / m**0.5).astype(dtype)}
+        after = run(dm.adamw(1e-3, info, PRESETS["depth_mup"]), params, [{"w": jnp.ones(4096, dtype)}] * 50)
+        return float((after["w"] != params["w"]).mean())
+
+    shares = [moved(m, r, jnp.bfloat16) for m, r in ((1.0, 1.0), (4.0, 4.0), (16.0, 16.0), (64.0, 64.0))]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.5
+    assert moved(64.0, 64.0, jnp.float32) == 1
+
+
+@pytest.mark.parametrize("value", [1.0, 300.0, 6e4])
+def test_clipping_of_float16_gradients_is_that_of_float32(value):
+    clip = clip_by_global_rms(1.0)
+    grads = {"a": jnp.full(8, value, jnp.float16)}
+    clipped, _ = clip.update(grads, clip.init(grads))
+    np.testing.assert_allclose(clipped["a"], np.ones(8), rtol=2e-3)

@@ -1,6 +1,7 @@
 """The rule's numbers: against microsoft/mup, against the papers' tables, and what the claims say of (alpha, gamma)."""
 
 import dataclasses
+import functools
 import math
 import re
 from fractions import Fraction
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax import InputError, Parametrization, ParamInfo, Role, classify, get_parametrization
-from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.rule.parametrization import PRESETS, Geometry
 from depthmup_flax.rule.phase_diagram import describe_presets
 
 RULE = PRESETS["depth_mup"]
@@ -159,6 +160,8 @@ def test_classification_prints_each_claim():
         (lambda: Parametrization(alpha=-0.5), "parametrization.alpha is -0.5"),
         (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan: it must be finite"),
         (lambda: Parametrization(alpha="half"), "parametrization.alpha is 'half': it must be a number"),
+        (lambda: Parametrization(alpha=[0.5]), "parametrization.alpha is [0.5]: it must be a number"),
+        (lambda: Parametrization(width=1.0), "parametrization.width is 1.0: use 'mup' or 'standard'"),
         (lambda: Parametrization(gamma=None), "parametrization.gamma is None: it must be a number"),
         (lambda: Parametrization(inner_gamma=float("inf")), "parametrization.inner_gamma is inf: it must be finite"),
         (lambda: Parametrization(width="wide"), "parametrization.width is 'wide': use 'mup' or 'standard'"),
@@ -184,6 +187,23 @@ def test_ratios_may_be_traced():
     mapped = jax.jit(lambda r: (RULE.residual_multiplier(r), RULE.readout_multiplier(r)))
     assert [float(x) for x in mapped(jnp.float32(4.0))] == [0.5, 0.25]
     assert RULE.residual_multiplier(np.int64(4)) == RULE.residual_multiplier(Fraction(4)) == 0.5
+
+
+def test_a_rule_whose_numbers_are_traced_has_those_of_the_preset():
+    leaves = [info(role, width_in=4.0, width_out=8.0, model_width=4.0) for role in Role]
+    leaves += [dataclasses.replace(leaf, in_branch=True, depth_ratio=16.0) for leaf in leaves]
+    leaves.append(dataclasses.replace(leaves[-1], inner=True))
+
+    def factors(rule):
+        of_leaf = [rule.gradient_scale, *(functools.partial(rule.update_scale, geometry=g) for g in Geometry)]
+        whole = [rule.residual_multiplier(16.0), rule.readout_multiplier(4.0), rule.output_divisor(4.0)]
+        whole += [rule.readout_fan_in(64, 4.0), rule.attention_scale(32, 8)]
+        return [*whole, *(factor(leaf) for factor in of_leaf for leaf in leaves)]
+
+    presets = [rule.replace(inner_gamma=0.25) for rule in PRESETS.values()]
+    numbers = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *(rule.numbers() for rule in presets))
+    found = jax.jit(jax.vmap(lambda numbers: factors(RULE.replace(**numbers))))(numbers)
+    np.testing.assert_allclose(np.transpose(found), [factors(rule) for rule in presets], rtol=1e-6)
 
 
 def test_the_rules_initial_scale_is_microsofts_mups_relative_to_the_base_model():

@@ -1,8 +1,13 @@
 """Damaged checkpoint files are detected, and the run resumes from an older checkpoint to the same end."""
 
+import errno
+import os
+import pathlib
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -16,6 +21,7 @@ from depthmup_flax.parallel import sharding
 from depthmup_flax.records.table import read_record_file
 from depthmup_flax.runs.checkpoint import Checkpointer, fingerprint
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.util.errors import RunStopped
 
 # Orbax closes an event loop too early when a file that it reads is damaged.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -137,3 +143,63 @@ def test_nothing_is_unpickled_from_checkpoints_and_records(undisturbed, restore,
     state, meta = restore(undisturbed / "checkpoints")
     assert int(state.step) == meta["data_position"] / 16 == 240
     assert len(read_record_file(tmp_path / "sweep" / "records.jsonl")[0]) == len(RATES)
+
+
+@pytest.mark.parametrize("kind", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+def test_an_error_of_the_system_is_no_damage(kind, undisturbed, tmp_path, restore, monkeypatch):
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(undisturbed / "checkpoints", copy)
+    manifest = copy / "240" / "state" / "manifest.ocdbt"
+    manifest.write_bytes(b"what such a file system gives")
+    usual = pathlib.Path.open
+
+    def opened(path, *args, **kwargs):
+        if path == manifest:
+            raise OSError(kind, os.strerror(kind), str(path))
+        return usual(path, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "open", opened)
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(RunStopped, match=os.strerror(kind)):
+        restore(copy)
+    assert sorted(copy.rglob("*")) == before
+    monkeypatch.undo()
+    assert int(restore(copy)[0].step) == 180  # now its content is what is wrong
+
+
+def continued(workdir, *before):
+    """The result of a command that continues a run; ``before``: words in front of the command."""
+    settings = ["model.width=16", "model.depth=4", "train.batch_size=16", "train.steps=20", "train.eval_every=10"]
+    fields = [f"--config.{setting}" for setting in settings]
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "depthmup_flax",
+        "train",
+        "--config=digits",
+        f"--workdir={workdir}",
+        *fields,
+    ]
+    (workdir / "result.json").unlink(missing_ok=True)
+    return subprocess.run([*command, *fields], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_damage_and_what_may_not_be_read_are_said_without_a_traceback(tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoints" / "20"
+    (tmp_path / "run").mkdir()
+    assert continued(tmp_path / "run").returncode == 0
+    (checkpoint / "state" / "d").chmod(0)
+    if shutil.which("setpriv") and os.geteuid() == 0:
+        stopped = continued(tmp_path / "run", "setpriv", "--bounding-set=-dac_override,-dac_read_search")
+        assert stopped.returncode == 74
+        assert "Permission denied" in stopped.stderr
+        assert "Traceback" not in stopped.stderr
+        assert checkpoint.is_dir()
+    (checkpoint / "state" / "d").chmod(0o700)
+    shutil.rmtree(checkpoint / "state" / "d")
+    resumed = continued(tmp_path / "run")
+    assert resumed.returncode == 0
+    assert "20.damaged" in resumed.stderr
+    assert "Traceback" not in resumed.stderr

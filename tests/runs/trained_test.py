@@ -14,12 +14,14 @@ from small_runs import a_sweep, config, last_state
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
+from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.runs import trained as trained_run
 from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.runs.metrics_table import read_metrics
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.workdir.seal import unsealed
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_predictions_of_the_test_set_have_the_accuracy_and_the_loss_of_the_resul
 def test_a_run_has_the_numbers_the_config_and_the_roles_that_it_saved(undisturbed):
     run = dm.load_run(str(undisturbed))
     jax.tree.map(np.testing.assert_array_equal, run.params, last_state(undisturbed)["carry"]["params"])
-    assert run.result == json.loads((undisturbed / "result.json").read_text())
+    assert run.result == unsealed((undisturbed / "result.json").read_text())
     assert config_hash(run.config) == run.result["config_hash"]
     assert repr(run) == f"TrainedRun({str(undisturbed)!r}, step 240: res_mlp, width 16, depth 4, 2,208 parameters)"
     assert run.class_names == tuple("0123456789")
@@ -114,7 +116,7 @@ def test_a_run_without_checkpoints_says_what_to_do(copied):
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(dm.InputError, match="has saved no checkpoint yet: wait for its first evaluation"):
         dm.load_run(copied)
-    stored = json.loads((copied / "config.json").read_text())
+    stored = unsealed((copied / "config.json").read_text())
     stored["train"]["checkpoint"] = False
     (copied / "config.json").write_text(json.dumps(stored))
     with pytest.raises(dm.InputError, match=r"train again with train\.checkpoint=True"):
@@ -259,7 +261,8 @@ def test_a_stored_description_prepares_images_as_the_data_set_does(augment):
 @pytest.mark.parametrize("characters", [None, "ab\u00e9"])
 def test_a_stored_description_has_the_tokenizer(characters):
     tokenizer = Tokenizer(characters)
-    text = TextDataset("text:x", None, None, tokenizer.vocab_size, "device", 8, tokenizer)
+    empty = ArraySplit({"tokens": np.zeros((0, 16), np.uint8)})
+    text = TextDataset("text:x", empty, empty, tokenizer.vocab_size, "device", 8, tokenizer)
     read = stored_dataset.from_json(json.loads(json.dumps(stored_dataset.to_json(text))))
     assert isinstance(read, TextDataset)
     assert (read.tokenizer, read.context, read.input_spec) == (tokenizer, 8, text.input_spec)

@@ -17,6 +17,7 @@ from depthmup_flax.engine.task import Task
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.seal import unsealed
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(80, 6)).astype(np.float32)
@@ -157,7 +158,7 @@ def test_other_inputs_than_the_network_reads_are_one_sentence(equinox, inputs, p
 
 def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_path, caplog):
     copy = shutil.copytree(equinox, tmp_path / "copy")
-    stored = json.loads((copy / "config.json").read_text())
+    stored = unsealed((copy / "config.json").read_text())
     name = "Equinox"
     assert name in stored["code"]
     stored["code"][name] = "0" * 16
@@ -172,7 +173,7 @@ def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_pa
 
 def test_a_run_of_a_module_that_is_not_there_is_one_sentence(equinox, tmp_path):
     copy = shutil.copytree(equinox, tmp_path / "copy")
-    stored = json.loads((copy / "config.json").read_text())
+    stored = unsealed((copy / "config.json").read_text())
     stored["model"]["name"] = "absent_package.net:Net"
     (copy / "config.json").write_text(json.dumps(stored))
     with pytest.raises(InputError, match=r"model.name is 'absent_package.net:Net': there is no module"):

@@ -18,6 +18,7 @@ from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.workdir.seal import unsealed
 
 SCALES = ("cpu", "long")
 COMMITTED = sorted(path.parent for scale in SCALES for path in (ROOT / "docs").glob(f"*/*-{scale}/sweep.json"))
@@ -90,10 +91,10 @@ def test_directories_of_two_versions_are_parts_of_one_sweep(first_version, tmp_p
     (first_version / "records.jsonl").write_text("".join(lines[:4]))
     later = tmp_path / "later"
     later.mkdir()
-    info = json.loads((first_version / "sweep.json").read_text())
+    info = unsealed((first_version / "sweep.json").read_text())
     info["base"] = sweep_info(todays_sweep()).base
     (later / "sweep.json").write_text(json.dumps(info))
-    names, records = RunNames(info["base"]), [json.loads(line) for line in lines[4:]]
+    names, records = RunNames(info["base"]), [unsealed(line) for line in lines[4:]]
     text = "".join(json.dumps({**record, "run": names.hash(record["point"])}) + "\n" for record in records)
     assert text != "".join(lines[4:])
     (later / "records.jsonl").write_text(text)

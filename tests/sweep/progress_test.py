@@ -66,14 +66,17 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     shown.update([record(0.5), record(None, DIVERGED)], last=True)
     assert "done 4/8  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[2]
     clock.now = 190.0
-    shown.compile()
-    assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 19:00" in logged.messages[3]
-    clock.now = 260.0
+    with shown.compiling():
+        assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 19:00" in logged.messages[3]
+        clock.now = 260.0
     shown.train(cohort(large.runs, large))
     shown.update([record(0.6)] * 4, last=True)
     assert "done 8/8  diverged 2  best loss 0.5  ETA 00:00" in logged.messages[-1]
     shown.finish()
-    assert logged.messages[-1] == "8 runs, 2 diverged, lowest loss 0.5, 04:20"
+    assert logged.messages[-2:] == [
+        "compiling and trials took 27 % of 260 s",
+        "8 runs, 2 diverged, lowest loss 0.5, 04:20",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,14 +98,15 @@ def test_on_a_terminal_it_says_compiling_until_the_next_runs_train(clock, monkey
     monkeypatch.setattr(progress.sys, "stdout", terminal)
     first, second = group(1, 1.0), group(1, 2.0)
     shown = SweepProgress([first, second], {})
-    shown.compile()
-    assert "done 0/2  compiling  diverged 0" in terminal.getvalue()
-    clock.now = 10.0
+    with shown.compiling():
+        assert "done 0/2  compiling  diverged 0" in terminal.getvalue()
+        clock.now = 10.0
     shown.train(cohort(first.runs, first))
     clock.now = 20.0
     shown.update([record(0.5)], last=True)
     terminal.truncate(0)
-    shown.compile()  # within the time between two rewritten lines
+    with shown.compiling():  # within the time between two rewritten lines
+        pass
     assert "done 1/2  compiling  diverged 0" in terminal.getvalue()
 
 

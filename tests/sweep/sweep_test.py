@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import signal
+import threading
 import time
 import types
 
@@ -29,10 +30,12 @@ from depthmup_flax.records.table import Record, read_record_file, read_sweep
 from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
+from depthmup_flax.sweep.lane_count import Chosen
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.seal import unsealed
 
 RATE = "optimizer.learning_rate"
 
@@ -121,6 +124,7 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
     assert_same_results(records, results, rtol)
 
 
+@pytest.mark.gpu
 def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectorized, tmp_path):
     config = small_sweep()
     alone = sweep(config, tmp_path / "one", lanes=1)
@@ -169,6 +173,32 @@ def test_every_continuous_field_is_that_of_train_py_without_a_recompilation(tmp_
 
 
 @pytest.mark.slow
+def test_a_sweep_that_compiles_ahead_has_the_records_of_one_that_does_not(tmp_path, monkeypatch):
+    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3, 4)}}
+    expected = by_run(sweep(small_sweep(grids=grids), tmp_path / "plain", lanes=0))
+    threads, make = [], runner.first_program
+    monkeypatch.setattr(runner, "_pays_ahead", lambda mesh: True)
+    monkeypatch.setattr(
+        runner, "first_program", lambda *args: (threads.append(threading.current_thread()), make(*args))[1]
+    )
+    assert_same(by_run(sweep(small_sweep(grids=grids), tmp_path / "ahead", lanes=0)), expected)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+
+
+def test_a_failure_of_a_compilation_ahead_ends_the_sweep_after_the_runs_that_train(tmp_path, monkeypatch):
+    def fail(*args):
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such instruction")
+
+    monkeypatch.setattr(runner, "_pays_ahead", lambda mesh: True)
+    monkeypatch.setattr(runner, "first_program", fail)
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no such instruction"):
+        sweep(config, tmp_path, lanes=0)
+    assert {record.depth for record in read_record_file(tmp_path / "records.jsonl")[0]} == {2}
+
+
+@pytest.mark.slow
 def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     base = small_base()
     base.optimizer.update(name="momentum", learning_rate=0.02, schedule="cosine", warmup_steps=2)
@@ -176,6 +206,7 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path):
     """Two lanes have one seed, and share its images; four have two seeds."""
@@ -249,6 +280,7 @@ def test_a_call_ends_at_the_end_of_a_slice_and_of_the_run(steps, counts):
     assert found == counts
 
 
+@pytest.mark.gpu
 def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
     base = small_base()
     base.data.augment = "cifar"
@@ -320,6 +352,7 @@ def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seed
             np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.training.loop.sample_text", lambda *args: "")  # takes long to compile
@@ -370,44 +403,49 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
     def for_runs(runs, n):
         if n > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
-        task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=False)
         measured = lambda runs: 1.0 / n
         return types.SimpleNamespace(
             per_device=n, compile_s=0.0, bytes_per_device=0, workload=task, seconds_per_run_step=measured
         )
 
-    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs), expand(small_sweep())
+    task = workload_of(steps=1000)
+    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task), expand(small_sweep())
     most = 3
-    assert lane_count.choose_program(programs, runs, lanes)[0].per_device in (2, 3)
+    assert lane_count.choose_program(programs, runs, lanes, Chosen())[0].per_device in (2, 3)
     most = 0
     with pytest.raises(InputError, match=r"^train.batch_size is 16: a single run does not fit .*model.remat.$"):
-        lane_count.choose_program(programs, runs, lanes)
+        lane_count.choose_program(programs, runs, lanes, Chosen())
+
+
+def workload_of(steps, convolves=False, shapes=()):
+    return types.SimpleNamespace(periods=Periods(steps, 1), convolves=convolves, shapes=shapes, batch_size=1)
+
+
+@dataclasses.dataclass
+class FakeProgram:
+    per_device: int
+    workload: object
+    per_lane: object
+    compile_s: float = 0.0
+    bytes_per_device: int = 0
+
+    def seconds_per_run_step(self, runs):
+        return self.per_lane(self.per_device)
 
 
 def test_measuring_takes_more_lanes_only_where_they_are_faster():
-    @dataclasses.dataclass
-    class Fake:
-        per_device: int
-        compile_s: float = 0.0
-        bytes_per_device: int = 0
-        workload: object = None
-        per_lane: object = None
-
-        def seconds_per_run_step(self, runs):
-            return self.per_lane(self.per_device)
-
-    def chosen(per_lane, hint=1, compile_s=0.0, convolves=False):
-        task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=convolves)
-        for_runs = lambda runs, n: Fake(n, compile_s, workload=task, per_lane=per_lane)
-        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs)
-        return lane_count.choose_program(programs, list(range(64)), None, hint)[0].per_device
+    def chosen(per_lane, last=1, compile_s=0.0, convolves=False):
+        task = workload_of(1000, convolves)
+        for_runs = lambda runs, n: FakeProgram(n, task, per_lane, compile_s)
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        return lane_count.choose_program(programs, list(range(64)), None, Chosen(last))[0].per_device
 
     assert lane_count.candidates(64, 1) == [1, 4, 16, 64]
     assert chosen(lambda n: 1.0 / n) == 64
     assert chosen(lambda n: float(n)) == 1
     assert chosen(lambda n: abs(math.log2(n / 16)) + 1) == 16
     # From where a similar group was best, down as well as up.
-    assert chosen(lambda n: float(n), hint=64) == 1
+    assert chosen(lambda n: float(n), last=64) == 1
     # Compiling more would take longer than the runs.
     assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
     # 64 runs of 1000 steps: 16 times the compilation is worth a trial, but not of convolutions on a CPU.
@@ -415,6 +453,27 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
         chosen(lambda n: 1.0 / n, compile_s=4000.0) > chosen(lambda n: 1.0 / n, compile_s=4000.0, convolves=True) == 1
     )
     assert chosen(lambda n: 1.0 / n, compile_s=400.0, convolves=True) > 1
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", [1, 4, 16]), ("gpu", [64, 16, 4])])
+def test_a_group_of_the_shape_of_another_begins_with_its_lanes_and_tries_no_others(monkeypatch, platform, expected):
+    monkeypatch.setattr(lane_count.sharding, "platform", lambda mesh: platform)
+    best, compiled = 4 if platform == "cpu" else 16, []
+
+    def tried(task, chosen):
+        def for_runs(runs, n):
+            compiled.append(n)
+            return FakeProgram(n, task, lambda n: abs(math.log2(n / best)) + 1)
+
+        compiled.clear()
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        lane_count.choose_program(programs, list(range(64)), None, chosen)
+        return list(compiled)
+
+    first, chosen = workload_of(1000), Chosen()
+    assert tried(first, chosen) == expected
+    assert tried(workload_of(1000), chosen) == [best]
+    assert len(tried(workload_of(1000, shapes=(np.zeros(3),)), chosen)) > 1
 
 
 @pytest.mark.slow
@@ -539,6 +598,11 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
         ({"g": {RATE: (1e-3,), "model.depth": (2, 0)}}, {}, "in the runs with depth 0: model.depth is 0"),
         ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8"),
         ({"g": {RATE: (1e-3,), "parametrization.preset": ("mup", "nup")}}, {}, "parametrization.preset is 'nup'"),
+        (
+            {"g": {RATE: (1e-3,), "optimizer.name": ("sgd",), "parametrization.preset": ("depth_mup", "block_only")}},
+            {},
+            "(preset 'block_only') is for Adam-like optimizers",
+        ),
         ({"g": {}}, {}, "config.grids.g is empty"),
         ({}, {"extend": -1}, "config.extend is -1"),
         ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648"),
@@ -629,14 +693,14 @@ def test_runs_that_an_interrupted_sweep_has_left_train_in_the_program_of_the_oth
     whole = records.read_text().splitlines(keepends=True)
     records.write_text("".join(whole[:-1]))
     sweep(small_sweep(), copied, lanes=6)
-    first, again = (Record(**json.loads(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
+    first, again = (Record(**unsealed(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
     assert dataclasses.replace(again, wall_time_s=first.wall_time_s) == first  # the number of lanes, too
 
 
 def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(copied, logged):
     path = copied / "records.jsonl"
     lines = path.read_text().splitlines()
-    moved = json.loads(lines[0])
+    moved = unsealed(lines[0])
     moved["point"]["seed"] = 7  # also a run that no grid has
     path.write_text("\n".join([json.dumps(moved), *lines[1:]]) + "\n")
     records = sweep(small_sweep(), copied, lanes=6)
@@ -649,16 +713,16 @@ def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(copied,
 
 def test_files_of_a_later_version_are_read_with_a_warning_and_a_later_schema_is_refused(copied):
     path, info = copied / "records.jsonl", copied / "sweep.json"
-    lines = [{**json.loads(line), "joules": 3.5, "host": "a"} for line in path.read_text().splitlines()]
+    lines = [{**unsealed(line), "joules": 3.5, "host": "a"} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    info.write_text(json.dumps({**json.loads(info.read_text()), "owner": "b"}))
+    info.write_text(json.dumps({**unsealed(info.read_text()), "owner": "b"}))
     before = path.read_bytes()
     read = read_sweep([copied])
     assert len(read.records) == 6
     assert [note.rpartition(": ")[2] for note in read.notes] == ['"owner".', '"host", "joules".']
     assert len(sweep(small_sweep(), copied)) == 6
     assert path.read_bytes() == before
-    info.write_text(json.dumps({**json.loads(info.read_text()), "schema": 2}))
+    info.write_text(json.dumps({**unsealed(info.read_text()), "schema": 2}))
     with pytest.raises(InputError, match="later version"):
         read_sweep([copied])
 
@@ -667,14 +731,14 @@ def test_files_of_a_later_version_are_read_with_a_warning_and_a_later_schema_is_
 def test_memory_does_not_grow_with_the_groups_of_a_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_FORGET_EVERY", 1)
     traces = []
-    run_group = runner._Runner._run_group
+    train_group = runner._Runner._train_group
 
-    def counting(self, group):
-        run_group(self, group)
+    def counting(self, group, following):
+        train_group(self, group, following)
         gc.collect()
         traces.append(sum(type(x).__name__ == "ClosedJaxpr" for x in gc.get_objects()))
 
-    monkeypatch.setattr(runner._Runner, "_run_group", counting)
+    monkeypatch.setattr(runner._Runner, "_train_group", counting)
     widths = {"model.width": (8, 9, 10, 11), RATE: (1e-3, 4e-3)}
     sweep(small_sweep(grids={"widths": widths}), tmp_path, lanes=0)
     assert traces[-1] <= 1.1 * traces[0]

@@ -13,6 +13,7 @@ from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util.errors import RunStopped
+from depthmup_flax.workdir.seal import unsealed
 
 BAD = {"train": (3, 17), "test": (1, 12)}
 
@@ -108,7 +109,7 @@ def test_two_processes_count_the_bad_examples_of_both_and_train_as_one(tmp_path)
     assert pair.wait() == [0, 0], pair.text()
     assert "The next example replaces it" in pair.running[0].text()
     assert "others are skipped without a warning" not in pair.running[1].text()
-    result = json.loads((tmp_path / "two/result.json").read_text())
+    result = unsealed((tmp_path / "two/result.json").read_text())
     assert result["config_hash"] == expected["config_hash"]
     for field in ("train_loss", "test_loss", "test_accuracy", "bad_examples"):
         assert result[field] == pytest.approx(expected[field], rel=2e-4)

@@ -46,3 +46,12 @@ def test_a_listing_ends_with_its_reader_and_says_nothing():
     done = subprocess.run(command, cwd=processes.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+
+
+@pytest.mark.slow
+def test_a_run_without_output_trains(tmp_path):
+    """``>&- 2>&-``: the file descriptors are closed from the start."""
+    closed = lambda: (os.close(1), os.close(2))
+    command = [sys.executable, "-m", "depthmup_flax", "train", f"--workdir={tmp_path / 'run'}", *SMALL]
+    assert subprocess.run(command, cwd=processes.ROOT, preexec_fn=closed, check=False).returncode == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"

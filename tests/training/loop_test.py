@@ -25,6 +25,7 @@ from depthmup_flax.runs.trained import load_run
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util.errors import Busy
 from depthmup_flax.workdir.directory import RUN, claimed
+from depthmup_flax.workdir.seal import unsealed
 
 
 def tiny(architecture="res_mlp", /, **sections):
@@ -87,7 +88,7 @@ def conv_run():
 
 
 def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
-    config, result = tiny(), json.loads((finished / "result.json").read_text())
+    config, result = tiny(), unsealed((finished / "result.json").read_text())
     assert result["status"] == "completed"
     assert result["steps"] == 12
     assert result["seed"] == 0
@@ -96,7 +97,7 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
         assert isinstance(result[key], float)
     assert {"python", "jax", "flax", "optax"} <= result["versions"].keys()
     assert "stem/kernel" in (finished / "params.txt").read_text()
-    assert json.loads((finished / "config.json").read_text()) == json.loads(to_json(config))
+    assert unsealed((finished / "config.json").read_text()) == json.loads(to_json(config))
     assert list(finished.glob("events.out.tfevents.*"))
     assert [row["step"] for row in rows(finished)] == [3, 4, 6, 8, 9, 12, 12]
     # Roles travel with every checkpoint.
@@ -108,8 +109,9 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
     assert meta["data_position"] == 12 * 16
 
 
+@pytest.mark.gpu
 def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
-    config, result = tiny(), json.loads((finished / "result.json").read_text())
+    config, result = tiny(), unsealed((finished / "result.json").read_text())
     experiment = build(config)
     data = experiment.dataset
     prepare = functools.partial(data.prepare, "none")
@@ -130,10 +132,12 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 
 
+@pytest.mark.gpu
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(finished, tmp_path):
     assert_resumes_bit_for_bit(tiny, (4, 11), finished, tmp_path / "parts")
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_one(tmp_path):
     train_and_evaluate(conv_run(), tmp_path / "whole")
@@ -141,7 +145,7 @@ def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_
 
 
 def assert_resumes_bit_for_bit(config, stops, whole, parts):
-    expected = json.loads((whole / "result.json").read_text())
+    expected = unsealed((whole / "result.json").read_text())
     for stop in stops:
         with interrupted_before(stop):
             train_and_evaluate(config(), parts)
@@ -154,6 +158,7 @@ def assert_resumes_bit_for_bit(config, stops, whole, parts):
         assert result[key] == expected[key]
 
 
+@pytest.mark.gpu
 def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
     train_and_evaluate(tiny(), tmp_path)
@@ -163,7 +168,7 @@ def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path
 
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, logged):
     before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
-    assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
+    assert train_and_evaluate(tiny(), copied) == unsealed((copied / "result.json").read_text())
     assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
     assert "holds this run already" in logged.text
 
@@ -196,7 +201,7 @@ def test_eight_devices_train_like_one(tmp_path):
     config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
     one, eight = (state["carry"]["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
-    first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
+    first, last = (unsealed((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
     read = load_run(tmp_path / "8")  # on this process's one device
     jax.tree.map(np.testing.assert_array_equal, read.params, eight)
@@ -240,6 +245,7 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     config = tiny()
@@ -334,7 +340,7 @@ def test_a_work_directory_with_another_config_is_refused_and_untouched(copied):
 @pytest.mark.parametrize("name", ["config.json", "result.json"])
 def test_a_garbled_file_of_a_run_is_named_and_kept(name, copied):
     (copied / name).write_text("{")
-    with pytest.raises(InputError, match=f"{name} is not JSON .*--overwrite"):
+    with pytest.raises(InputError, match=f"{name} is not what was written .*--overwrite"):
         train_and_evaluate(tiny(), copied)
     assert (copied / name).read_text() == "{"
 

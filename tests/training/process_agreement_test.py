@@ -6,10 +6,15 @@ import dataclasses
 import pytest
 from small_runs import config
 
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.records import provenance
-from depthmup_flax.training.process_agreement import facts
+from depthmup_flax.training import process_agreement
+
+
+def facts(experiment):
+    return process_agreement.facts(experiment, stored_dataset.to_json(experiment.dataset))
 
 
 def changed(name, value):
@@ -46,7 +51,7 @@ def test_another_example_or_another_number_of_them_counts():
         return fields
 
     fewer = with_train(lambda fields: {name: values[:-1] for name, values in fields.items()})
-    assert differing(with_train(other_pixel)) == {"the hash of training examples"}
+    assert differing(with_train(other_pixel)) == {"the content of training examples"}
     assert "the number of training examples" in differing(fewer)
 
 

@@ -1,6 +1,5 @@
 """Work directories in buckets, with an emulator of Google Cloud Storage that the tests start, stop and break."""
 
-import json
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from depthmup_flax.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
+from depthmup_flax.workdir.seal import unsealed
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_two_writers_of_parts_never_write_the_same_object_and_names_sort_by_time
     for number in range(3):
         first.write([{"first": number}])
         second.write([{"second": number}])
-    parts = [json.loads(part.read_text()) for part in sorted(path.parent.glob("records*.jsonl"))]
+    parts = [unsealed(part.read_text()) for part in sorted(path.parent.glob("records*.jsonl"))]
     assert len(parts) == 6
     assert [part["first"] for part in parts if "first" in part] == [0, 1, 2]
 

@@ -58,6 +58,10 @@ class BlankSplit:
         """See ``Split.arrays``."""
         return self.read(np.arange(self.length))
 
+    def checksum(self) -> str:
+        """See ``Split.checksum``: of no content."""
+        return f"{self.length:08x}"
+
 
 class PlannedData(LoadOnce):
     """Loads each data set once: the real one if it is here, else a blank one."""

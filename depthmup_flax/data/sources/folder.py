@@ -1,11 +1,13 @@
 """Folders of images: one sub-folder per class, or the official layouts of ImageNet and Tiny ImageNet."""
 
 import collections
+import contextlib
 import csv
 import dataclasses
 import logging
 import os
 
+from depthmup_flax.data.checksums import of_texts
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import Encoded, EncodedExamples, printable_path, read_error
 from depthmup_flax.data.images import ImageDataset
@@ -25,7 +27,9 @@ Entries = list[os.DirEntry[str]]
 
 def _load(directory: str, config: DataConfig) -> ImageDataset:
     def examples(files: Files) -> EncodedExamples:
-        return lambda positions: [Encoded(printable_path(files[i][0]), *files[i]) for i in positions], len(files)
+        fetch = lambda positions: [Encoded(printable_path(files[i][0]), *files[i]) for i in positions]
+        names = (f"{os.path.basename(path)} {label}" for path, label in files)
+        return EncodedExamples(fetch, len(files), of_texts(names))
 
     train, test, classes = list_folder(directory, config.suffixes)
     return images_of_files(config, examples(train), examples(test), 3, tuple(classes))
@@ -67,7 +71,7 @@ def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Fi
     train = os.path.join(base, "train")
     classes = listing.subfolders(train)
     if not classes:
-        raise listing.error(f"{train!r} has no class folders. Put the images into train/<class>/.")
+        raise listing.error(f"{train!r} has no class folders. {_where_else(root)}Put the images into train/<class>/.")
     listing.labels = {name: label for label, name in enumerate(classes)}
     train_files = listing.class_files(train)
     if empty := set(range(len(classes))) - {label for _, label in train_files}:
@@ -77,6 +81,10 @@ def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Fi
         )
     test_files = listing.test_files(base, os.path.join(root, _KAGGLE_LIST))
     listing.report()
+    if untested := set(range(len(classes))) - {label for _, label in test_files}:
+        log.warning("%s: the test images have none of the class %r.", listing.field, classes[min(untested)])
+    if len(classes) == 1:
+        log.warning("%s: there is one class, %r, so there is nothing to learn.", listing.field, classes[0])
     return train_files, test_files, classes
 
 
@@ -156,7 +164,9 @@ class _Listing:
                     return files
                 raise self.error(f"the class folders of {folder!r} contain no images. Add some.{self.remedy()}")
         listed = f", or put ImageNet's list of the images in {val!r} at {kaggle_list!r}" if flat else ""
-        raise self.error(f"{base!r} has no test images in class folders. Put them into test/<class>/{listed}.")
+        found = _similar(base, ("valid", "validation", "Test", "Val"))
+        hint = f"Rename {found!r} to {'test' if found.lower().endswith('test') else 'val'}, or put" if found else "Put"
+        raise self.error(f"{base!r} has no test images in class folders. {hint} them into test/<class>/{listed}.")
 
     def annotated_files(self, annotations: str) -> Files:
         images = os.path.join(os.path.dirname(annotations), "images")
@@ -204,6 +214,25 @@ class _Listing:
             return ""
         suffixes = ",".join(suffix[1:] for suffix in (*self.suffixes, *more))
         return f" To read {', '.join(more)} files as well, set data.suffixes={suffixes}."
+
+
+def _similar(directory: str, names: tuple[str, ...]) -> str | None:
+    """A folder in ``directory`` with one of ``names``, in any case."""
+    wanted = {name.lower() for name in names}
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return next((entry.path for entry in entries if entry.name.lower() in wanted and _is_folder(entry)), None)
+    return None
+
+
+def _where_else(root: str) -> str:
+    """A sentence about a folder that may be the one that is meant; "" if none is seen."""
+    if found := _similar(root, ("train", "training")):
+        return f"Rename {found!r} to train. " if os.path.basename(found) != "train" else ""
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            if _is_folder(entry) and os.path.isdir(os.path.join(entry.path, "train")):
+                return f"Did you mean 'folder:{printable_path(entry.path)}'? "
+    return ""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

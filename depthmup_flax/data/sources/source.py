@@ -69,19 +69,23 @@ def images_of_files(
     config: DataConfig, train: EncodedExamples, test: EncodedExamples, channels: int, class_names: tuple[str, ...]
 ) -> ImageDataset:
     """The data set of encoded images, decoded now or when read; all have the shape of the first good training image."""
-    (_, count), (_, test_count) = train, test
-    bad = np.zeros(count + test_count if config.on_bad_example == "skip" else 0, bool)
-    splits = limited(
-        config,
-        (
-            EncodedSplit(config, name, fetch, np.arange(length), len(class_names), marks, (0, 0, channels))
-            for name, (fetch, length), marks in (("training", train, bad[:count]), ("test", test, bad[count:]))
-        ),
-    )
+    bad = np.zeros(train.size + test.size if config.on_bad_example == "skip" else 0, bool)
+
+    def split(name: str, given: EncodedExamples, marks: np.ndarray) -> EncodedSplit:
+        order, contents = np.arange(given.size), np.zeros(given.size, np.uint32)
+        shape = (0, 0, channels)
+        return EncodedSplit(config, name, given.fetch, order, len(class_names), marks, shape, contents, given.listing)
+
+    parts = split("training", train, bad[: train.size]), split("test", test, bad[train.size :])
+    splits = limited(config, parts)
     shape, first = splits[0].first_good()
     files, held_out = (dataclasses.replace(split, image_shape=shape, first=first) for split in splits)
     if placement(config, len(files) * int(np.prod(shape))) == "device":
-        parts = ArraySplit(files.arrays()), ArraySplit(held_out.arrays(only_good=True))
-        return dataclasses.replace(images_in_memory(config, *parts, class_names), bad=bad)
-    statistics = channel_statistics(files)
-    return ImageDataset(config.name, files, held_out, len(class_names), "stream", shape, *statistics, bad, class_names)
+        arrays = ArraySplit(files.arrays()), ArraySplit(held_out.arrays(only_good=True))
+        sums = files.checksum_of_files(), held_out.checksum_of_files()
+        dataset = dataclasses.replace(images_in_memory(config, *arrays, class_names), bad=bad, checksums_of_files=sums)
+    else:
+        names, statistics = len(class_names), channel_statistics(files)
+        dataset = ImageDataset(config.name, files, held_out, names, "stream", shape, *statistics, bad, class_names)
+    # Of files and not of pixels, which decoders of other versions may round otherwise.
+    return dataclasses.replace(dataset, encoded=(files.checksum(), held_out.checksum()))

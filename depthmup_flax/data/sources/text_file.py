@@ -37,7 +37,13 @@ def _read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
     if tokenizer == "byte":
         return np.frombuffer(content, np.uint8), Tokenizer()
     try:
-        return Tokenizer.of_characters(content.decode())
+        text = content.decode("utf-8-sig")  # without the mark that some editors put at the start
+        if "\0" in text:
+            raise InputError(
+                f"{field}: that file has NUL characters, as UTF-16 and binary files do. Convert it to UTF-8, or set "
+                "data.tokenizer=byte."
+            )
+        return Tokenizer.of_characters(text)
     except UnicodeDecodeError as error:
         raise InputError(
             f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."

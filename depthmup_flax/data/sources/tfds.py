@@ -123,7 +123,7 @@ class _Set:
                 raise self.error(f"{problem}. Run {self.build_command(overwrite=True)} once.") from error
             fetch = functools.partial(self.fetch, split, records, keys)
             if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                return fetch, len(records)
+                return EncodedExamples(fetch, len(records))
         problem = f"it has no labeled {' or '.join(candidates)} split (its splits are"
         raise self.error(f"{problem} {', '.join(builder.info.splits)}). Choose another set.")
 

@@ -15,14 +15,18 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
+from depthmup_flax.data import stored_dataset
+from depthmup_flax.papers.limits.image_examples import image_set
 from depthmup_flax.papers.limits.panels import Page
 from depthmup_flax.records.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
+from depthmup_flax.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import open_lines, write_atomically
+from depthmup_flax.workdir.seal import sealed, unsealed
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +130,7 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
     values = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = unsealed(line)
             values[_key(record["case"])] = record["values"]
         except (ValueError, KeyError, TypeError) as error:
             sentence = f"{path}, line {number}: not a record. Delete the line; its case is measured again."
@@ -137,24 +141,30 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
 def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
     path, records = directory / "limits.json", list(directory.glob("records*.jsonl*"))
-    ours = json.loads(configs.to_json(config))
+    ours, data = json.loads(configs.to_json(config)), {}
+    if "data" in config:
+        data = stored_dataset.to_json(image_set(config))
     if overwrite:
         for old in records:
             old.unlink()
     elif records:
         binding = lambda settings: {name: value for name, value in settings.items() if name not in _FREE}
-        differences = configs.differences(binding(_stored(path)), binding(ours))
+        stored = _stored(path)
+        differences = configs.differences(binding(stored["config"]), binding(ours))
         if differences:
             raise InputError(
                 f"workdir {str(directory)!r} holds other settings ({configs.listed(differences)}): choose another "
                 "directory, or pass --overwrite to delete its records."
             )
-    write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours}, indent=1) + "\n")
+        if data:
+            require_same_data(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
+    write_atomically(path, sealed(json.dumps({"schema": SCHEMA, "config": ours, "data": data}, indent=1) + "\n"))
 
 
 def _stored(path: pathlib.Path) -> Json:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+        content = unsealed(path.read_text(encoding="utf-8"))
+        return {**content, "config": dict(content["config"])}
     except (ValueError, KeyError, TypeError) as error:
         sentence = f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
         raise InputError(sentence) from error

@@ -1,0 +1,105 @@
+"""What an audit could not judge: operations, factors and roles that were not read, and sizes that do not differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from depthmup_flax.infer.audit_table import NotJudged, Row, summary
+from depthmup_flax.infer.missing_factors import Comparison
+from depthmup_flax.infer.unread_places import ROUNDING
+from depthmup_flax.util.errors import InputError
+
+AXES = ("width", "depth")
+_BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
+
+
+def scaled_axes(axes: str | Collection[str]) -> frozenset[str]:
+    """The argument ``axes`` of `audit` as a set."""
+    result = frozenset({axes} if isinstance(axes, str) else axes)
+    if not result or not result <= set(AXES):
+        raise InputError(
+            f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both, ('width', 'depth')."
+        )
+    return result
+
+
+def not_judged(
+    compared: Comparison,
+    rows: Sequence[Row],
+    unread_roles: Mapping[str, str],
+    axes: Collection[str],
+    m: float,
+    *,
+    same_width: bool,
+    same_layers: bool,
+) -> list[NotJudged]:
+    """Everything without which an audit cannot say that a forward pass follows the rule."""
+    sizes = _equal_sizes(compared, axes, same_width=same_width, same_layers=same_layers)
+    if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
+        text = "the model is smaller than the base model: were model and base swapped?"
+        sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
+    return [*sizes, *_operations(compared), *_factors(compared, rows), *_roles(unread_roles)]
+
+
+def _equal_sizes(
+    compared: Comparison, axes: Collection[str], *, same_width: bool, same_layers: bool
+) -> list[NotJudged]:
+    result, facts = [], compared.facts
+    if same_width and "width" in axes:
+        text = (
+            "the model is as wide as the base model, so factors that depend on the width were not compared, and roles "
+            "are by place (what reads the batch is an input, the last product an output)."
+        )
+        code = "audit a wider model; if you scale the depth alone, pass axes='depth'"
+        result.append(NotJudged("width", (), text, code))
+    if "depth" not in axes:
+        return result
+    if facts.depth and facts.depth == compared.base.depth and not compared.absolute:
+        text = "the model is as deep as the base model, so multipliers of branches were not compared."
+        code = "audit a deeper model; if you scale the width alone, pass axes='width'"
+        result.append(NotJudged("depth", (), text, code))
+    elif not facts.depth and not (same_layers and compared.r == 1):
+        text = "the trace finds no residual sums, which the rule for the depth is about."
+        result.append(NotJudged("depth", (), text, "give the layers residual branches; or pass axes='width'"))
+    return result
+
+
+def _operations(compared: Comparison) -> Iterable[NotJudged]:
+    """The operations of both models that were not read."""
+    for name, one in {one.name: one for one in (*compared.base.unread, *compared.facts.unread)}.items():
+        paths = tuple(sorted(one.paths))
+        reads = f", which reads what {summary(paths)} {'make' if len(paths) > 1 else 'makes'}," if paths else ""
+        text = f"{name}{reads} is not understood, so factors in it were not read."
+        function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit and that name"
+        if not name.startswith(ROUNDING):
+            function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
+        yield NotJudged(name, paths, text, f"pass known={function}", one.source)
+
+
+def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
+    groups = {
+        "the factors of the branches with": _united(
+            branch.paths for branch in compared.facts.branches if compared.branches[branch.node] is None
+        ),
+        "the factors of": [
+            row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch
+        ],
+        "the factors inside the branches, of": compared.unclear_inside(),
+        "the scale of the products of queries and keys of": _united(
+            s.paths | s.tokens for s in compared.unclear_scores()
+        ),
+    }
+    for what, paths in groups.items():
+        if paths:
+            yield NotJudged("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
+
+
+def _roles(unread: Mapping[str, str]) -> Iterable[NotJudged]:
+    for why in dict.fromkeys(unread.values()):
+        paths = tuple(path for path, reason in unread.items() if reason == why)
+        text = f"the role of {summary(paths)} was not read: {why}."
+        yield NotJudged("role", paths, text, f"pass overrides={{{paths[0]!r}: Axes(...)}}")
+
+
+def _united(several: Iterable[Collection[str]]) -> list[str]:
+    return sorted(frozenset[str]().union(*several))
