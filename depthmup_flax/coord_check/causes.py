@@ -142,7 +142,8 @@ class Cause:
 
 def named(name: str, layers: Sequence[str], rule: Parametrization) -> Cause:
     """The cause of this name in `TEXTS`."""
-    return Cause(name, tuple(layers), TEXTS[name].format(alpha=f"{float(rule.alpha):g}", gamma=f"{least_gamma(rule):g}"))
+    exponents = {"alpha": f"{float(rule.alpha):g}", "gamma": f"{least_gamma(rule):g}"}
+    return Cause(name, tuple(layers), TEXTS[name].format(**exponents))
 
 
 def least_gamma(rule: Parametrization) -> float:
