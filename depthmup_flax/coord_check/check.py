@@ -6,17 +6,15 @@ import concurrent.futures
 import dataclasses
 import itertools
 import logging
-import numbers
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.coord_check.audited import code_findings
+from depthmup_flax.coord_check.audited import groups_alone, read_code
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.judgment import judge
 from depthmup_flax.coord_check.layer_names import SizedNetwork, collapsers, collect_layers, sample_blocks
@@ -26,6 +24,7 @@ from depthmup_flax.coord_check.notes import notes
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
+from depthmup_flax.coord_check.sizes import chosen_sizes, require_plan
 from depthmup_flax.process.cores import cpu_cores
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
@@ -48,7 +47,7 @@ def coord_check(
     widths: Sequence[int] = (),
     depths: Sequence[int] = (),
     loss: Loss | None = None,
-    steps: int = 10,
+    steps: int = 4,
     seeds: int = 4,
     tolerance: float = 0.2,
     spectral: bool = False,
@@ -58,15 +57,20 @@ def coord_check(
 
     Under a right parametrization activations, outputs and their changes keep their size (TP6 Table 1, Claims 7.1 and
     7.2; B24 Table 1). All parameters train together, from a readout at zero (after a random one, outputs change
-    slightly less at larger widths for a while). Each group of parameters also trains alone, as the stem hides a wrong
-    exponent of the blocks when all train together.
+    slightly less at larger widths for a while).
 
-    Small networks are not asymptotic: use widths from 8 times the base, depths from 32 branches or a branch multiplier
-    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Matrix products have full
-    float32 precision, unless ``jax.default_matmul_precision`` is set.
+    The forward pass is audited first. Where the code decides, the check measures what an audit does not see: initial
+    values, and the updates of the optimizer. Elsewhere each group of parameters also trains alone, as the stem hides a
+    wrong exponent of the blocks when all train together. A cause that the code excludes is not named.
 
-    Cost: one compilation per network, then ``seeds`` times ``steps`` steps for all parameters and 2 steps for each
-    group alone. There are about as many groups as weights in a layer.
+    Small networks are not asymptotic. An exponent that approaches the expected one as networks grow is a note with the
+    sizes to use if code, initial values and updates are right, and otherwise unclear. Without ``widths`` and ``depths``
+    the check takes sizes that cost less than a minute on two CPU cores, at least 1, 2 and 4 times ``width`` and
+    ``depth``. Mistakes change exponents by 1/2 or more. Matrix products have full float32 precision, unless
+    ``jax.default_matmul_precision`` is set.
+
+    Cost: one compilation per network, then ``seeds`` times ``steps`` steps for all parameters, and 2 steps for each
+    group alone, or for all groups at once.
 
     Args:
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `linen_network`, `nnx_network`.
@@ -75,23 +79,30 @@ def coord_check(
       rule: the parametrization of the networks, which gives the expected exponents.
       width: width of the networks whose depth varies.
       depth: depth of the networks whose width varies.
-      widths, depths: sizes to try, at least 3 each; () leaves an axis out.
+      widths, depths: sizes to try, at least 3 of each, or of one axis, which alone is checked; by default, the check
+        chooses both.
       loss: ``outputs -> scalar``, instead of ``labels``.
       steps: training steps.
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
       spectral: also record the spectral norm of every weight's update.
-      say: called with a progress line per network, for example ``print``; the default logs it.
+      say: called with lines of progress and of what the time is made of, for example ``print``; the default logs them.
 
     Raises:
       InputError: before training, for too few sizes or seeds, networks that do not grow with their sizes, or labels
         that do not fit the outputs.
     """
+    start = time.monotonic()
     require_parametrization(rule)
     require_plan(widths, depths, width, depth, steps, seeds, tolerance)
+    say("reading the code of the networks")
+    network_of: dict[tuple[int, int], Traced] = {}
+    if not widths and not depths:
+        network_of[width, depth] = base = traced(_built(build, width, depth))
+        widths, depths = chosen_sizes(width, depth, base.flops, base.equations)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    distinct = {size[2:]: size for size in sizes}  # a network may be on both axes
-    network_of = {key: traced(_built(build, size)) for key, size in distinct.items()}
+    distinct = dict.fromkeys(size[2:] for size in sizes)  # a network may be on both axes
+    network_of |= {key: traced(_built(build, *key)) for key in distinct if key not in network_of}
     networks = [network_of[size[2:]] for size in sizes]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
@@ -103,47 +114,55 @@ def coord_check(
     collapses = collapsers([[*info, *one.shapes] for info, one in zip(infos, networks, strict=True)], infos)
     sized = [SizedNetwork(*fields) for fields in zip(sizes, networks, infos, collapses, strict=True)]
     blocks = [None] * len(widths) + sample_blocks(sized[len(widths) :])
-    measurements = [
-        Measurement(one, masks, loss, rule, steps, seeds, spectral) for one, masks in zip(sized, blocks, strict=True)
-    ]
-    records = train_networks(measurements, say)
     layers = collect_layers(sized)
+    readings = {axis: read_code(axis, sized, rule) for axis in dict.fromkeys(size.axis for size in sizes)}
+    alone = groups_alone(layers, readings.values())
+    measurements = [
+        Measurement(one, masks, loss, rule, steps, seeds, spectral, alone)
+        for one, masks in zip(sized, blocks, strict=True)
+    ]
+    seconds = {"reading the code": time.monotonic() - start}
+    records = train_networks(measurements, say, seconds)
     table = Table(records, layers.readout_activations)
-    quantities = judge(table, rule, tolerance, layers)
-    found = {axis: code_findings(axis, sized, rule) for axis in table.axes()}
     probe = Probe(networks[0].network, loss, collapses[0])
-    causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe, found))
+    evidence = Evidence(table, judge(table, rule, tolerance, layers), rule, layers, tolerance, probe, readings)
+    quantities, causes = diagnose(evidence)
+    say("took " + ", ".join(f"{value:.0f} s {what}" for what, value in seconds.items()))
     low = sorted({network.precision for network in networks if network.precision})
-    unread = [axis for axis, findings in found.items() if findings is None and networks[0].network.source]
-    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, rule, layers, low, unread)))
+    unread = [axis for axis, reading in readings.items() if reading is None and networks[0].network.source]
+    remarks = tuple(notes(table, quantities, rule, layers, low, unread, tolerance))
+    return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 
-def train_networks(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
+def train_networks(
+    measurements: Sequence[Measurement], say: Callable[[str], None], seconds: dict[str, float]
+) -> list[Record]:
     """The records of all networks, which are compiled in parallel and run one after another.
 
-    A network on both axes is measured once, for the depth, which records more.
+    A network on both axes is measured once, for the depth, which records more. ``seconds`` gets what compiling and
+    training took; networks that compile while another trains take no time.
     """
     first = measurements[0]
     distinct = {measurement.size[2:]: measurement for measurement in measurements}
     say(
-        f"{len(distinct)} networks: each is compiled, then trains {first.seeds} times {sum(first.lengths)} steps "
-        f"({first.steps} together, the rest by {len(first.groups) - 1} groups of parameters alone)"
+        f"{len(distinct)} networks, (width, depth) {', '.join(map(str, distinct))}: {first.seeds} seeds each train "
+        f"{first.steps} steps together, and {sum(first.lengths[1:])} in {len(first.groups) - 1} further runs"
     )
-    start = time.monotonic()
+    start, training = time.monotonic(), 0.0
     records: dict[tuple[int, int], list[Record]] = {}
     with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, cpu_cores())) as pool:
         # Tracing needs this thread's settings, such as the precision of products.
         compiled = [pool.submit(measurement.lowered().compile) for measurement in distinct.values()]
-        for done, (measurement, program) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
-            size = measurement.size
-            records[size[2:]] = new = measurement.records(program.result())
+        for done, (measurement, pending) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
+            size, program, began = measurement.size, pending.result(), time.monotonic()
+            records[size[2:]] = new = measurement.records(program)
+            training += time.monotonic() - began
             last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
-            seconds = time.monotonic() - start
-            left = f", about {seconds / done * (len(distinct) - done):.0f} s left" if done < len(distinct) else ""
             say(
                 f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth}: outputs changed by "
-                f"{np.mean(last[size.size]):.3g} in {measurement.steps} steps ({seconds:.0f} s{left})"
+                f"{np.mean(last[size.size]):.3g} in {measurement.steps} steps ({time.monotonic() - start:.0f} s)"
             )
+    seconds |= {"compiling": time.monotonic() - start - training, "training": training}
     return [
         dataclasses.replace(record, axis=measurement.size.axis, size=measurement.size.size)
         for measurement in measurements
@@ -152,41 +171,12 @@ def train_networks(measurements: Sequence[Measurement], say: Callable[[str], Non
     ]
 
 
-def require_plan(
-    widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
-) -> None:
-    """Raises `InputError` for arguments that `coord_check` cannot use."""
-    for name, sizes in (("widths", widths), ("depths", depths)):
-        if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Collection) or not all(map(_is_integer, sizes)):
-            raise InputError(f"{name} is {sizes!r}: give integers, such as {name}=(128, 256, 512).")
-    if not widths and not depths:
-        raise InputError("widths and depths are both empty: give at least three sizes of one.")
-    for name, sizes in (("widths", widths), ("depths", depths)):
-        if sizes and (len(set(sizes)) < 3 or min(sizes) < 1):
-            raise InputError(f"{name} is {tuple(sizes)}: use at least three positive sizes, such as (64, 128, 256).")
-    for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
-        if not _is_integer(value):
-            raise InputError(f"{name} is {value!r}: use an integer.")
-        if value < 1:
-            raise InputError(f"{name} is {value}: use a positive number.")
-    if seeds < 2:
-        raise InputError(f"seeds is {seeds}: a confidence interval needs at least 2. Use, for example, seeds=4.")
-    if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:
-        raise InputError(
-            f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
-        )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _built(build: Callable[[int, int], Network], size: Size) -> Network:
+def _built(build: Callable[[int, int], Network], width: int, depth: int) -> Network:
     """The network of a size; raises `InputError` for something else."""
-    network = build(size.width, size.depth)
+    network = build(width, depth)
     if not isinstance(network, Network):
         raise InputError(
-            f"build({size.width}, {size.depth}) returned {type(network).__name__}: return a Network, from "
+            f"build({width}, {depth}) returned {type(network).__name__}: return a Network, from "
             "linen_network, nnx_network or Network(init, apply, info, optimizer)."
         )
     if not (isinstance(network.optimizer, tuple) and callable(getattr(network.optimizer, "update", None))):

@@ -7,6 +7,8 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from depthmup_flax.coord_check.audited import Reading
+from depthmup_flax.coord_check.causes import Cause, least_gamma, named
 from depthmup_flax.coord_check.judgment import (
     ATTENTION_SCALE,
     DECAY,
@@ -17,150 +19,28 @@ from depthmup_flax.coord_check.judgment import (
     UPDATE,
     VANISHES,
     Quantity,
+    without_cause,
 )
 from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
+from depthmup_flax.coord_check.notes import random_to_few_features, what_to_run
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Table
-from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, Role
 from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 
 _CLEARLY = 0.25  # half of 1/2, the smallest difference between the exponents of two causes
 
-# What is wrong and what to do, for each cause that `diagnose` names; {alpha} and {gamma} are those of the rule.
-_TEXTS = {
-    "nothing_trains": "the outputs do not move when everything trains: set a learning rate above 0, without warm-up.",
-    "below_precision": (
-        "some changes are below 1e-5 of the values that change, so rounding decides them: use a larger learning rate "
-        "or more steps, or look for a tiny factor."
+# Mistakes in the forward pass or in `in_branch`, which an audit of the code over an axis also sees.
+_FORWARD = {
+    **dict.fromkeys(
+        ("missing_branch_multiplier", "norm_cancels_multiplier", "shortcut_in_branch", "in_branch_incomplete"), "depth"
     ),
-    "unknown": (
-        "no known mistake shows this pattern: look at the first of these layers, and try larger sizes, more seeds, at "
-        "least 32 examples if there are batch norms, or a smaller learning rate."
-    ),
-    "rule_not_stable_in_depth": (
-        "alpha = {alpha}, gamma = {gamma} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
-        "alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'."
-    ),
-    "rule_without_width": "the rule's width factors are 'standard', not 'mup': use 'depth_mup' or 'mup'.",
-    "lazy_rule": (
-        "gamma0 falls with width, so features stop moving (the lazy limit, B24 C.1): use gamma0_width_exponent=0."
-    ),
-    "repeated_weights": (
-        "several layers use the same weights in branches, so their gradients and effects add up in another way than "
-        "those of separate weights, for which the rule is made: give each layer its own, or use alpha=1 with "
-        "normalized updates, such as Adam's."
-    ),
-    "fixed_std_init": (
-        "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), or "
-        "pass the parameters through rescale_init."
-    ),
-    "readout_init_grows_with_width": (
-        "the initial values of the readout grow with width: use the base model's standard deviation at every width "
-        "(rule.readout_fan_in), or pass the parameters through rescale_init."
-    ),
-    "hidden_init_falls_with_width": (
-        "hidden weights start smaller than 1/sqrt(fan_in) at larger widths, so activations vanish: use 1/sqrt(fan_in) "
-        "(lecun_normal), or pass the parameters through rescale_init."
-    ),
-    "input_init_falls_with_width": (
-        "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation at "
-        "every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."
-    ),
-    "double_counted_init": (
-        "initial weights shrink with depth in addition to the branch multiplier: use the same standard deviation at "
-        "every depth (no 1/sqrt(2 L))."
-    ),
-    "branch_outputs_have_a_mean": (
-        "the outputs of the branches have a mean over features, so L of them add up to L^(1/2) in spite of the branch "
-        "multiplier: end branches in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3)."
-    ),
-    "norm_cancels_multiplier": (
-        "a norm follows these weights in their branches, so a multiplier in front of it has no effect: multiply the "
-        "output of the norm by rule.residual_multiplier(r), which is r^-{alpha}."
-    ),
-    "missing_branch_multiplier": (
-        "activations or their changes grow with depth, so residual branches are not multiplied by r^-{alpha} after "
-        "their last norm: multiply their outputs by rule.residual_multiplier(r), or use ResidualBranch."
-    ),
-    "decay_inside_multipliers": (
-        "the share of a weight that decay removes in a step shrinks with the network, so decay is inside the "
-        "multipliers: pass weight_decay to depthmup(direction, ...), and a direction without decay."
-    ),
-    "not_entrywise": (
-        "the update of an entry depends on other entries (a trust ratio, clipping by the global norm), and its size "
-        "does not follow the rule: use an entrywise direction such as optax.scale_by_adam(), and clip_rms= to clip."
-    ),
-    "wrong_role": (
-        "info gives these weights a role that their shapes contradict (hidden weights alone have two dimensions that "
-        "grow with width): check the roles in param_table, and the shapes of the base model."
-    ),
-    "shortcut_in_branch": (
-        "info places these weights inside branches, but their effect lacks the branch multiplier, so they are on the "
-        "shortcut (a projection, a downsampling): leave them out of in_branch."
-    ),
-    "norms_on_the_stream": (
-        "every layer has scales and biases on the stream, as norms after the sum have, and their effects add up with "
-        "depth: use norms in front of branches (pre-norm), or norms without scale and bias."
-    ),
-    "in_branch_incomplete": (
-        "parameters that info places outside residual branches have an effect that grows with depth, so some are "
-        "inside: let in_branch match all parameters of all branches."
-    ),
-    "readout_not_scaled": (
-        "outputs grow with width when the readout trains, but features do not, so its product is not multiplied by "
-        "1/m: use Readout, or multiply by rule.readout_multiplier(m)."
-    ),
-    "attention_scale": (
-        "attention logits grow with the head dimension d, so they are scaled by 1/sqrt(d): scale by "
-        "rule.attention_scale(d, d_base), which is sqrt(d_base) / d."
-    ),
-    "embedding_scaled_with_width": (
-        "an embedding is multiplied by a factor that grows with width, such as sqrt(D): remove it, and multiply the "
-        "embedding's standard deviation by its value at the base width."
-    ),
-    "readout_scaled_twice": (
-        "outputs vanish with width when the readout trains, but its updates are right, so its product has another "
-        "factor besides 1/m, such as 1/sqrt(D): keep rule.readout_multiplier(m) alone."
-    ),
-    "missing_width_update_factor": (
-        "updates do not shrink with width as the rule says (hidden weights: 1/m for Adam): make the optimizer with "
-        "depthmup(direction, info, rule, ...), and check the roles in param_table."
-    ),
-    "random_start_of_few_features": RANDOM_START,
-    "missing_depth_update_factor": (
-        "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
-        "info, rule, ...), where info records them as in_branch with their depth_ratio."
-    ),
-    "updates_too_small_in_width": (
-        "updates shrink faster with width than the rule says: look for a factor that is applied twice."
-    ),
-    "updates_too_small_in_depth": (
-        "updates shrink faster with depth than the rule says: look for a factor that is applied twice."
+    **dict.fromkeys(
+        ("readout_not_scaled", "readout_scaled_twice", "embedding_scaled_with_width", "attention_scale", "wrong_role"),
+        "width",
     ),
 }
-# Mistakes in the forward pass or in `in_branch`, which an audit of the code also sees.
-_FORWARD = frozenset(
-    {"missing_branch_multiplier", "norm_cancels_multiplier", "shortcut_in_branch", "in_branch_incomplete",
-     "readout_not_scaled", "readout_scaled_twice", "embedding_scaled_with_width", "attention_scale", "wrong_role"}
-)  # fmt: skip
-_Mistake = tuple[str, Sequence[str]]  # a key of `_TEXTS`, and the layers that show it; none: not this mistake
-
-
-@dataclasses.dataclass(frozen=True)
-class Cause:
-    """A likely cause of a failed check.
-
-    Attributes:
-      name: short, for programs: ``missing_branch_multiplier``, ...
-      layers: paths of the activations, groups or parameters that show it.
-      text: what is wrong and what to do, one sentence.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    text: str
+_Mistake = tuple[str, Sequence[str]]  # a key of `TEXTS`, and the layers that show it; none: not this mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +53,12 @@ class Evidence:
     layers: Layers
     tolerance: float
     probe: Probe
-    found: Mapping[str, Sequence[Finding] | None]  # axis -> `code_findings`
+    readings: Mapping[str, Reading | None]  # of each axis
+
+    @property
+    def failing(self) -> list[Quantity]:
+        """The quantities that did not pass."""
+        return [q for q in self.quantities if not q.passed]
 
     def failed(self, axis: str, kind: str, group: str | None = None, name: str | None = None) -> list[Quantity]:
         """Quantities that grow or explode, or that are unclear but above the tolerance."""
@@ -229,7 +114,8 @@ class Evidence:
         elif rule.width == "mup":
             exponents = WIDTH_RULES[Geometry.LINEAR][leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)
-        fit = self.table.fit(axis, self.layers.group(path), "gradient", path, 0)
+        run = self.table.run_of(axis, self.layers.group(path))
+        fit = self.table.fit(axis, run, "gradient", path, 0)
         return fit.slope - expected if fit.state == "fitted" and math.isfinite(fit.slope) else 0.0
 
     def verdicts(self, axis: str, group: str) -> tuple[str, str]:
@@ -273,45 +159,55 @@ class Evidence:
         return deep > max(0.7, 1.03 * shallow)
 
 
-def diagnose(evidence: Evidence) -> list[Cause]:
-    """The causes that the evidence supports, the most basic first; a failed check has at least one.
+def diagnose(evidence: Evidence) -> tuple[list[Quantity], list[Cause]]:
+    """The quantities, and the causes that the evidence supports, the most basic first; a failed check has at least one.
 
-    Findings of the audit are causes even where the sizes tried do not show them.
+    Findings of the audit are causes even where the sizes tried do not show them. A cause in the forward pass is not
+    named if the code excludes it. If the code is right and there is no cause, what differs is the size of the networks.
     """
+    e = evidence
+    if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in e.quantities if not q.passed):
+        return [*e.quantities], [named("nothing_trains", [OUTPUT], e.rule)]
+    if e.failing and (text := _not_finite(e.table)):
+        return [*e.quantities], [Cause("not_finite", (OUTPUT,), text)]
+    if causes := [*_read_causes(e), *_measured_causes(e)]:
+        return [*e.quantities], causes
+    right = {axis for axis, reading in e.readings.items() if reading is not None and reading.right}
+    settled = [without_cause(q, e.tolerance) if q.axis in right else q for q in e.quantities]
+    return settled, _open_causes(dataclasses.replace(e, quantities=settled))
 
-    def cause(name: str, layers: Sequence[str]) -> Cause:
-        rule = evidence.rule
-        return Cause(name, tuple(layers), _TEXTS[name].format(alpha=f"{rule.alpha:g}", gamma=f"{_least_gamma(rule):g}"))
 
-    failures = [q for q in evidence.quantities if not q.passed]
-    if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in failures):
-        return [cause("nothing_trains", [OUTPUT])]
-    if failures and (text := _not_finite(evidence.table)):
-        return [Cause("not_finite", (OUTPUT,), text)]
-    read = [
-        Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
-        for axis, findings in evidence.found.items()
-        for f in findings or ()
+def _read_causes(e: Evidence) -> list[Cause]:
+    return [
+        Cause(f.name, f.paths, f"read from the code over {axis}: {f.text} Write: {f.code}")
+        for axis, reading in e.readings.items()
+        for f in (reading.findings if reading else ())
     ]
-    if not failures:
-        return read
-    layers = tuple(sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in failures}))
-    verdicts = {q.verdict for q in failures}
+
+
+def _measured_causes(e: Evidence) -> list[Cause]:
+    """The mistakes that sizes show, without those that the code has or excludes."""
+    if all(q.verdict == UNCLEAR for q in e.failing):
+        return []
+    found = {f.name for reading in e.readings.values() for f in (reading.findings if reading else ())}
+    excluded = {
+        name
+        for name, axis in _FORWARD.items()
+        if (reading := e.readings.get(axis)) is not None and (reading.excludes or found)
+    }
+    mistakes = {name: at for name, at in (*_initial_mistakes(e), *_training_mistakes(e)) if at}
+    return [named(name, at, e.rule) for name, at in mistakes.items() if name not in found | excluded]
+
+
+def _open_causes(e: Evidence) -> list[Cause]:
+    """What a failure without a known cause is called."""
+    layers = sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in e.failing})
+    verdicts = {q.verdict for q in e.failing}
+    if not verdicts:
+        return []
     if verdicts == {UNCLEAR}:
-        return [*read, Cause("unclear", layers, _what_to_run(evidence, failures))]
-    mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
-    named = {one.name for one in read}
-    measured = [cause(name, at) for name, at in mistakes if at and name not in named]
-    # If the audit sees no such mistake, sizes that look like one count only if there is no other cause.
-    others = [one for one in measured if one.name not in _FORWARD]
-    was_read = None not in evidence.found.values()
-    if causes := [*read, *(others if was_read and (read or others) else measured)]:
-        return causes
-    return [cause("below_precision" if BELOW_PRECISION in verdicts else "unknown", layers)]
-
-
-def _least_gamma(rule: Parametrization) -> float:
-    return float(rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma))
+        return [Cause("unclear", tuple(layers), what_to_run(e.table, e.failing, e.tolerance))]
+    return [named("below_precision" if BELOW_PRECISION in verdicts else "unknown", layers, e.rule)]
 
 
 def _not_finite(table: Table) -> str:
@@ -328,29 +224,11 @@ def _not_finite(table: Table) -> str:
     return ""
 
 
-def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
-    """The sizes or seeds that decide."""
-    lines = []
-    for axis in e.table.axes():
-        open_here = [q for q in unclear if q.axis == axis]
-        narrow = [(q.trend, q.expected) for q in open_here if q.trend and q.fit.interval < e.tolerance]
-        if narrow:
-            wanted = (trend.sizes_needed(e.table.sizes(axis), exponent, e.tolerance) for trend, exponent in narrow)
-            text = "exponents are too far from the right ones for a pass, and too near for a mistake"
-            lines.append(f"{text}, as those of small networks may be: run {axis}s={max(wanted)}")
-        if len(narrow) < len(open_here):
-            seeds = max(len(seeds) for seeds in e.table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
-            width = max(q.fit.interval for q in open_here)
-            times = min(4, max(2, math.ceil((width / e.tolerance) ** 2)))
-            lines.append(f"the intervals over {axis} are too wide for a verdict: run seeds={times * seeds}")
-    return "; ".join(lines) + "."
-
-
 def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
     """Mistakes in the rule, and those that show before training: they explain what is wrong after it."""
     rule, stable_start = e.rule, e.rule.alpha >= 0.5
     grows_with_depth = [q.name for q in e.failed("depth", "activation")]
-    unstable = not stable_start or rule.alpha + _least_gamma(rule) < 1
+    unstable = not stable_start or rule.alpha + least_gamma(rule) < 1
     if unstable and (e.failed("depth", "change") or (not stable_start and grows_with_depth)):
         yield "rule_not_stable_in_depth", [BRANCHES]
     if rule.width != "mup" and e.failed("width", "change"):

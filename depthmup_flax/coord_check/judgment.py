@@ -1,14 +1,12 @@
-"""From recorded sizes to verdicts: the exponents that theory expects, and those that pass."""
+"""From recorded sizes to verdicts: the exponents that pass."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from depthmup_flax.coord_check.expected import expected_exponent, expected_start, expected_update
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import (
     BRANCH_VECTORS,
@@ -21,62 +19,18 @@ from depthmup_flax.coord_check.recorded_sizes import (
     SCORES,
     Table,
 )
-from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power, student_t
+from depthmup_flax.coord_check.trends import Trend, fit_trend
+from depthmup_flax.rule.parametrization import Parametrization, Role
+from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
 
 # Verdicts on an exponent, compared with the expected one.
 FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"
+FINITE = "finite size"  # no mistake explains the exponent, which approaches the expected one
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
 # Kinds of a weight, besides those of activations.
 START, UPDATE, DECAY, USES = "start", "update", "decay", "uses"
-
-
-@dataclasses.dataclass(frozen=True)
-class Trend:
-    """``log value = constant + limit * log size + k * smallest / size``: a power with a finite-size correction.
-
-    Finite networks deviate from their limit by terms that fall as 1/size, such as the noise of a random readout in
-    squares. The exponent between neighboring sizes then changes in the same way.
-    """
-
-    slopes: tuple[float, ...]  # between neighboring sizes
-    limit: float  # the exponent at infinite size
-    settled: bool  # the correction is resolved: the 95 % interval of k excludes 0
-
-    def converges(self, expected: float, tolerance: float) -> bool:
-        """Whether the exponent clearly moves toward the expected one, and within the tolerance in the limit."""
-        first, last = (abs(slope - expected) for slope in (self.slopes[0], self.slopes[-1]))
-        return self.settled and last < first and abs(self.limit - expected) <= tolerance
-
-    def arrived(self, expected: float, tolerance: float) -> bool:
-        """Whether the exponent between the two largest sizes is within the tolerance."""
-        return abs(self.slopes[-1] - expected) <= tolerance
-
-    def sizes_needed(self, sizes: Sequence[int], expected: float, tolerance: float) -> tuple[int, ...]:
-        """The sizes times a power of two, at which the exponent should be within half of the tolerance."""
-        ratio = abs(self.slopes[-1] - expected) / (tolerance / 2)
-        factor = 2 ** min(3, max(1, math.ceil(math.log2(max(ratio, 1.0)))))
-        return tuple(size * factor for size in sorted(sizes))
-
-
-def fit_trend(values_of_size: Mapping[int, Sequence[float]]) -> Trend | None:
-    """The trend of values (one per seed) over at least three sizes; ``None`` if one is not positive and finite."""
-    values = {size: np.array(values_of_size[size], np.float64) for size in sorted(values_of_size)}
-    if len(values) < 3 or not all(len(v) and np.all(np.isfinite(v)) and np.all(v > 0) for v in values.values()):
-        return None
-    means = {size: float(np.mean(np.log(v))) for size, v in values.items()}
-    slopes = tuple((means[b] - means[a]) / math.log(b / a) for a, b in itertools.pairwise(means))
-    sizes = np.array([size for size, v in values.items() for _ in v], np.float64)
-    y = np.log(np.concatenate(list(values.values())))
-    design = np.stack([np.ones_like(sizes), np.log(sizes), sizes.min() / sizes], axis=1)
-    coefficients, *_ = np.linalg.lstsq(design, y, rcond=None)
-    freedom = len(y) - 3
-    variance = float(np.sum((y - design @ coefficients) ** 2)) / max(freedom, 1)
-    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[2, 2]))
-    settled = freedom > 0 and abs(coefficients[2]) > student_t(freedom) * error
-    return Trend(slopes, float(coefficients[1]), bool(settled))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,46 +55,6 @@ def judge(table: Table, rule: Parametrization, tolerance: float, layers: Layers)
     return [quantity for axis in table.axes() for quantity in _Judge(table, rule, tolerance, layers, axis).judge()]
 
 
-def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, rule: Parametrization) -> float | None:
-    """The exponent of theory, or ``None`` if it gives none; ``in_branch`` is ``None`` if everything trains.
-
-    Depth (TP6 Claims 7.1, 7.2): with alpha >= 1/2 activations start flat, and L branches that each move by
-    ``L^-(alpha + gamma)`` move the features by ``L^(1 - alpha - gamma)``. Width (TP6 Table 2): flat under muP. If
-    gamma0 follows ``m^e``, features move as ``m^e`` and outputs as 1 (B24 C.1). Under ``standard``, the exponents
-    depend on the optimizer.
-    """
-    if axis == "width":
-        if rule.width != "mup":
-            return 0.0 if kind == "activation" else None
-        return float(rule.gamma0_width_exponent) if kind == "change" and name != OUTPUT else 0.0
-    if rule.alpha < 0.5:
-        return None
-    if kind == "activation" or in_branch is False:
-        return 0.0
-    exponent = float(1 - rule.alpha - rule.gamma)
-    return exponent if in_branch else max(exponent, 0.0)
-
-
-def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
-    """The exponent of a weight's update, which follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
-    if axis == "depth":
-        return -float(rule.update_gamma(leaf)) if leaf.in_branch else 0.0
-    return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
-
-
-def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:
-    """The exponent of a weight's standard deviation before training; ``None`` if only activations are judged.
-
-    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input and output weights flat. Depth: flat, as the branch
-    multiplier is the only factor.
-    """
-    if axis == "depth":
-        return 0.0 if leaf.in_branch else None
-    if rule.width != "mup" or (leaf.role is not Role.HIDDEN and leaf.in_branch):
-        return None
-    return -0.5 if leaf.role is Role.HIDDEN else 0.0
-
-
 def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend | None = None) -> str:
     """Flat if the interval touches the tolerance and stays within twice of it; grows or vanishes if it is outside both.
 
@@ -159,6 +73,19 @@ def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend |
     if least > tolerance and most > 2 * tolerance:
         return GROWS if fit.slope > expected else VANISHES
     return UNCLEAR
+
+
+def without_cause(q: Quantity, tolerance: float) -> Quantity:
+    """The quantity of a network in which code, initial values and updates are right: its size explains it, or nothing.
+
+    It explains an exponent that approaches the expected one, and one that is unclear and below it: what else may be
+    wrong, such as a mean that adds up, makes sizes grow, by exponents of 1/2.
+    """
+    if q.passed or q.kind not in ("activation", "change") or q.verdict not in (GROWS, VANISHES, UNCLEAR):
+        return q
+    slow = q.verdict == UNCLEAR and q.fit.slope < q.expected < q.fit.slope - q.fit.interval + 0.5
+    finite = slow or (q.trend is not None and q.trend.approaches(q.expected, tolerance))
+    return dataclasses.replace(q, verdict=FINITE if finite else UNCLEAR, passed=finite)
 
 
 _NONE = Fit(math.nan, math.nan, ZERO)
@@ -278,7 +205,7 @@ class _Judge:
 
     def has_gradient(self, path: str) -> bool:
         """Whether a vector's gradient exceeds rounding; that of a bias of keys, or in front of a norm, does not."""
-        group = self.layers.group(path)
+        group = self.table.run_of(self.axis, self.layers.group(path))
         of = lambda name: [v for s in self.table.values(self.axis, group, "gradient", name, 0).values() for v in s]
         others = [value for name in self.layers.vectors for value in of(name)]
         return bool(of(path)) and min(of(path)) > 1e-3 * max(others)
@@ -291,8 +218,9 @@ class _Judge:
         if self.axis == "width" and path in self.layers.matrix_updates:
             return []
         group, leaf = self.layers.group(path), self.layers.leaf(path)
+        alone = self.table.run_of(self.axis, group)
         expected = expected_update(self.axis, leaf, self.rule)
-        for trained in (group, BRANCHES, EVERYTHING):
+        for trained in (alone, BRANCHES, EVERYTHING):
             for step in self.table.steps(self.axis, trained, "gradient_update"):
                 values = self.table.values(self.axis, trained, "gradient_update", path, step)
                 if _any_above(0, values):
@@ -300,7 +228,7 @@ class _Judge:
                     # The updates of SGD follow a gradient that falls as n^-1/2 or, before a product that started at
                     # zero, as L^-gamma.
                     slow = q.verdict in (VANISHES, UNCLEAR) and q.fit.slope >= expected - 0.5 - self.tolerance
-                    excused = slow and (trained != group or self.may_vanish(group))
+                    excused = slow and (trained != alone or self.may_vanish(group))
                     return [dataclasses.replace(q, passed=q.passed or excused)]
         return []
 
@@ -316,7 +244,7 @@ class _Judge:
 
     def decay(self, path: str) -> list[Quantity]:
         """The share of a weight that decay removes in a step: flat (B24 App. L)."""
-        group = self.layers.group_of_weight[path]
+        group = self.table.run_of(self.axis, self.layers.group_of_weight[path])
         values = self.table.values(self.axis, group, "decay", path, 0)
         return [self.quantity(group, DECAY, path, 1, values, 0.0)] if _any_above(1e-12, values) else []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import optax
 from depthmup_flax.coord_check.layer_names import Collapse, SizedNetwork, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Traced
 from depthmup_flax.coord_check.recorded_sizes import (
+    AT_ONCE,
     BRANCHES,
     EVERYTHING,
     LEAST_UPDATE,
@@ -36,13 +38,14 @@ _ALONE_STEPS = 2  # of a group that trains alone
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """The measurement of one network: all parameters train together, and each group alone.
+    """The measurement of one network: all parameters train together, then groups of them alone.
 
     All parameters train from a readout at zero (unless it is frozen). A group trains from a readout of the rule's
     scale, as no other group gets a gradient through zeros, and outputs would move less and less through a readout that
     shrinks with width.
 
-    Seeds and groups run one after another in one program: convolutions under ``vmap`` are slow on CPU.
+    One program trains all groups and seeds: groups one after another, seeds together. Convolutions are slow under
+    ``vmap`` on CPU, so seeds of a network that has some also take turns.
     """
 
     network: SizedNetwork
@@ -52,6 +55,7 @@ class Measurement:
     steps: int
     seeds: int
     spectral: bool
+    alone: frozenset[str] | None  # parameters, by collapsed name, whose groups train alone; None: all
 
     @property
     def size(self) -> Size:
@@ -60,10 +64,22 @@ class Measurement:
 
     @functools.cached_property
     def groups(self) -> dict[str, list[bool]]:
-        """Group -> whether each parameter trains."""
-        own = [groups_of_parameter(path, leaf, self.network.collapse) for path, leaf in self.network.info.items()]
-        groups = [EVERYTHING, *sorted({group for names in own for group in names})]
-        return {group: [group in (EVERYTHING, *names) for names in own] for group in groups}
+        """Group -> whether each parameter trains.
+
+        In the first step from one readout, a parameter gets the same update alone as with all others: `AT_ONCE` stands
+        for the groups that do not train alone.
+        """
+        collapse = self.network.collapse
+        own = {path: groups_of_parameter(path, leaf, collapse) for path, leaf in self.network.info.items()}
+        trained = {group for names in own.values() for group in names}
+        alone = trained
+        if self.alone is not None:
+            alone = {names[0] for path, names in own.items() if collapse(path) in self.alone} | trained & {BRANCHES}
+        together = [EVERYTHING, *([AT_ONCE] if alone < trained else [])]
+        return {
+            group: [group in together or group in names for names in own.values()]
+            for group in [*together, *sorted(alone)]
+        }
 
     @property
     def lengths(self) -> list[int]:
@@ -90,29 +106,30 @@ class Measurement:
 
     @property
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
-        """Pairs (seed, group), and a `_random_readout` or ``None`` for each parameter."""
-        pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
+        """Seeds, and a `_random_readout` or ``None`` for each parameter."""
         outputs = self.network.traced.shapes[OUTPUT].shape[-1:]
-        return pairs, [_random_readout(leaf, self.rule, outputs) for leaf in self.network.info.values()]
+        readouts = [_random_readout(leaf, self.rule, outputs) for leaf in self.network.info.values()]
+        return np.arange(self.seeds), readouts
 
     def lowered(self) -> jax.stages.Lowered:
         """The program, not compiled yet: other threads may compile it."""
         trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
         blocks = None
         if self.blocks is not None and self._measures_blocks:
-            blocks = _Blocks(list(self.groups).index(BRANCHES), self.lengths[1], self.blocks)
+            group = list(self.groups).index(BRANCHES)
+            blocks = _Blocks(group, self.lengths[group], self.blocks)
         run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G, blocks)
         return run.lower(*self._arguments)
 
     def records(self, compiled: jax.stages.Compiled) -> list[Record]:
         """Runs the program."""
-        (pairs, readouts), groups, info = self._arguments, list(self.groups), self.network.info
-        squares, starts = jax.device_get(compiled(pairs, readouts))
+        groups, info = list(self.groups), self.network.info
+        squares_GxNxSxK, starts = jax.device_get(compiled(*self._arguments))
         records = []
-        for i, (seed, group) in enumerate(pairs.tolist()):
-            sizes = dict(zip(self.keys, np.sqrt(squares[i].T), strict=True))
-            for quantity, squares_P in starts.items():
-                rms_P = np.sqrt(squares_P[i])
+        for group, seed in itertools.product(range(len(groups)), range(self.seeds)):
+            sizes = dict(zip(self.keys, np.sqrt(squares_GxNxSxK[group, seed].T), strict=True))
+            for quantity, squares_GxNxP in starts.items():
+                rms_P = np.sqrt(squares_GxNxP[group, seed])
                 sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
             trains = zip(info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
@@ -212,10 +229,10 @@ def _program(
     lengths_G: np.ndarray,
     blocks: _Blocks | None,
 ) -> jax.stages.Wrapped:
-    """A function of (seed, group) pairs ``[N, 2]`` and the `_random_readout` of every parameter.
+    """A function of N seeds and the `_random_readout` of every parameter.
 
-    It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. Activations are
-    recorded in the forward pass of the gradient, so the program has only one.
+    It returns mean squares ``[groups, N, steps + 1, keys]``, and those of `_initial_values` ``[groups, N, P]``.
+    Activations are recorded in the forward pass of the gradient, so the program has only one.
     """
     network, paths = traced.network, list(flatten_info(traced.network.info))
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
@@ -226,8 +243,9 @@ def _program(
         outputs, activations = network.apply(params)
         return loss(outputs), {**activations, OUTPUT: outputs}
 
-    def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        seed, group = pair
+    def train(
+        group: jax.Array, readouts: Sequence[jax.Array | None], seed: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
         stored = {**traced.shapes, **dict.fromkeys((_SLOPE, _HALF), traced.shapes[OUTPUT])}
@@ -258,7 +276,11 @@ def _program(
         carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
         return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
 
-    measured = lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs)
+    def measured(seeds: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        together = None if traced.convolves else len(seeds)
+        of_group = lambda group: jax.lax.map(functools.partial(train, group, readouts), seeds, batch_size=together)
+        return jax.lax.map(of_group, np.arange(len(lengths_G)))
+
     return jax.jit(measured, compiler_options=drawing_options(jax.default_backend()))
 
 

@@ -19,9 +19,11 @@ from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.coord_check.use_counts import UseCounts, count_uses
 from depthmup_flax.infer.given_model import Output, arguments_of, selected
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
+from depthmup_flax.plan.flops import flops_of_jaxpr
 from depthmup_flax.rule.info_trees import is_info, require_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import all_equations
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
@@ -29,12 +31,16 @@ Activations = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The model of a network for `audit`: its arguments of these names."""
+    """The model of a network for `audit`: its arguments of these names.
+
+    Without a ``base``, the smallest network of the check is the base model.
+    """
 
     model: Any
     x: ArrayTree
     output: Output = None
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    base: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +161,18 @@ class Traced:
       shapes: of the activations, and of the outputs under the name `OUTPUT`.
       uses: of the parameters, in the order of the leaves.
       precision: the type of less than 32 bits in which the forward pass is written, if there is one.
+      convolves: whether the forward pass has convolutions.
+      flops: of the products and convolutions in one forward pass.
+      equations: of its jaxpr; those in a loop count once.
     """
 
     network: Network
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     uses: UseCounts
     precision: str | None
+    convolves: bool
+    flops: int
+    equations: int
 
 
 def traced(network: Network) -> Traced:
@@ -201,7 +213,11 @@ def traced(network: Network) -> Traced:
     apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
     fast = dataclasses.replace(network, init=init, apply=apply)
     new_shapes = jax.eval_shape(apply, params)
-    return Traced(fast, {**new_shapes[1], OUTPUT: new_shapes[0]}, count_uses(jaxpr, len(shapes)), precision)
+    primitives = [eqn.primitive.name for eqn in all_equations(jaxpr)]
+    convolves = "conv_general_dilated" in primitives
+    shapes_of = {**new_shapes[1], OUTPUT: new_shapes[0]}
+    uses, flops = count_uses(jaxpr, len(shapes)), flops_of_jaxpr(jaxpr.jaxpr)
+    return Traced(fast, shapes_of, uses, precision, convolves, flops, len(primitives))
 
 
 def _named(tree: ArrayTree) -> Activations:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from depthmup_flax.coord_check.judgment import fit_trend
+from depthmup_flax.coord_check.causes import TEXTS
+from depthmup_flax.coord_check.judgment import FINITE, Quantity
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.trends import fit_trend
 from depthmup_flax.rule.parametrization import Parametrization
 
 _NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights
 _FALLS, _STAYS = -0.15, -0.25  # around a third of Depth-muP's exponent, -1/2, which small networks do not reach
 
-RANDOM_START = (
-    "weights that map the width to a fixed number of features inside a branch start at random, so in wide networks "
-    "their product changes as width^1/2 (the gradient of the whole width follows their few directions): start them at "
-    "zero, or with a standard deviation of 1/fan_in."
-)
-
 
 def notes(
-    table: Table, rule: Parametrization, layers: Layers, precisions: Sequence[str], unread: Sequence[str]
+    table: Table,
+    quantities: Sequence[Quantity],
+    rule: Parametrization,
+    layers: Layers,
+    precisions: Sequence[str],
+    unread: Sequence[str],
+    tolerance: float,
 ) -> list[str]:
     """All notes.
 
     Args:
-      table, rule, layers: of the check.
+      table, quantities, rule, layers, tolerance: of the check.
       precisions: those below float32 in which forward passes are written.
       unread: axes over which the audit could not read the code.
     """
@@ -33,15 +36,60 @@ def notes(
     audit = f"the code could not be audited over {' and '.join(unread)}, so measurements alone decide there: dm.audit "
     random = random_to_few_features(table, layers)
     return [
+        *_finite_sizes(table, quantities, tolerance),
         *([low] if precisions else []),
         *([f"{audit}on these networks says why."] if unread else []),
-        *([f"{RANDOM_START} These are {', '.join(random)}."] if random else []),
+        *([f"{TEXTS['random_start_of_few_features']} These are {', '.join(random)}."] if random else []),
         *_laziness(table, rule),
     ]
 
 
+def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float) -> list[str]:
+    """The sizes to use where exponents are those of small networks."""
+    lines = []
+    for axis in table.axes():
+        finite = [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]
+        if finite:
+            lines.append(
+                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones "
+                f"yet, though code, initial values and updates are right. To see them arrive, use "
+                f"{_setting(f'{axis}s', _sizes_needed(table, axis, finite, tolerance))}."
+            )
+    return lines
+
+
+def _sizes_needed(table: Table, axis: str, quantities: Sequence[Quantity], tolerance: float) -> tuple[int, ...]:
+    sizes = table.sizes(axis)
+    return max(q.trend.sizes_needed(sizes, q.expected, tolerance) for q in quantities if q.trend)
+
+
+def _setting(name: str, values: Sequence[int]) -> str:
+    """The setting in Python and on a command line."""
+    python = values[0] if len(values) == 1 else tuple(values)
+    return f"{name}={python} (--{name}={','.join(map(str, values))})"
+
+
+def what_to_run(table: Table, unclear: Sequence[Quantity], tolerance: float) -> str:
+    """The sizes or seeds that decide what is unclear."""
+    lines = []
+    for axis in table.axes():
+        open_here = [q for q in unclear if q.axis == axis]
+        narrow = [q for q in open_here if q.trend and q.fit.interval < tolerance]
+        if narrow:
+            wanted = _sizes_needed(table, axis, narrow, tolerance)
+            text = "exponents are too far from the right ones for a pass, and too near for a mistake"
+            lines.append(f"{text}, as those of small networks may be: use {_setting(f'{axis}s', wanted)}")
+        if len(narrow) < len(open_here):
+            seeds = max(len(seeds) for seeds in table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
+            width = max(q.fit.interval for q in open_here)
+            times = min(4, max(2, math.ceil((width / tolerance) ** 2)))
+            more = _setting("seeds", (times * seeds,))
+            lines.append(f"the intervals over {axis} are too wide for a verdict: use {more}")
+    return "; ".join(lines) + "."
+
+
 def random_to_few_features(table: Table, layers: Layers) -> list[str]:
-    """The weights of `RANDOM_START`; see `ParamInfo.to_few_features`."""
+    """The weights of this cause; see `ParamInfo.to_few_features`."""
     falls_enough = -0.75  # between 1/sqrt(fan_in) and 1/fan_in
     few = [path for path, leaf in layers.weights.items() if leaf.to_few_features and "width" in table.axes()]
     return [path for path in few if table.fit("width", EVERYTHING, "weight", path, 0).slope > falls_enough]

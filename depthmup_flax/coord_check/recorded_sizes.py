@@ -17,6 +17,7 @@ SCORES = "scores"  # last part of an activation's name: products of queries and 
 
 # Groups of parameters that train together. A weight's own group has the path of its module.
 EVERYTHING = "everything"  # all parameters, from a readout at zero
+AT_ONCE = "everything, from a random readout"  # whose updates are those of every group alone
 BRANCHES = "branches"  # all parameters inside residual branches
 BRANCH_VECTORS, OTHER_VECTORS = "vectors in branches", "vectors outside"
 
@@ -79,9 +80,14 @@ class Table:
         return sorted({size for key, by_size in self._values.items() if key[0] == axis for size in by_size})
 
     def groups(self, axis: str) -> list[str]:
-        """`EVERYTHING`, `BRANCHES`, then the others by name."""
+        """`EVERYTHING`, `BRANCHES`, then the others by name, without `AT_ONCE`."""
         order = {EVERYTHING: 0, BRANCHES: 1}
-        return sorted({key[1] for key in self._values if key[0] == axis}, key=lambda g: (order.get(g, 2), g))
+        groups = {key[1] for key in self._values if key[0] == axis} - {AT_ONCE}
+        return sorted(groups, key=lambda g: (order.get(g, 2), g))
+
+    def run_of(self, axis: str, group: str) -> str:
+        """The run that has a group's gradients through a random readout and its updates: its own, or `AT_ONCE`."""
+        return group if group in self.groups(axis) else AT_ONCE
 
     def names(self, axis: str, group: str, quantity: str) -> list[str]:
         """Names that have a record at every size."""

@@ -15,6 +15,7 @@ from depthmup_flax.coord_check.judgment import (
     ATTENTION_SCALE,
     CONVERGES,
     DECAY,
+    FINITE,
     FLAT,
     GROWS,
     NO_ANSWER,
@@ -99,11 +100,13 @@ class Report:
         ]
         sizes = sorted({r.size for r in self.records if r.axis == axis})
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
+        right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
+        counts = f"{right} of {len(quantities)} right" + (f", {unclear} unclear" if unclear else "")
         return [
-            f"{axis} {', '.join(map(str, sizes))}: {word}, {len(others)} of {len(quantities)} passed",
+            f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}",
             f"  {'':<4} {'size of':<{_COLUMN}} {'step':>4}  {'exponent':>16}  {'theory':>6}  verdict",
             *map(_line, [*failed[:failures], *others[:passed]]),
-            *([f"  and {' and '.join(hidden)}: print(report.details())"] if hidden else []),
+            *([f"  and {' and '.join(hidden)}: report.details() (--details)"] if hidden else []),
         ]
 
     def save(self, directory: str | pathlib.Path) -> None:
@@ -146,17 +149,21 @@ def _line(q: Quantity) -> str:
     if len(what) > _COLUMN:
         what = f"{what[: _COLUMN // 2 - 1]}...{what[-(_COLUMN - _COLUMN // 2 - 2) :]}"
     theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
-    mark = "ok" if q.passed else "FAIL" if q.verdict not in NO_ANSWER else "??"
-    return f"  {mark:<4} {what:<{_COLUMN}} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {_words(q)}"
+    return f"  {_mark(q):<4} {what:<{_COLUMN}} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {_words(q)}"
+
+
+def _mark(q: Quantity) -> str:
+    """What the first column says: "??" for what the measurement does not decide, whether or not it may be so."""
+    return "??" if q.verdict in NO_ANSWER else "ok" if q.passed else "FAIL"
 
 
 def _words(q: Quantity) -> str:
     """The verdict, with the exponents between neighboring sizes if they decide."""
     slopes = ", ".join(f"{slope:+.2f}" for slope in q.trend.slopes) if q.trend else ""
-    if q.verdict == CONVERGES:
-        return f"{slopes}: converges"
-    if q.verdict == UNCLEAR and slopes:
-        return f"{slopes}: unclear"
+    if q.verdict in (CONVERGES, FINITE, UNCLEAR) and slopes:
+        return f"{slopes}: {q.verdict}"
+    if q.passed and q.verdict == VANISHES:
+        return "vanishes, as it may"
     if not q.expected:
         return q.verdict
     return {FLAT: "as theory", GROWS: "above theory", VANISHES: "below theory"}.get(q.verdict, q.verdict)

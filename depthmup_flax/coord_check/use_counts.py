@@ -15,6 +15,7 @@ from depthmup_flax.util.jaxprs import called_jaxpr, propagate, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")
+_UNREAD = ("pallas_call", "ffi_call", "custom_call", "pure_callback", "io_callback")
 _OF_LOGITS = ("exp", "exp2", "logistic")  # turn products of queries and keys into weights
 
 
@@ -24,7 +25,8 @@ class UseCounts:
 
     Attributes:
       counts: parameter -> the number of operations that read it; a loop of L rounds that all read it counts L times.
-      queries_and_keys: weights that reach the outputs only by products of two activations, inside a softmax.
+      queries_and_keys: weights that reach the outputs only by products of two activations, inside a softmax, or, as
+        attention may be, inside an operation that is not read.
     """
 
     counts: Counter[int]
@@ -100,6 +102,9 @@ class _Reader:
         rest = _union(value for value in inputs if not value.parameters)
         if name in _PRODUCTS and read:
             self.elsewhere |= rest.own | rest.pair
+            return _Value(own=read)
+        if name in _UNREAD:
+            self.scored |= rest.own | rest.pair
             return _Value(own=read)
         if name in _PRODUCTS:
             both = all(value.own or value.pair for value in inputs)

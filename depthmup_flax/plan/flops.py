@@ -17,15 +17,16 @@ from depthmup_flax.util.jaxprs import repeated_jaxprs
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
     """Operations of ``function(*args)``; ``args`` may be `jax.ShapeDtypeStruct`."""
-    return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+    return flops_of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def flops_of_traced(traced: jax.stages.Traced) -> int:
     """Operations of a traced program, on all of its devices together; of a loop of unknown length, one iteration."""
-    return _of_jaxpr(traced.jaxpr.jaxpr)
+    return flops_of_jaxpr(traced.jaxpr.jaxpr)
 
 
-def _of_jaxpr(jaxpr: Any) -> int:
+def flops_of_jaxpr(jaxpr: Any) -> int:
+    """Operations of an open jaxpr."""
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
 
 
@@ -42,10 +43,10 @@ def _of_equation(equation: Any) -> int:
         products = equation.outvars[0].aval.size * math.prod(kernel) // math.prod(params["lhs_dilation"])
         return 2 * products // output_features
     if equation.primitive.name == "custom_linear_solve":  # a gradient of depthmup_flax.nn.cpu
-        return _of_jaxpr(params["jaxprs"].solve.jaxpr)
+        return flops_of_jaxpr(params["jaxprs"].solve.jaxpr)
     if equation.primitive.name == "cond":  # one branch runs
         branches = params["branches"]
         if params.get("branches_platforms"):  # the last is the default
             branches = branches[-1:]
-        return max(_of_jaxpr(branch.jaxpr) for branch in branches)
-    return sum(times * _of_jaxpr(inner) for inner, times in repeated_jaxprs(equation))
+        return max(flops_of_jaxpr(branch.jaxpr) for branch in branches)
+    return sum(times * flops_of_jaxpr(inner) for inner, times in repeated_jaxprs(equation))

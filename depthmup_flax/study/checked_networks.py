@@ -48,7 +48,7 @@ def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width
     info = param_info(sized, sized.base(), experiment.dataset.input_spec)
     optimizer = make_optimizer(experiment.config, info, experiment.parametrization)
     network = linen_network(sized, inputs, info=info, optimizer=optimizer, train=True)
-    return _without_source(network)
+    return _with_base(network, model.clone(width=model.base_width, depth=model.base_depth))
 
 
 def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, width: int, depth: int) -> Network:
@@ -62,7 +62,7 @@ def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, wid
         flags = training_flags(type(functions.linen).__call__, True)
         network = linen_network(functions.linen, inputs, **parts, **flags)
         if _has_annotations(functions.linen, inputs):
-            network = _without_source(network)
+            network = _with_base(network, model.functions(rule, *model.base_sizes).linen)
     else:
         network = _pure(functions, inputs, **parts) if functions.nnx is None else _nnx(functions.nnx, inputs, **parts)
     factor_of = collections.defaultdict(lambda: 1.0, factors)
@@ -102,9 +102,9 @@ def _pure(functions: ModelFunctions, inputs: Any, **parts: Any) -> Network:
     return Network(lambda key: functions.init(key, inputs)[0], apply, **parts)
 
 
-def _without_source(network: Network) -> Network:
-    """Its layers are annotated for the config's base: they cannot be audited against another base."""
-    return dataclasses.replace(network, source=None)
+def _with_base(network: Network, base: Any) -> Network:
+    """The network, of which the layers are annotated for this base: no other one can be the base of its audit."""
+    return dataclasses.replace(network, source=network.source and dataclasses.replace(network.source, base=base))
 
 
 def _has_annotations(model: nn.Module, inputs: ArrayTree) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import validate
 from depthmup_flax.config.user_code import PYTHON
-from depthmup_flax.coord_check.check import coord_check, require_plan
+from depthmup_flax.coord_check.check import coord_check
 from depthmup_flax.coord_check.report import Report
+from depthmup_flax.coord_check.sizes import require_plan
 from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.experiment import build as build_experiment
 from depthmup_flax.study.checked_networks import loss_of_outputs, sized_networks
@@ -23,12 +24,12 @@ from depthmup_flax.util.errors import InputError
 def prepared_check(
     config: ConfigDict,
     *,
-    widths: list[int] | None = None,
-    depths: list[int] | None = None,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
     width: int = 0,
     depth: int = 0,
-    batch_size: int = 16,
-    steps: int = 10,
+    batch_size: int = 4,
+    steps: int = 4,
     seeds: int = 4,
     tolerance: float = 0.2,
     spectral: bool = False,
@@ -40,7 +41,7 @@ def prepared_check(
 
     Args:
       config: of a run.
-      widths, depths: sizes to try; ``None``: 4, 8 and 16 times the base's.
+      widths, depths: sizes to try, as those of `coord_check`.
       width, depth: of the networks whose depth or width varies; 0: the base's.
       batch_size: training examples.
       steps, seeds, tolerance, spectral: see `coord_check`.
@@ -62,8 +63,8 @@ def prepared_check(
     plan: dict[str, Any] = {
         "width": width or base_width,
         "depth": depth or base_depth,
-        "widths": [base_width * k for k in (4, 8, 16)] if widths is None else widths,
-        "depths": [base_depth * k for k in (4, 8, 16)] if depths is None else depths,
+        "widths": widths,
+        "depths": depths,
         "steps": steps,
         "seeds": seeds,
         "tolerance": tolerance,

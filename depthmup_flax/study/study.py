@@ -321,19 +321,19 @@ class Study:
 
     def check(
         self,
-        widths: Sequence[int] | None = None,
-        depths: Sequence[int] | None = None,
+        widths: Sequence[int] = (),
+        depths: Sequence[int] = (),
         *,
-        steps: int = 10,
+        steps: int = 4,
         seeds: int = 4,
-        batch_size: int = 16,
+        batch_size: int = 4,
         tolerance: float = 0.2,
         **values: Any,
     ) -> CheckReport:
         """The coordinate check, which measures what ``audit`` reads: ``print`` shows it.
 
         Args:
-          widths, depths: at least three each; by default 4, 8 and 16 times the base's.
+          widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
           steps, seeds, batch_size, tolerance: see `depthmup_flax.coord_check.coord_check`.
           **values: of the hyperparameters, such as ``learning_rate``.
         """
@@ -341,8 +341,8 @@ class Study:
 
         check = prepared_check(
             self.config(**values),
-            widths=None if widths is None else list(widths),
-            depths=None if depths is None else list(depths),
+            widths=widths,
+            depths=depths,
             steps=steps,
             seeds=seeds,
             batch_size=batch_size,

@@ -10,7 +10,7 @@ from chains import BASE_WIDTH, RULE, Chain, X, Y, causes, check
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import Source, coord_check
+from depthmup_flax.coord_check import Network, Source, coord_check
 
 
 def readable(chain):
@@ -46,6 +46,64 @@ def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():
     assert list(causes(report)) == ["readout_not_scaled"]
     assert "FAIL, though these sizes do not show it (readout_not_scaled)" in str(report)
     assert check("width", sizes="right_width", source=readable).ok
+
+
+def test_a_cause_that_the_code_excludes_is_not_named_and_nothing_passes_that_it_does_not_explain():
+    """Sizes of a network without 1/m, of which the audit reads the right code: no trend explains them."""
+    report = check("width", sizes="readout_not_scaled", source=readable)
+    assert list(causes(report)) == ["unclear"]
+    assert not report.ok
+    assert ": UNCLEAR, " in str(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shallow:
+    """Right under alpha = 1: blocks ``h + W2 relu(W1 norm(h)) / L``, of which one is the base."""
+
+    width: int
+    depth: int
+
+    def init(self, key):
+        n, depth = self.width, self.depth
+        z = jax.random.normal(key, (12 + 2 * depth * n + 10, n))
+        down, up = n**-0.5 * z[12:-10].reshape(2, depth, n, n)
+        return {"blocks": {"down": down, "up": up}, "head": 16**-0.5 * z[-10:].T, "stem": 12**-0.5 * z[:12]}
+
+    def apply(self, params, x=X):
+        def block(h, weights):
+            z = h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True))
+            h = h + SHALLOW.residual_multiplier(self.depth) * jax.nn.relu(z @ weights["up"]) @ weights["down"]
+            return h, h
+
+        h, stream = jax.lax.scan(block, x @ params["stem"], params["blocks"])
+        return SHALLOW.readout_multiplier(self.width / 16) * h @ params["head"], {"blocks": stream}
+
+    def network(self):
+        shapes = [jax.eval_shape(Shallow(n, self.depth).init, jax.random.key(0)) for n in (self.width, 16)]
+        branches = {"in_branch": "blocks", "stacked": "blocks", "depth_ratio": self.depth}
+        wide = jax.eval_shape(Shallow(32, self.depth).init, jax.random.key(0))
+        info = dm.infer_info(*shapes, readout="head", delta_params=wide, **branches)
+        return Network(self.init, self.apply, info, dm.adamw(1e-2, info, SHALLOW), readable(self))
+
+
+SHALLOW = dm.get_parametrization("completep")
+
+
+@pytest.mark.usefixtures("also_trained")
+def test_exponents_of_a_right_network_that_is_too_shallow_are_a_note_with_the_depths_to_use():
+    with recorded("shallow"):
+        report = coord_check(
+            lambda width, depth: Shallow(width, depth).network(),
+            Y,
+            rule=SHALLOW,
+            width=16,
+            depth=1,
+            depths=(1, 2, 4),
+            steps=1,
+        )
+    assert report.ok, report.details()
+    assert "finite size" in {q.verdict for q in report.quantities}, report.details()
+    assert "use depths=(" in report.notes[0]
 
 
 def test_what_is_wrong_with_the_optimizer_is_not_hidden_by_a_forward_pass_without_mistakes():

@@ -256,7 +256,6 @@ def replaced(network, **fields):
         ),
         ({"widths": (8, 16)}, "widths is (8, 16): use at least three positive sizes"),
         ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
-        ({"widths": ()}, "widths and depths are both empty"),
         ({"seeds": 1}, "seeds is 1: a confidence interval needs at least 2"),
         ({"steps": 0}, "steps is 0"),
         ({"depth": -3}, "depth is -3: use a positive number"),

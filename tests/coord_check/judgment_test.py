@@ -7,8 +7,9 @@ import pytest
 import scipy.stats
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check.judgment import fit_trend, verdict_of
+from depthmup_flax.coord_check.judgment import verdict_of
 from depthmup_flax.coord_check.layer_names import collapsers
+from depthmup_flax.coord_check.trends import fit_trend
 from depthmup_flax.util.power_fits import fit_power, student_t
 
 

@@ -64,3 +64,18 @@ def test_queries_and_keys_are_found_by_what_the_outputs_see_of_them(module, expe
 def test_a_loop_counts_the_uses_of_shared_weights():
     assert uses(Looped(shared=True))[0] == {"blocks/norm/scale": 5, "blocks/values": 5, "blocks/w": 5}
     assert uses(Looped(shared=False))[0] == {"blocks/norm/scale": 1, "blocks/values": 1, "blocks/w": 1}
+
+
+def test_what_meets_in_an_operation_that_is_not_read_may_be_queries_and_keys():
+    """A kernel of attention: the effect of its queries may vanish with width, as in attention that is read."""
+
+    def scores(q, k, v):
+        return jax.pure_callback(lambda q, k, v: q, q, q, k, v)
+
+    def outputs(params):
+        h = scores(H @ params["query"], H @ params["key"], H @ params["value"])
+        return (h @ params["out"]).sum(-1)
+
+    params = {name: jax.ShapeDtypeStruct((8, 8), jnp.float32) for name in ("key", "out", "query", "value")}
+    found = count_uses(jax.make_jaxpr(outputs)(params), 4)
+    assert found.queries_and_keys == {0, 2, 3}
