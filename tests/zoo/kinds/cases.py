@@ -27,6 +27,7 @@ class Kind:
       naming: how its parameters are kept (`scope.NAMINGS`).
       size: of the audited model.
       harmless: faults that this model cancels.
+      only: the faults that are tried, if not all.
       rare: whether few people use it, so that "not judged" is a good answer.
       unreadable: whether no trace shows what it computes, so that "not judged" is the only good answer.
       arguments: of `audit`.
@@ -38,6 +39,7 @@ class Kind:
     rule: dm.Parametrization = RULE
     size: tuple[int, int] = SIZE
     harmless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     rare: bool = False
     unreadable: bool = False
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,7 +67,8 @@ class Kind:
         """The faults that it can have."""
         e = self.scales(*self.size)
         self._shapes(e)
-        return [name for name in possible(e) if name not in self.harmless]
+        tried = lambda name: name not in self.harmless and (not self.only or name in self.only)
+        return [name for name in possible(e) if tried(name)]
 
     def wrong_widths(self, audit: Audit) -> list[str]:
         """Parameters whose width ratios are not those of the same model with the base width."""

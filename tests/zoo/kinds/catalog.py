@@ -36,10 +36,12 @@ def _branches() -> dict[str, Kind]:
 
 
 def _weightless() -> dict[str, Kind]:
-    two = {f"{name}_mlp": Kind(stack(name, "mlp"), TOKENS) for name in WEIGHTLESS}
-    alone = {f"{name}_alone": Kind(stack(name), TOKENS) for name in WEIGHTLESS}
+    of_two = lambda name: ("none", f"only_{name}", "only_mlp", "first_layer", "stream", "no_readout")
+    of_one = ("none", "squared", "first_layer", "by_width", "stream", "no_readout")
+    two = {f"{name}_mlp": Kind(stack(name, "mlp"), TOKENS, only=of_two(name)) for name in WEIGHTLESS}
+    alone = {f"{name}_alone": Kind(stack(name), TOKENS, only=of_one) for name in WEIGHTLESS}
     bare = {
-        f"{name}_bare": Kind(stack(name, norm="unscaled"), VECTORS)
+        f"{name}_bare": Kind(stack(name, norm="unscaled"), VECTORS, only=of_one)
         for name in ("average_pool", "fft", "shift", "causal_mean", "tanh", "self_similar")
     }
     scanned = {f"{name}_scanned": Kind(stack(name, "mlp", scan=True), TOKENS) for name in ("average_pool", "fft")}
@@ -63,11 +65,12 @@ def _norms() -> dict[str, Kind]:
 
 def _names() -> dict[str, Kind]:
     # The MLP is as many times wider inside as the audited model is wider than the base model.
+    kind = functools.partial(Kind, x=TOKENS, only=("none", "first_layer", "only_mlp4", "root_heads", "no_readout"))
     nets = {"": stack("attention", "mlp4"), "_bias": stack("mlp_bias"), "_matrix": stack("one_matrix")}
-    kinds = {f"{naming}{end}": Kind(net, TOKENS, naming) for naming in NAMINGS for end, net in nets.items()}
+    kinds = {f"{naming}{end}": kind(net, naming=naming) for naming in NAMINGS for end, net in nets.items()}
     scanned = stack("attention", "mlp4", scan=True)
-    kinds |= {f"{naming}_scanned": Kind(scanned, TOKENS, naming) for naming in ("nested", "list", "letters", "dots")}
-    return kinds | {f"{naming}_deep": Kind(stack("mlp"), TOKENS, naming, size=(32, 24)) for naming in ("nested", "list")}
+    kinds |= {f"{naming}_scanned": kind(scanned, naming=naming) for naming in ("nested", "list", "letters", "dots")}
+    return kinds | {f"{naming}_deep": kind(stack("mlp"), naming=naming, size=(32, 24)) for naming in ("nested", "list")}
 
 
 def _ends() -> dict[str, Kind]:

@@ -140,6 +140,8 @@ def possible(e: Scales) -> list[str]:
 
 
 def _changes(wrong: Fault, e: Scales) -> bool:
+    if wrong.place == "heads" and e.m == 1:
+        return False
     return any(
         wrong.place == place
         and wrong.branch in ("", branch)

@@ -45,7 +45,7 @@ class Scope:
         inside = self / name
         if self.given is None:
             own = Scope({}, None)
-            out = block(own, x, 0)
+            out = block(own, x, jnp.zeros((), int))  # no layer is known by its number
             self.made.update({(*inside.path, *path): (depth, *shape) for path, shape in own.made.items()})
             return out
         n = len(inside.path)
