@@ -34,6 +34,7 @@ def edited(name: str, edits: Sequence[Edit], e: Scales) -> types.ModuleType:
     """
     original = importlib.import_module(name)
     source, number = inspect.getsource(original), itertools.count()
+    source = source.replace("a_max=", "max=")  # a name that NumPy's interface in JAX has lost
 
     def replaced(match: re.Match[str], new: str) -> str:
         return match.expand(new.replace("{}", f"E.branch('sum_{next(number)}')" if "{}" in new else "{}"))
@@ -146,7 +147,7 @@ def _opt(post: bool = False) -> Any:
 def _decoder(name: str, cls: str, edits: Sequence[Edit], **names: str) -> Any:
     config = lambda e: dict(
         vocab_size=11, hidden_size=e.width, num_hidden_layers=e.depth, num_attention_heads=e.width // 8,
-        intermediate_size=2 * e.width, max_position_embeddings=8, num_key_value_heads=e.width // 16, head_dim=8,
+        intermediate_size=2 * e.width, max_position_embeddings=32, num_key_value_heads=e.width // 16, head_dim=8,
     )  # fmt: skip
     return _transformers(name, cls, edits, config, TEXT)
 

@@ -61,9 +61,9 @@ def as_pair(net: Net, x: Any, naming: Naming) -> tuple[Callable[[Any, Any], Any]
     paths = list(made)
     order = jax.tree.leaves(naming(paths, range(len(paths))))
 
-    def function(params: Any, x: Any) -> Any:
+    def function(params: Any, *arguments: Any) -> Any:
         given = {paths[k]: leaf for k, leaf in zip(order, jax.tree.leaves(params), strict=True)}
-        return net(Scope({}, given), x)
+        return net(Scope({}, given), arguments if isinstance(x, tuple) else arguments[0])
 
     return function, naming(paths, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in made.values()])
 
