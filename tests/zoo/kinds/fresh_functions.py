@@ -71,7 +71,7 @@ def deep_o_net(e: Scales) -> Net:
             return linear(q / "last", z, e.width)
 
         u, y = batch
-        return (body(p / "branch_net", u) * body(p / "trunk_net", y)).sum(-1) / e.width**0.5 * e.readout()
+        return (body(p / "branch_net", u) * body(p / "trunk_net", y)).sum(-1) * e.readout()
 
     return net
 
@@ -268,7 +268,7 @@ F = jnp.float32
 FUNCTIONS: Mapping[str, Kind] = {
     "fourier_operator": Kind(fourier_operator, X((2, 8, 2), F)),
     "egnn": Kind(egnn, (X((2, 5, 3), F), X((2, 5), jnp.int32))),
-    "deep_o_net": Kind(deep_o_net, (X((2, 7), F), X((2, 2), F)), harmless=("root_readout",)),
+    "deep_o_net": Kind(deep_o_net, (X((2, 7), F), X((2, 2), F))),
     "set_transformer": Kind(set_transformer, X((2, 9, 3), F)),
     "swin": Kind(swin, X((2, 8, 8, 3), F)),
     "video": Kind(video, X((2, 3, 4, 12), F)),
