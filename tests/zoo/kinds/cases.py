@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,7 +62,8 @@ class Kind:
     def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
         arguments = dict(self.arguments)
         output, _ = arguments.pop("output", None), arguments.pop("depth_ratio", None)
-        return as_model(self.model(e), self.x, "model", output, arguments).shapes
+        known = {"known": {}} if "known" in inspect.signature(as_model).parameters else {}
+        return as_model(self.model(e), self.x, "model", output, arguments, **known).shapes
 
     def mistakes(self) -> list[str]:
         """The faults that it can have."""
@@ -74,7 +76,7 @@ class Kind:
         """Parameters whose width ratios are not those of the same model with the base width."""
         mine, thin = (self._shapes(self.scales(width, self.size[1])) for width in (self.size[0], BASE_WIDTH))
         wrong = []
-        for row in audit.rows:
+        for row in (row for row in audit.rows if row.times):  # the last layer of a stream may be without effect
             grown = [a // b for a, b in zip(mine[row.path], thin[row.path], strict=True) if a != b]
             info = row.info
             read = [] if info is None else [width for width in (info.width_in, info.width_out) if width != 1]

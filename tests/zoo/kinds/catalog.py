@@ -25,6 +25,7 @@ LONG = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
 FLAT = jax.ShapeDtypeStruct((3, 12), jnp.float32)
 T, V = jnp.zeros((2, 6), jnp.int32), jnp.zeros((3, 12))
+_READOUTS = ("no_readout", "root_readout", "double_readout", "kept_readout")  # cancelled by a norm of the features
 COMPLETEP = dm.get_parametrization("completep", branch_multiplier=A)
 
 
@@ -131,6 +132,8 @@ def _streams() -> dict[str, Kind]:
         "graph": Kind(simple(streams.graph(False), of_edges, of_nodes), VECTORS),
         "graph_sequential": Kind(simple(streams.graph(True), of_edges, of_nodes), VECTORS),
         "graph_messages": Kind(simple(streams.graph(True, False), of_edges, of_nodes), VECTORS),
+        "graph_both": Kind(simple(streams.graph(False), of_edges, streams.edges_and_nodes), VECTORS),
+        "pair_and_single_both": Kind(simple(streams.pair_and_single, of_edges, streams.edges_and_nodes), VECTORS),
         "graph_scanned": Kind(simple(streams.graph(False), of_edges, of_nodes, scan=True), VECTORS),
         "segments": Kind(simple(streams.segments), VECTORS),
         "graph_attention": Kind(simple(streams.graph_attention), VECTORS),
@@ -168,6 +171,7 @@ def _streams() -> dict[str, Kind]:
         "unet": Kind(streams.unet, VECTORS),
         "unet_add": Kind(functools.partial(streams.unet, joins="add"), VECTORS),
         "clip": Kind(streams.towers, TOKENS),
+        "clip_normed": Kind(functools.partial(streams.towers, unit=True), TOKENS, harmless=_READOUTS),
         "siamese": Kind(functools.partial(streams.towers, shared=True), TOKENS),
         "two_outputs": Kind(functools.partial(streams.towers, similarity=False), TOKENS,
                             arguments={"output": lambda result: jnp.concatenate(result)}),

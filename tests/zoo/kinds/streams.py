@@ -57,6 +57,11 @@ def nodes_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
     return write(p, x[0], e)
 
 
+def edges_and_nodes(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
+    """Logits of nodes and of the means over their edges."""
+    return write(p / "nodes", x[0], e) + write(p / "edges", x[1].mean(2), e)
+
+
 def graph(sequential: bool, streams: bool = True) -> Callable[[Scales], Layer]:
     """Messages of edges and their ends; nodes read the sum of (new) edges."""
 
@@ -443,7 +448,7 @@ def unet(e: Scales, joins: str = "concatenate") -> Net:
     return net
 
 
-def towers(e: Scales, shared: bool = False, similarity: bool = True) -> Net:
+def towers(e: Scales, shared: bool = False, similarity: bool = True, unit: bool = False) -> Net:
     """Two networks of one batch each (CLIP), or one network of two (siamese)."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
@@ -452,7 +457,8 @@ def towers(e: Scales, shared: bool = False, similarity: bool = True) -> Net:
 
     def tower(p: Scope, x: jax.Array) -> jax.Array:
         h = p.unrolled(e.depth, block, read(p, x, e))
-        return e.readout() * dense(p, "projection", rms(p, h.mean(1), "end_norm"), 8)
+        features = e.readout() * dense(p, "projection", rms(p, h.mean(1), "end_norm"), 8)
+        return features / jnp.linalg.norm(features, axis=-1, keepdims=True) if unit else features
 
     def net(p: Scope, x: jax.Array) -> Any:
         first = p / "tower" if shared else p / "text"
