@@ -76,7 +76,7 @@ class Kind:
         """Parameters whose width ratios are not those of the same model with the base width."""
         mine, thin = (self._shapes(self.scales(width, self.size[1])) for width in (self.size[0], BASE_WIDTH))
         wrong = []
-        for row in (row for row in audit.rows if row.times):  # the last layer of a stream may be without effect
+        for row in (row for row in audit.rows if row.uses):  # the last layer of a stream may be without effect
             grown = [a // b for a, b in zip(mine[row.path], thin[row.path], strict=True) if a != b]
             info = row.info
             read = [] if info is None else [width for width in (info.width_in, info.width_out) if width != 1]
