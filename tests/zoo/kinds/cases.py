@@ -29,8 +29,7 @@ class Kind:
       size: of the audited model.
       harmless: faults that this model cancels.
       only: the faults that are tried, if not all.
-      rare: whether few people use it, so that "not judged" is a good answer.
-      unreadable: whether no trace shows what it computes, so that "not judged" is the only good answer.
+      rare: whether few people use it, or no trace shows what it computes, so that "not judged" is a good answer.
       arguments: of `audit`.
     """
 
@@ -42,7 +41,6 @@ class Kind:
     harmless: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     rare: bool = False
-    unreadable: bool = False
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def model(self, e: Scales) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,15 @@ import jax.numpy as jnp
 import depthmup_flax as dm
 
 from ..edits import LOOPED_RULE
-from . import kernels, libraries, stacks, streams
-from .branches import BRANCHES, WEIGHTLESS, mlp
+from . import kernels, libraries, networks, packages, stacks, streams
+from .branches import BRANCHES, mlp
 from .cases import Kind
+from .fresh import FRESH
 from .scales import A, Scales
 from .scope import NAMINGS, Net, Scope
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
+from .weightless import WEIGHTLESS
 
 LONG = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
@@ -68,7 +71,12 @@ def _names() -> dict[str, Kind]:
     # The MLP is as many times wider inside as the audited model is wider than the base model.
     kind = functools.partial(Kind, x=TOKENS, only=("none", "first_layer", "only_mlp4", "root_heads", "no_readout"))
     nets = {"": stack("attention", "mlp4"), "_bias": stack("mlp_bias"), "_matrix": stack("one_matrix")}
-    kinds = {f"{naming}{end}": kind(net, naming=naming) for naming in NAMINGS for end, net in nets.items()}
+    rare = ("words", "letters", "lettered_blocks")  # names that do not say which layer is the third
+    kinds = {
+        f"{naming}{end}": kind(net, naming=naming, rare=naming in rare)
+        for naming in NAMINGS
+        for end, net in nets.items()
+    }
     scanned = stack("attention", "mlp4", scan=True)
     kinds |= {f"{naming}_scanned": kind(scanned, naming=naming) for naming in ("nested", "list", "letters", "dots")}
     return kinds | {f"{naming}_deep": kind(stack("mlp"), naming=naming, size=(32, 24)) for naming in ("nested", "list")}
@@ -86,9 +94,9 @@ def _ends() -> dict[str, Kind]:
         "positions": Kind(two(start=stacks.positions), TOKENS),
         "class_token": Kind(two(start=stacks.class_token, end=stacks.first_token), VECTORS),
         "bottleneck": Kind(two(between=stacks.bottleneck), VECTORS),
-        "autoencoder": Kind(streams.autoencoder, VECTORS),
-        "perceiver": Kind(streams.perceiver, VECTORS),
-        "perceiver_once": Kind(functools.partial(streams.perceiver, repeat=False), VECTORS),
+        "autoencoder": Kind(networks.autoencoder, VECTORS),
+        "perceiver": Kind(networks.perceiver, VECTORS),
+        "perceiver_once": Kind(functools.partial(networks.perceiver, repeat=False), VECTORS),
         "completep": Kind(two(), TOKENS, rule=COMPLETEP),
         "completep_scanned": Kind(two(scan=True), TOKENS, rule=COMPLETEP),
         "width_alone": Kind(two(), TOKENS, size=(64, 2)),
@@ -127,7 +135,7 @@ def looped_scan(e: Scales) -> Net:
 def _streams() -> dict[str, Kind]:
     of_edges, of_nodes = streams.edges, streams.nodes_out
     two, both = streams.two_inputs, streams.both_out
-    encoder_decoder = lambda **options: Kind(functools.partial(streams.encoder_decoder, **options), TOKENS)
+    encoder_decoder = lambda **options: Kind(functools.partial(networks.encoder_decoder, **options), TOKENS)
     return {
         "graph": Kind(simple(streams.graph(False), of_edges, of_nodes), VECTORS),
         "graph_sequential": Kind(simple(streams.graph(True), of_edges, of_nodes), VECTORS),
@@ -141,13 +149,15 @@ def _streams() -> dict[str, Kind]:
         "co_attention_scanned": Kind(simple(streams.co_attention, two, both, scan=True), TOKENS),
         "co_attention_sum": Kind(simple(streams.co_attention, two, streams.sum_out), TOKENS),
         "one_reads_other": Kind(simple(streams.one_reads_other, two, both), TOKENS),
-        "one_reads_other_alone": Kind(simple(streams.one_reads_other, two, lambda p, x, e: stacks.write(p, x[1], e)), TOKENS),
+        "one_reads_other_alone": Kind(simple(streams.one_reads_other, two, streams.second_out), TOKENS),
         "joint_attention": Kind(simple(streams.joint_attention, two, both), TOKENS),
         "reversible": Kind(simple(streams.reversible, streams.twice, both), TOKENS),
         "reversible_halves": Kind(simple(streams.reversible_halves), TOKENS),
         "additive_coupling": Kind(simple(streams.additive_coupling), TOKENS),
         "pair_and_single": Kind(simple(streams.pair_and_single, of_edges, of_nodes), VECTORS),
-        "hyper_connections": Kind(simple(streams.hyper_connections, streams.hyper_start, streams.hyper_out), TOKENS, rare=True),
+        "hyper_connections": Kind(
+            simple(streams.hyper_connections, streams.hyper_start, streams.hyper_out), TOKENS, rare=True
+        ),
         "momentum": Kind(simple(streams.momentum, streams.wavenet_start, of_nodes), TOKENS, rare=True),
         "highway": Kind(simple(streams.highway), TOKENS),
         "gated": Kind(simple(streams.gated), TOKENS),
@@ -168,19 +178,19 @@ def _streams() -> dict[str, Kind]:
         "deeper_decoder": encoder_decoder(decoder=2),
         "deeper_decoder_t5": encoder_decoder(decoder=2, bias=True),
         "deeper_decoder_post": encoder_decoder(decoder=2, place="post", norm="layer"),
-        "unet": Kind(streams.unet, VECTORS),
-        "unet_add": Kind(functools.partial(streams.unet, joins="add"), VECTORS),
-        "clip": Kind(streams.towers, TOKENS),
-        "clip_normed": Kind(functools.partial(streams.towers, unit=True), TOKENS, harmless=_READOUTS),
-        "siamese": Kind(functools.partial(streams.towers, shared=True), TOKENS),
-        "two_outputs": Kind(functools.partial(streams.towers, similarity=False), TOKENS,
+        "unet": Kind(networks.unet, VECTORS),
+        "unet_add": Kind(functools.partial(networks.unet, joins="add"), VECTORS),
+        "clip": Kind(networks.towers, TOKENS),
+        "clip_normed": Kind(functools.partial(networks.towers, unit=True), TOKENS, harmless=_READOUTS),
+        "siamese": Kind(functools.partial(networks.towers, shared=True), TOKENS),
+        "two_outputs": Kind(functools.partial(networks.towers, similarity=False), TOKENS,
                             arguments={"output": lambda result: jnp.concatenate(result)}),
-        "stages": Kind(streams.stages, VECTORS),
-        "merging": Kind(functools.partial(streams.stages, projected=False), VECTORS),
-        "images": Kind(streams.images, IMAGES),
-        "images_bottleneck": Kind(functools.partial(streams.images, norm="layer", bottleneck=True), IMAGES),
-        "ensemble": Kind(streams.ensemble, FLAT),
-        "masked_autoencoder": Kind(streams.masked_autoencoder, VECTORS),
+        "stages": Kind(networks.stages, VECTORS),
+        "merging": Kind(functools.partial(networks.stages, projected=False), VECTORS),
+        "images": Kind(networks.images, IMAGES),
+        "images_bottleneck": Kind(functools.partial(networks.images, norm="layer", bottleneck=True), IMAGES),
+        "ensemble": Kind(networks.ensemble, FLAT),
+        "masked_autoencoder": Kind(networks.masked_autoencoder, VECTORS),
         "looped": Kind(looped, TOKENS, rule=LOOPED_RULE),
         "looped_scan": Kind(looped_scan, TOKENS, rule=LOOPED_RULE),
     }  # fmt: skip
@@ -189,7 +199,7 @@ def _streams() -> dict[str, Kind]:
 def _kernels() -> dict[str, Kind]:
     long = {*kernels.LONG_CORES, "grouped_product"}
     kinds = {
-        name: Kind(stack((name, branch)), LONG if name in long else TOKENS, unreadable=name in kernels.UNREADABLE)
+        name: Kind(stack((name, branch)), LONG if name in long else TOKENS, rare=name in kernels.RARE)
         for name, branch in kernels.KERNELS.items()
     }
     kinds |= {f"{name}_mlp": Kind(stack((name, kernels.KERNELS[name]), "mlp"), LONG) for name in ("flash", "splash")}
@@ -219,7 +229,8 @@ _LINEN: Mapping[str, dict[str, Any]] = {
     "plain": {}, "rms": {"norm": nn.RMSNorm},
     "batch_norm": {"norm": functools.partial(nn.BatchNorm, use_running_average=False)},
     "group_norm": {"norm": functools.partial(nn.GroupNorm, num_groups=4)},
-    "fp8": _fp8(nn.Fp8DotGeneralOp), "fp8_direct": _fp8(nn.Fp8DirectDotGeneralOp), "fp8_nanoo": _fp8(nn.NANOOFp8DotGeneralOp),
+    "fp8": _fp8(nn.Fp8DotGeneralOp), "fp8_direct": _fp8(nn.Fp8DirectDotGeneralOp),
+    "fp8_nanoo": _fp8(nn.NANOOFp8DotGeneralOp),
     "fp8_alone": _fp8(nn.Fp8DotGeneralOp) | {"with_attention": False},
     "spectral_norm": {"wrap": libraries.spectral_norm},
     "spectral_alone": {"wrap": libraries.spectral_norm, "with_attention": False},
@@ -251,7 +262,9 @@ def _libraries() -> dict[str, Kind]:
 def _random() -> dict[str, Kind]:
     kinds = {drop.__name__: Kind(functools.partial(libraries.LinenNet, drop=drop), T, None) for drop in _DROPS}
     kinds |= {
-        f"{drop.__name__}_train": Kind(functools.partial(libraries.LinenNet, drop=drop), T, None, arguments={"train": True})
+        f"{drop.__name__}_train": Kind(
+            functools.partial(libraries.LinenNet, drop=drop), T, None, arguments={"train": True}
+        )
         for drop in (libraries.drop_path, libraries.drop_path_flax)
     }
     return kinds | {
@@ -274,4 +287,8 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
     "streams": _streams(), "kernels": _kernels() | _more_kernels(), "libraries": _libraries(), "random": _random(),
     "sums": _writes(),
 }  # fmt: skip
-KINDS: Mapping[str, Kind] = {f"{group}/{name}": kind for group, kinds in GROUPS.items() for name, kind in kinds.items()}
+KINDS: Mapping[str, Kind] = {
+    **{f"{group}/{name}": kind for group, kinds in GROUPS.items() for name, kind in kinds.items()},
+    **FRESH,
+    **(packages.package_kinds() if importlib.util.find_spec("transformers") else {}),
+}

@@ -1,10 +1,9 @@
-"""Twenty models that are unlike the others, written without a look at what the audit does; rates come before mending."""
+"""Twenty models that are unlike the others, written without a look at how the audit works."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
@@ -28,7 +27,9 @@ class PixelNeRF(nn.Module):
     def __call__(self, points, code):
         e, h = self.e, self.e.width
         bands = 2.0 ** jnp.arange(4)
-        x = jnp.concatenate([points, *(f(points[..., None] * bands).reshape(*points.shape[:-1], -1) for f in (jnp.sin, jnp.cos))], -1)
+        x = jnp.concatenate(
+            [points, *(f(points[..., None] * bands).reshape(*points.shape[:-1], -1) for f in (jnp.sin, jnp.cos))], -1
+        )
         x = nn.Dense(h, name="lin_in")(x)
         for i in range(e.depth):
             if i < 1:
@@ -72,13 +73,17 @@ class DecisionTransformer(nn.Module):
     def __call__(self, returns, states, actions):
         e, n = self.e, self.e.width
         time = nn.Embed(8, n, name="embed_timestep")(jnp.arange(states.shape[1]))
-        tokens = [nn.Dense(n, name=name)(z) + time for name, z in
-                  (("embed_return", returns), ("embed_state", states), ("embed_action", actions))]
+        tokens = [
+            nn.Dense(n, name=name)(z) + time
+            for name, z in (("embed_return", returns), ("embed_state", states), ("embed_action", actions))
+        ]
         x = nn.LayerNorm(name="embed_ln")(jnp.stack(tokens, 2).reshape(states.shape[0], -1, n))
         mask = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
         for i in range(e.depth):
             y = nn.LayerNorm(name=f"h{i}_ln_1")(x)
-            q, k, v = (z.reshape(*z.shape[:2], -1, 8) for z in jnp.split(nn.Dense(3 * n, name=f"h{i}_c_attn")(y), 3, -1))
+            q, k, v = (
+                z.reshape(*z.shape[:2], -1, 8) for z in jnp.split(nn.Dense(3 * n, name=f"h{i}_c_attn")(y), 3, -1)
+            )
             y = jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(x.shape)
             x = x + e.branch("attention", i) * nn.Dense(n, name=f"h{i}_c_proj")(y)
             y = nn.Dense(4 * n, name=f"h{i}_c_fc")(nn.LayerNorm(name=f"h{i}_ln_2")(x))
@@ -117,6 +122,7 @@ class ConformerConv(nn.Module):
         x = nn.Conv(n, (3,), (2,), name="subsample")(frames)
         x = nn.Dense(n, name="proj")(nn.relu(x))
         for i in range(e.depth):
+
             def feed(x, name, i=i):
                 y = nn.swish(nn.Dense(4 * n, name=f"{name}_up_{i}")(nn.LayerNorm(name=f"{name}_ln_{i}")(x)))
                 return x + 0.5 * e.branch(name, i) * nn.Dense(n, name=f"{name}_down_{i}")(y)
@@ -179,7 +185,7 @@ class MuZero(nnx.Module):
         state, rewards = self.represent(observation), []
         for step in range(3):
             state = state + self.e.embedding() * self.action(jnp.array([step]))
-            for i, (norm, layer) in enumerate(zip(self.norms, self.layers)):
+            for i, (norm, layer) in enumerate(zip(self.norms, self.layers, strict=True)):
                 state = state + self.e.branch("block", i) * layer(nnx.relu(norm(state)))
             state = state / jnp.sqrt(jnp.mean(state**2, -1, keepdims=True) + 1e-5)
             rewards.append(self.e.readout() * self.reward(state))

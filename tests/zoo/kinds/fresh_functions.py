@@ -53,7 +53,9 @@ def egnn(e: Scales) -> Net:
             distance = jnp.sum(difference**2, -1, keepdims=True)
             pairs = y[:, :, None] @ q("left", e.width, e.width) + y[:, None] @ q("right", e.width, e.width)
             m = L.silu(pairs + distance @ q("distance", 1, e.width))
-            x = x + e.branch("coordinates", i) * (difference * jnp.tanh(e.readout() * (m @ q("phi_x", e.width, 1)))).mean(2)
+            x = x + e.branch("coordinates", i) * (
+                difference * jnp.tanh(e.readout() * (m @ q("phi_x", e.width, 1)))
+            ).mean(2)
             h = h + e.branch("features", i) * linear(q / "phi_h", L.silu(linear(q / "m", m.mean(2), e.width)), e.width)
         return e.readout() * linear(p / "energy", h.mean(1), 1)
 
@@ -67,7 +69,9 @@ def deep_o_net(e: Scales) -> Net:
         def body(q: Scope, z: jax.Array) -> jax.Array:
             z = linear(q / "in", z, e.width)
             for i in range(e.depth):
-                z = z + e.branch("block", i) * linear(q / f"out_{i}", jnp.tanh(linear(q / f"hid_{i}", z, e.width)), e.width)
+                z = z + e.branch("block", i) * linear(
+                    q / f"out_{i}", jnp.tanh(linear(q / f"hid_{i}", z, e.width)), e.width
+                )
             return linear(q / "last", z, e.width)
 
         u, y = batch
@@ -92,7 +96,9 @@ def set_transformer(e: Scales) -> Net:
             q = p / f"isab_{i}"
             inducing = jnp.broadcast_to(q("inducing", 3, n), (x.shape[0], 3, n))
             summary = attend(q / "to_points", norm(q / "ln_i", inducing), norm(q / "ln_x", x))
-            x = x + e.branch("attention", i) * attend(q / "from_points", norm(q / "ln_x2", x), norm(q / "ln_s", summary))
+            x = x + e.branch("attention", i) * attend(
+                q / "from_points", norm(q / "ln_x2", x), norm(q / "ln_s", summary)
+            )
             x = x + e.branch("ffn", i) * linear(q / "down", L.relu(linear(q / "up", norm(q / "ln_f", x), n)), n)
         seeds = jnp.broadcast_to(p("seed", 1, n), (x.shape[0], 1, n))
         return e.readout() * linear(p / "out", attend(p / "pool", seeds, norm(p / "ln_p", x))[:, 0], 3)
@@ -106,7 +112,12 @@ def swin(e: Scales) -> Net:
     def window(q: Scope, y: jax.Array, shift: int) -> jax.Array:
         b, h, w, n = y.shape
         d = n // (n // 8)
-        y = jnp.roll(y, (-shift, -shift), (1, 2)).reshape(b, h // 2, 2, w // 2, 2, n).transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, 4, n)
+        y = (
+            jnp.roll(y, (-shift, -shift), (1, 2))
+            .reshape(b, h // 2, 2, w // 2, 2, n)
+            .transpose(0, 1, 3, 2, 4, 5)
+            .reshape(b, -1, 4, n)
+        )
         qq, k, v = (z.reshape(*z.shape[:3], -1, d) for z in jnp.split(linear(q / "qkv", y, 3 * n), 3, -1))
         bias = q("relative", 9)[jnp.array([[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]])]
         a = L.softmax(jnp.einsum("bwqhd,bwkhd->bwhqk", qq, k) / jnp.sqrt(d) + bias)
@@ -115,7 +126,9 @@ def swin(e: Scales) -> Net:
         return jnp.roll(y, (shift, shift), (1, 2))
 
     def net(p: Scope, image: jax.Array) -> jax.Array:
-        x = linear(p / "patch", image.reshape(-1, 4, 2, 4, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, 12), e.width)
+        x = linear(
+            p / "patch", image.reshape(-1, 4, 2, 4, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, 12), e.width
+        )
         for stage in range(2):
             for i in range(e.depth):
                 q = p / f"stage{stage}_block{i}"
@@ -141,12 +154,18 @@ def video(e: Scales) -> Net:
         return jnp.einsum("...hqk,...khd,hdn->...qn", a, qkv[2], q("o", 2, d, e.width))
 
     def net(p: Scope, clip: jax.Array) -> jax.Array:
-        x = linear(p / "tubelets", clip, e.width) + p("time", clip.shape[1], 1, e.width) + p("space", clip.shape[2], e.width)
+        x = (
+            linear(p / "tubelets", clip, e.width)
+            + p("time", clip.shape[1], 1, e.width)
+            + p("space", clip.shape[2], e.width)
+        )
         for i in range(e.depth):
             q = p / f"block_{i}"
             x = x + e.branch("time", i) * axis(q / "time", norm(q / "nt", x).swapaxes(1, 2), e).swapaxes(1, 2)
             x = x + e.branch("space", i) * axis(q / "space", norm(q / "ns", x), e)
-            x = x + e.branch("mlp", i) * linear(q / "down", L.gelu(linear(q / "up", norm(q / "nm", x), 2 * e.width)), e.width)
+            x = x + e.branch("mlp", i) * linear(
+                q / "down", L.gelu(linear(q / "up", norm(q / "nm", x), 2 * e.width)), e.width
+            )
         return e.readout() * linear(p / "head", x.mean((1, 2)), 5)
 
     return net
@@ -183,7 +202,9 @@ def griffin(e: Scales) -> Net:
                 y = local(q / "attention", y) if j == 2 else recurrent(q / "recurrent", y)
                 x = x + e.branch("attention" if j == 2 else "recurrent", i) * y
                 y = norm(q / "channel_norm", x)
-                y = (L.gelu(y @ q("gate", e.width, 3 * e.width)) * (y @ q("up", e.width, 3 * e.width))) @ q("down", 3 * e.width, e.width)
+                y = (L.gelu(y @ q("gate", e.width, 3 * e.width)) * (y @ q("up", e.width, 3 * e.width))) @ q(
+                    "down", 3 * e.width, e.width
+                )
                 x = x + e.branch("mlp", i) * y
         return 30.0 * jnp.tanh(e.readout() * (norm(p / "final_norm", x) @ table.T) / 30.0)
 
@@ -200,12 +221,14 @@ def sasrec(e: Scales) -> Net:
         for i in range(e.depth):
             q = p / f"b{i}"
             y, d = norm(q / "ln1", x), e.width // 2
-            split = lambda z: z.reshape(*z.shape[:2], 2, d).transpose(0, 2, 1, 3)
+            split = lambda z: z.reshape(*z.shape[:2], 2, -1).transpose(0, 2, 1, 3)
             a = split(linear(q / "q", y, e.width)) @ split(linear(q / "k", x, e.width)).swapaxes(-1, -2) * e.heads(d)
             a = L.softmax(jnp.where(jnp.tri(items.shape[1]) > 0, a, -jnp.inf))
             mixed = (a @ split(linear(q / "v", x, e.width))).transpose(0, 2, 1, 3).reshape(x.shape)
             x = x + e.branch("attention", i) * linear(q / "o", mixed, e.width)
-            x = x + e.branch("ffn", i) * linear(q / "w2", L.relu(linear(q / "w1", norm(q / "ln2", x), e.width)), e.width)
+            x = x + e.branch("ffn", i) * linear(
+                q / "w2", L.relu(linear(q / "w1", norm(q / "ln2", x), e.width)), e.width
+            )
         return e.readout() * jnp.einsum("btn,bcn->btc", norm(p / "ln", x), table[candidates])
 
     return net

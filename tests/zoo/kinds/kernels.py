@@ -169,9 +169,7 @@ def _keys_scaled(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.
 
 
 def _cond(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return jax.lax.cond(
-        q.shape[1] > 1, lambda: attend(q, k, v, scale), lambda: attend(q, k, v, scale, causal=False)
-    )
+    return jax.lax.cond(q.shape[1] > 1, lambda: attend(q, k, v, scale), lambda: attend(q, k, v, scale, causal=False))
 
 
 # ``core(q, k, v, scale)`` of `branches.attention_with`; long ones need 128 tokens.
@@ -186,7 +184,6 @@ CORES: Mapping[str, Callable[..., jax.Array]] = {
 LONG_CORES: Mapping[str, Callable[..., jax.Array]] = {
     "flash": _swapped(_flash), "splash": _swapped(_splash), "gpu": _gpu,
 }  # fmt: skip
-UNREADABLE = ("callback", "ffi")  # no trace shows what they compute
 
 
 def _pallas_product(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -248,7 +245,8 @@ def _product_callback(x: jax.Array, w: jax.Array) -> jax.Array:
 
 # The product of ``[B, T, D]`` with a kernel.
 PRODUCTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "product_kernel": _product_kernel, "bfloat16": lambda x, w: (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype),
+    "product_kernel": _product_kernel,
+    "bfloat16": lambda x, w: (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype),
     "rounded": lambda x, w: _rounded(x) @ _rounded(w),
     "straight_through": lambda x, w: _straight_through(x) @ _straight_through(w),
     "int8": _int8, "fp8": _fp8, "scaled_fp8": _scaled_fp8, "as_convolution": _as_convolution, "ternary": _ternary,
@@ -259,6 +257,10 @@ PRODUCTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "blocks": lambda x, w: sum(x[..., k::2] @ w[k::2] for k in (0, 1)),
     "product_callback": _product_callback,
 }  # fmt: skip
+
+
+# No trace shows what a callback computes; own code for few bits is rare.
+RARE = ("callback", "ffi", "product_callback", "int8", "fp8", "scaled_fp8", "ternary")
 
 
 def mlp_by(product: Callable[[jax.Array, jax.Array], jax.Array]) -> Branch:

@@ -75,7 +75,7 @@ def noisy(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
 
 
 class LinenNet(nn.Module):
-    """Pre-norm attention and feed-forward in Linen; ``dense(features, name)`` makes the products of the feed-forward."""
+    """Pre-norm attention and feed-forward in Linen; ``dense(features, name)`` makes the feed-forward's products."""
 
     e: Scales
     dense: Callable[..., nn.Module] = functools.partial(nn.Dense, use_bias=False)

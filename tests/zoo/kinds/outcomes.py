@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .catalog import KINDS
 from .cases import Kind
+from .catalog import KINDS
 
 PASS, FAIL, NOT_JUDGED, REFUSED = "PASS", "FAIL", "not judged", "REFUSED"
 RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
@@ -35,8 +35,8 @@ class Outcome:
         if self.verdict == PASS:
             return FALSE_PASS if self.wanted is not None or self.names else RIGHT
         if self.wanted is None:
-            return OPEN if self.verdict == REFUSED and self.rare else FALSE_FAIL
-        return RIGHT if self.wanted in self.names[:1] or self.verdict == REFUSED else WRONG_CAUSE
+            return OPEN if self.verdict == REFUSED else FALSE_FAIL
+        return RIGHT if self.wanted in self.names[:1] else OPEN if self.verdict == REFUSED else WRONG_CAUSE
 
     def __str__(self) -> str:
         said = ", ".join((self.verdict, *self.names))[:300]
@@ -84,7 +84,7 @@ def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
             names = () if mistake else tuple(kind.wrong_widths(audit))
     except InputError as error:
         verdict, names, seconds = REFUSED, (str(error),), time.perf_counter() - start
-    return Outcome(name, mistake, verdict, names, wanted, seconds, kind.rare or kind.unreadable)
+    return Outcome(name, mistake, verdict, names, wanted, seconds, kind.rare)
 
 
 COLUMNS = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)

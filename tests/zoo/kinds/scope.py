@@ -118,7 +118,7 @@ def _lists(paths: Sequence[Path], values: Sequence[Any]) -> Any:
     return {**{name: value for name, value in tree.items() if name not in numbered}, **lists}
 
 
-_WORDS = "zero one two three four five six seven eight nine".split()
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 NAMINGS: Mapping[str, Naming] = {
     "nested": renamed(lambda path: path),

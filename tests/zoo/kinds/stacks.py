@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .branches import BRANCHES, WEIGHTLESS, Branch, dense
+from .branches import BRANCHES, Branch, dense
 from .scales import Scales
 from .scope import Net, Scope
+from .weightless import WEIGHTLESS
 
 VOCABULARY, LENGTH, FEATURES, CLASSES = 11, 6, 12, 4
 TOKENS = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
@@ -200,5 +201,3 @@ def bottleneck(p: Scope, x: jax.Array, e: Scales, i: Any) -> jax.Array:
     if not isinstance(i, int) or i:
         return x
     return e.outer() * dense(p, "wide", jnp.tanh(dense(p, "narrow", x, 3)), e.width)
-
-
