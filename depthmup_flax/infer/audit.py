@@ -16,14 +16,15 @@ import jax
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, places, printed, summary
+from depthmup_flax.infer.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
-from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
+from depthmup_flax.infer.missing_factors import Comparison, different, misplaced
 from depthmup_flax.infer.not_judged import AXES, not_judged, scaled_axes
-from depthmup_flax.infer.parameter_trees import Globs, template
-from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
+from depthmup_flax.infer.parameter_trees import Globs, series
+from depthmup_flax.infer.parameter_uses import LOOKUP
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Traced, traced
+from depthmup_flax.infer.traced_model import Traced, traced, traced_pair
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
@@ -40,7 +41,7 @@ class Audit:
       findings: what is missing or wrong, each with the code to write.
       not_judged: what was not read, each with the parameters that it concerns and what to do.
       notes: initial values to set, and what else to know.
-      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
     """
 
     rows: Sequence[Row]
@@ -108,7 +109,7 @@ def audit(
     x: ArrayTree,
     *,
     rule: Parametrization = PRESETS["depth_mup"],
-    depth_ratio: float | None = None,
+    depth_ratio: GivenRatio = None,
     readout: Globs | None = None,
     overrides: Mapping[str, Axes] | None = None,
     in_branch: Globs | Callable[[str], bool] | None = None,
@@ -128,7 +129,9 @@ def audit(
         module is mapped over the batch. The base has the tuned width *and* depth.
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
-      depth_ratio: branches of the model over the base model's; by default residual sums are counted.
+      depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
+        encoder and a decoder separately. Or glob -> ratio of the branches with such parameters, such as
+        ``{"encoder": 2, "decoder": 4}``.
       readout: globs of the readouts, if the trace finds others.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
       in_branch: what you pass to `infer_info`; differences from the trace are findings.
@@ -151,8 +154,9 @@ def audit(
         raise InputError(
             f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
         )
-    layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
-    pairs = matched(mine.shapes, base_model.shapes, layers)
+    facts, base_facts, plain = traced_pair(mine.graph, base_model.graph)
+    layers = layer_axes(facts.uses)
+    pairs = matched(mine.shapes, base_model.shapes, layers, facts.places(), base_facts.places())
     unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
     exact = with_base_width(model, base, x, kwargs) if unsure else None
     base_shapes = exact or base_sizes(mine.shapes, base_model.shapes, pairs, layers)
@@ -161,26 +165,28 @@ def audit(
         for path in pairs
     }
     base_growing = {q: growing[path] for path, q in pairs.items()}
-    facts, base_facts = traced(mine.graph, growing), traced(base_model.graph, base_growing)
+    if facts.has_tokens or base_facts.has_tokens:
+        facts = traced(mine.graph, growing, plain[0])
+        base_facts = traced(base_model.graph, base_growing, plain[1])
     if readout is not None:
         named = trees.matching("readout", readout, list(mine.leaves))
         facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})
     trees.matching("overrides", overrides or {}, list(mine.leaves))
     same_width = not any(growing.values())
-    facts, base_facts, r = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
-    infos, unread = traced_infos(mine, facts, base_shapes, r, overrides or {}, same_width=same_width)
+    facts, base_facts, ratios = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
+    infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
     strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()
     for path in strange & infos.keys():
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]
-    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, r)
+    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
     if in_branch is not None:
         inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__
         findings += misplaced(infos, [path for path in pairs if inside(path)], facts)
     if info is not None:
         findings += different(infos, flatten_info(info), facts)
-    m = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers)
+    m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
     counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
@@ -191,34 +197,20 @@ def audit(
 
 
 def _with_depth(
-    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: float | None
-) -> tuple[Traced, Traced, float]:
-    """The facts with the branches that count for the depth, and the depth ratio."""
-    mine, theirs = branch_counts(facts), branch_counts(base)
-    # Branches whose number is fixed count if they stand between others: a block that halves the resolution does, an
-    # attention pooling head does not.
-    growing = [k for k, b in enumerate(facts.branches) if mine[b.kind] != theirs.get(b.kind)]
-    between = facts.branches[growing[0] : growing[-1] + 1] if growing else facts.branches
-    counted = {b.kind for b in between}
-    r = _depth_ratio(given, *(f.without([b for b in f.branches if b.kind not in counted]) for f in (facts, base)))
-    compared = Comparison(model, facts, base, pairs, {}, rule, r)
-    fixed = {b.kind for b in facts.branches if b.kind not in counted and not compared.is_multiplied(b)}
+    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: GivenRatio
+) -> tuple[Traced, Traced, DepthRatios]:
+    """The facts with the branches that count for the depth or have the rule's multiplier, and the depth ratios."""
+    ratios = depth_ratios(facts, base, pairs, given)
+    counted = {b.kind for b in facts.branches if b.node in ratios.of_branch}
+    others = [b for b in facts.branches if b.kind not in counted]
+    for ratio in sorted({ratios.together, *ratios.of_branch.values()}) if others else ():
+        tried = dataclasses.replace(ratios, of_branch={**{b.node: ratio for b in others}, **ratios.of_branch})
+        compared = Comparison(model, facts, base, pairs, {}, rule, tried)
+        fitting = {b.node: ratio for b in others if compared.is_multiplied(b)}
+        ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
+    fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
-    return facts, base, r
-
-
-def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
-    if given is not None:
-        return trees.depth_ratio_number(given)
-    ratio = facts.depth / base.depth if base.depth else math.inf
-    if not facts.depth and not base.depth:
-        return 1.0
-    if not 0 < ratio < math.inf:
-        raise InputError(
-            f"the trace finds {facts.depth:g} residual sums in the model and {base.depth:g} in the base model: pass "
-            "depth_ratio=depth / base_depth."
-        )
-    return ratio
+    return facts, base, ratios
 
 
 def _counts(
@@ -228,7 +220,7 @@ def _counts(
     counts = Counter[str]()
     for path, shape in shapes.items():
         if not facts.inside.get(path):
-            counts[template(path)] += math.prod(shape[k] for k in layers.get(path, ()))
+            counts[series(path)] += math.prod(shape[k] for k in layers.get(path, ()))
     return counts
 
 
@@ -259,14 +251,14 @@ def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str]
     few = [row.path for row in rows if row.info is not None and row.info.to_few_features]
     if few:
         notes.append(
-            f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features inside a "
-            "branch: start at zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes "
-            "as sqrt(m) in wide networks."
+            f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features: start at "
+            "zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as sqrt(m) in "
+            "wide networks."
         )
     if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
         notes.append("the model is narrower than the base model: were model and base swapped?")
     more = [row.path for row in rows if row.info and row.info.role is Role.VECTOR and not row.in_branch]
-    more = [path for path in more if counts[0][template(path)] > counts[1][template(path)] > 0]
+    more = [path for path in more if counts[0][series(path)] > counts[1][series(path)] > 0]
     if more:
         notes.append(
             f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "

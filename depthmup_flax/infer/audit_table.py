@@ -74,12 +74,23 @@ def printed(
     lines = aligned(cells, "<<<>>><")
     rule = "-" * max(map(len, lines))
     text = [*_wrapped(verdict, ""), "", lines[0], rule, *lines[1:], rule]
-    text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
+    ratios = f"width ratio m = {m:g}, depth ratio r = {_depth_ratios(rows, r)}"
+    text += _wrapped(f"{ratios}; factors are relative to the base model", "")
     text += [line for lines in listed(findings, not_judged) for line in ("", *lines)]
     for note in notes:
         sentences, *code = f"Note: {note}".split("\n")
         text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
+
+
+def _depth_ratios(rows: Sequence[Row], r: float) -> str:
+    """The depth ratio or, if streams have ratios of their own, each with the parts of the model."""
+    parts: dict[float, list[str]] = {}
+    for row in rows:
+        if row.info is not None and row.in_branch:
+            parts.setdefault(row.info.depth_ratio, []).append(row.path.split("/")[0])
+    several = [f"{ratio:g} in {summary(list(dict.fromkeys(names)))}" for ratio, names in parts.items()]
+    return " and ".join(several) if len(several) > 1 else f"{r:g}"
 
 
 def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:

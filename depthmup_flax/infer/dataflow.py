@@ -51,12 +51,14 @@ class Graph:
 
     def needed(self) -> list[bool]:
         """Whether the output depends on each node."""
-        needed = [False] * len(self.nodes)
-        needed[self.output] = True
-        for i in reversed(range(len(self.nodes))):
-            if needed[i]:
-                for j in self.nodes[i].inputs:
-                    needed[j] = True
+        needed, stack = [False] * len(self.nodes), [self.output]
+        while stack:
+            i = stack.pop()
+            if not needed[i]:
+                needed[i], node = True, self.nodes[i]
+                stack += node.inputs
+                if node.op == "carry":  # made by the other rounds of its loop, too
+                    stack.append(node.params["next"])
         return needed
 
 

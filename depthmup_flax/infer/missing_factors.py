@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
+from depthmup_flax.infer.depth_ratios import DepthRatios
 from depthmup_flax.infer.given_model import Model
-from depthmup_flax.infer.parameter_trees import template
+from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
 from depthmup_flax.infer.traced_model import Branch, OfPaths, Scores, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
@@ -41,16 +42,21 @@ class Comparison:
         pairs: Mapping[str, str],
         infos: Mapping[str, ParamInfo],
         rule: Parametrization,
-        depth_ratio: float,
+        ratios: DepthRatios,
     ):
         self.model, self.facts, self.base, self.pairs = model, facts, base, pairs
-        self.infos, self.rule, self.r = infos, rule, depth_ratio
+        self.infos, self.rule, self.ratios, self.r = infos, rule, ratios, ratios.together
         # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
-        self.absolute = facts.depth == base.depth and depth_ratio != 1
-        at_base = 1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
-        self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / at_base
+        self.absolute = facts.depth == base.depth and ratios.together != 1
+        self.base_factors = by_series(base.factors)
         self.multiplied_before: set[int] = set()  # branches whose multiplier precedes their last layer
         self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
+
+    def wanted(self, node: int, ratio: float | None = None) -> float:
+        """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
+        at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
+        r = self.ratios.of_branch.get(node, 1.0) if ratio is None else ratio
+        return float(self.rule.residual_multiplier(r)) / at_base
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
         """One line of the table."""
@@ -66,10 +72,14 @@ class Comparison:
             return self._readout(path)
         nodes = [n for n in self.facts.branches_of.get(path, ()) if n in self.branches]
         if self.facts.inside.get(path) and nodes:
-            found = {self.branches[n] for n in nodes}
-            return (found.pop() if len(found) == 1 else None), self.branch_wanted
-        own = ratio_of(self.facts.factors.get(path), self.base.factors.get(self.pairs[path]))
-        return (own, 1.0) if path in self.facts.factors else (None, None)
+            found, wanted = ({of(n) for n in nodes} for of in (self.branches.__getitem__, self.wanted))
+            return (found.pop() if len(found) == 1 else None), wanted.pop()
+        return (self._own(path), 1.0) if path in self.facts.factors else (None, None)
+
+    def _own(self, path: str) -> float | None:
+        """The factor of a parameter up to what reads it."""
+        base = self.base.factors.get(self.pairs[path]) or self.base_factors.get(series(path))
+        return ratio_of(self.facts.factors.get(path), base)
 
     def _readout(self, path: str) -> tuple[float | None, float]:
         info, rule = self.infos.get(path), self.rule
@@ -82,22 +92,22 @@ class Comparison:
         other = self._base_branch(branch)
         if other is None:
             return None
-        after = self._one(branch.factors, other.factors)
-        if not close(after, self.branch_wanted):  # the branch's last layer is linear, so its input may be multiplied
+        after, wanted = self._one(branch.factors, other.factors), self.wanted(branch.node)
+        if not close(after, wanted):  # the branch's last layer is linear, so its input may be multiplied
             total = self._one(branch.total, other.total)
-            if close(total, self.branch_wanted):
+            if close(total, wanted):
                 self.multiplied_before.add(branch.node)
                 return total
         return after
 
     def _one(self, factors: OfPaths, base: OfPaths) -> float | None:
         """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
-        theirs = by_template(base)
+        theirs = by_series(base)
         ratios = {
             name: ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
-            for name, values in by_template(factors).items()
+            for name, values in by_series(factors).items()
         }
-        products = set(map(template, self._products(factors)))
+        products = set(map(series, self._products(factors)))
         chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
         return chosen[0] if chosen and all(close(chosen[0], value) for value in chosen) else None
 
@@ -107,11 +117,18 @@ class Comparison:
 
     def is_multiplied(self, branch: Branch) -> bool:
         """Whether a branch has the rule's multiplier."""
-        return close(self.branches[branch.node], self.branch_wanted)
+        return close(self.branches[branch.node], self.wanted(branch.node))
 
     def _base_branch(self, branch: Branch) -> Branch | None:
-        fit = lambda b: (b.kind == branch.kind, b.projected == branch.projected)
+        terms = by_series(branch.factors).keys()
+        fit = lambda b: (b.kind == branch.kind, b.projected == branch.projected, by_series(b.factors).keys() == terms)
         return max(self.base.branches, key=fit, default=None)
+
+    @property
+    def unread_sums(self) -> frozenset[str] | None:
+        """Parameters around sums of a stream that were not read, if their number grows with depth; else ``None``."""
+        (number, paths), (base_number, _) = self.facts.unread_sums, self.base.unread_sums
+        return paths if number > base_number else None
 
     def findings(self) -> list[Finding]:
         """All differences between the forward pass and the rule."""
@@ -126,7 +143,7 @@ class Comparison:
             other = self._base_branch(branch)
             if other is None or other.projected != branch.projected:
                 continue
-            mine, theirs = by_template(branch.shortcut), by_template(other.shortcut)
+            mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
             ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
             known = [ratio for ratio in ratios if ratio is not None]
             if known and not any(close(ratio, 1) for ratio in known):
@@ -144,34 +161,34 @@ class Comparison:
         ]
 
     def _missing_branches(self) -> list[Finding]:
-        wrong: dict[tuple[str, float], list[str]] = {}
+        wrong: dict[tuple[str, float, float], list[str]] = {}
         for branch in self.facts.branches:
-            found = self.branches[branch.node]
-            if found is None or close(found, self.branch_wanted):
+            found, wanted = self.branches[branch.node], self.wanted(branch.node)
+            if found is None or close(found, wanted):
                 continue
             other = self._base_branch(branch)
             inside = self._one(branch.normalized, other.normalized) if other and branch.normalized else None
-            name = "norm_cancels_multiplier" if close(inside, self.branch_wanted) else "missing_branch_multiplier"
-            wrong.setdefault((name, float(number(found))), []).extend(
-                self._products(branch.factors) or sorted(branch.paths)
-            )
-        result, wanted = [], number(self.branch_wanted)
-        code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {self.r:g}"
-        for (name, found), paths in wrong.items():
-            where = f"the branches that end in {summary(paths)}"
+            name = "norm_cancels_multiplier" if close(inside, wanted) else "missing_branch_multiplier"
+            key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
+            wrong.setdefault(key, []).extend(self._products(branch.factors) or sorted(branch.paths))
+        result = []
+        for (name, found, r), paths in wrong.items():
+            where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
             else:
-                text = f"{where} are multiplied by {number(found)}; the rule wants {wanted}{self._as_if(found)}."
+                text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
+                text += f"{self._as_if(found, r)}."
+            code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
             result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
         return result
 
-    def _as_if(self, found: float) -> str:
+    def _as_if(self, found: float, r: float) -> str:
         """The depth ratio for which a factor is right: the user may count branches in another way."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
-        r = found ** (-1 / self.rule.alpha)
-        return f" for r = {self.r:g} (it is right for r = {r:.3g}: if you count so, pass depth_ratio={r:.3g})"
+        other = found ** (-1 / self.rule.alpha)
+        return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
 
     def _readouts(self) -> list[Finding]:
         result = []
@@ -200,13 +217,13 @@ class Comparison:
 
     def _embeddings(self) -> list[Finding]:
         result, in_scores = [], self._in_softmax()
-        for path, factors in self.facts.factors.items():
+        for path in self.facts.factors:
             info = self.infos.get(path)
             if info is None or path in in_scores or self.facts.inside.get(path):
                 continue
             if path in self.facts.readouts and not self._is_tied(path):
                 continue
-            found = ratio_of(factors, self.base.factors.get(self.pairs[path]))
+            found = self._own(path)
             if found is None or close(found, 1):
                 continue
             if info.role is Role.INPUT:
@@ -225,7 +242,8 @@ class Comparison:
         for path, found in self._inside_branches().items():
             if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
                 continue
-            if not (close(found, self.branch_wanted) and self.facts.branches_of[path] & self.multiplied_before):
+            before = self.facts.branches_of[path] & self.multiplied_before
+            if not any(close(found, self.wanted(node)) for node in before):
                 wrong.setdefault(float(number(found)), []).append(path)
         return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
 
@@ -237,7 +255,7 @@ class Comparison:
             yield scores, other if known else None
 
     def _base_scores(self, scores: Scores) -> Scores | None:
-        name = lambda s: (s.in_softmax, set(map(template, s.paths)))
+        name = lambda s: (s.in_softmax, set(map(series, s.paths)))
         return next((other for other in self.base.scores if name(other) == name(scores)), None)
 
     def unclear_scores(self) -> list[Scores]:
@@ -277,8 +295,8 @@ class Comparison:
         )
         ends = {path for branch in self.facts.branches for path in branch.factors} | self._in_softmax() | unclear
         return {
-            path: ratio_of(factors, self.base.factors.get(self.pairs[path]))
-            for path, factors in self.facts.factors.items()
+            path: self._own(path)
+            for path in self.facts.factors
             if self.facts.inside.get(path) and path in self.infos and path not in ends
         }
 
@@ -288,13 +306,18 @@ class Comparison:
         return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
 
     def _repeated(self) -> list[Finding]:
-        wrong: dict[tuple[float, bool], list[str]] = {}
+        ratios: dict[str, float] = {}
         for path, times in self.facts.times.items():
             before = self.base.times.get(self.pairs[path], math.nan)
             ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
             if not math.isnan(ratio) and not close(ratio, 1):
-                adds_up = self.facts.inside.get(path, False) and bool(self.rule.alpha < 1)
-                wrong.setdefault((ratio, adds_up), []).append(path)
+                ratios[path] = ratio
+        # What a layer's own weights multiply, such as positions, does not add up.
+        alike = {b.node for b in self.facts.branches if set(self._products(b.factors) or b.factors) <= ratios.keys()}
+        wrong: dict[tuple[float, bool], list[str]] = {}
+        for path, ratio in ratios.items():
+            ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
+            wrong.setdefault((ratio, bool(ends_alike and self.rule.alpha < 1)), []).append(path)
         result = []
         for (ratio, adds_up), paths in wrong.items():
             text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
@@ -317,17 +340,9 @@ def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
     return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
 
 
-def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
-    """The number of branches of each kind."""
-    counts: dict[frozenset[str], float] = {}
-    for branch in facts.branches:
-        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
-    return counts
-
-
-def by_template(factors: OfPaths) -> OfPaths:
+def by_series(factors: OfPaths) -> OfPaths:
     """Factors by paths without numbers."""
-    return joined((template(path), values) for path, values in factors.items())
+    return joined((series(path), values) for path, values in factors.items())
 
 
 def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Traced) -> list[Finding]:

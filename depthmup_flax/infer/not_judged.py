@@ -38,7 +38,7 @@ def not_judged(
     if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
-    return [*sizes, *_operations(compared), *_factors(compared, rows), *_roles(unread_roles)]
+    return [*sizes, *_operations(compared), *_sums(compared), *_factors(compared, rows), *_roles(unread_roles)]
 
 
 def _equal_sizes(
@@ -74,6 +74,17 @@ def _operations(compared: Comparison) -> Iterable[NotJudged]:
         if not name.startswith(ROUNDING):
             function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
         yield NotJudged(name, paths, text, f"pass known={function}", one.source)
+
+
+def _sums(compared: Comparison) -> Iterable[NotJudged]:
+    paths = compared.unread_sums
+    if paths is not None:
+        text = (
+            f"every layer adds something to the stream, near {summary(sorted(paths))}, that is no residual branch: a "
+            "gate, an entrywise function of the stream, its first value, or a sum over layers."
+        )
+        code = "write h = h + c * branch(h); or measure with dm.coord_check"
+        yield NotJudged("sum", tuple(sorted(paths)), text, code)
 
 
 def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import re
@@ -67,6 +68,12 @@ def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
 def template(path: str) -> str:
     """A path without its numbers: equal layers have one."""
     return re.sub(r"\d+", "*", path)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def series(path: str) -> str:
+    """What paths of equal layers have in common; ``linear``, ``linear_1`` and ``linear_2`` have one."""
+    return re.sub(r"\d+", "*", re.sub(r"_\d+(?=/|$)", "", path))
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:

@@ -86,6 +86,7 @@ class Uses:
     def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]], streams: Collection[str]):
         self._graph, self._growing, needed, moving = graph, growing, graph.needed(), _moving(graph)
         self.kinds: list[str] = []
+        self.has_tokens = False  # two arrays of parameters are multiplied: one may be a token, by what grows
         self.uses: list[Use] = []
         self._views: list[tuple[View, ...]] = []  # of arrays made of parameters alone
         self._has_params: list[bool] = []  # whether an activation depends on a parameter
@@ -145,6 +146,7 @@ class Uses:
         """Learned tokens that a matrix multiplies, such as a pooling head's query: all of their width is contracted."""
         if node.op != "dot_general" or ins.count(PARAM) != 2:
             return []
+        self.has_tokens = True
         for place, j in enumerate(node.inputs):
             other = {v.path for v in self._views[node.inputs[1 - place]]}
             for v in (v for v in self._views[j] if v.path not in other):  # a matrix times itself is of one size

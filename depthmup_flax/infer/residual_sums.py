@@ -1,38 +1,23 @@
-"""Where a forward pass adds a branch to its stream, and which parameters are inside branches.
+"""Where a forward pass adds a branch to a stream, and which parameters are inside branches.
 
-A residual sum adds two arrays. One, the shortcut, is an earlier array of the stream that no parameter and no
-nonlinearity changed. The other, the branch, depends on that array by a product with a parameter. A shortcut may also
-be projected, by products without a nonlinearity.
+A stream is what is carried from block to block. A residual sum adds two arrays of one shape: the shortcut, an array of
+the stream that no parameter and no nonlinearity changed, and the branch, what a block returns. A shortcut may also be
+projected, by products without a nonlinearity. A model has several streams if it carries several arrays, as an encoder
+and a decoder or the nodes and edges of a graph; a sum inside a branch is of no stream that leaves the branch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.infer.dataflow import PARAM, Graph, Loop
-from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Uses
+from depthmup_flax.infer.dataflow import Graph, Node
+from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
+from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths
 
-# Linear operations without parameters: what they make of the stream is still the stream.
-_KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
-NONLINEAR = frozenset(
-    {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "atan2",
-     "sinh", "cosh", "asinh", "sign", "clamp", "max", "min", "abs", "pow", "reduce_window_max"}
-)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class ResidualSum:
-    """One sum of a shortcut and a branch; the numbers are of nodes."""
-
-    node: int
-    shortcut: int
-    branch: int
-    start: int  # the array of the stream that the branch reads
-    loops: tuple[Loop, ...]
-    projected: bool
+# From one array of a stream to the next, if a sum of it is not read.
+_CARRIES = SAME_PLACE | MOVES | SUMS | {"mul", "div", "select_n", "scatter-add", "concatenate", "reduce_sum"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,129 +25,142 @@ class Streams:
     """The residual sums of a graph, and what is inside their branches."""
 
     sums: Sequence[ResidualSum]
-    main: Sequence[ResidualSum]  # those that are not inside another's branch
+    nested: Mapping[int, frozenset[int]]  # node of a sum inside branches -> the nodes of the sums that these end in
     inside: Mapping[int, frozenset[int]]  # nodes in branches -> the nodes of the sums that these branches end in
     shared: Mapping[int, frozenset[int]]  # the same of nodes that several branches read, and that belong to none
+    parallel: Mapping[int, int]  # node of a sum -> the number of its stream; one that starts from another's end is it
+    unread_sums: tuple[float, int]  # the most that one stream has outside of branches, and the last of them
+
+    @property
+    def main(self) -> list[ResidualSum]:
+        """The sums that are not inside another's branch."""
+        return [s for s in self.sums if s.node not in self.nested]
+
+    def around(self, s: ResidualSum) -> frozenset[int]:
+        """The nodes of the sums whose branches a sum is inside."""
+        return self.nested.get(s.node, frozenset())
 
 
-def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Streams:
-    """Finds the residual sums; ``degrees`` are those of `forward_factors.homogeneity`."""
-    paths = _Paths(graph, uses, degrees)
-    sums = {s.node: s for s in paths.sums}
-    for node in reversed(range(len(graph.nodes))):  # projections are sums that all paths to the output pass
-        found = paths.projection(node)
-        if found is not None and node in _outside(graph, sums.values()):
-            sums[node] = found
-    ordered = [sums[node] for node in sorted(sums)]
-    inside, shared = _inside(graph, paths, ordered)
-    return Streams(ordered, [s for s in ordered if s.node not in inside], inside, shared)
+def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float], plain: Collection[int] = ()) -> Streams:
+    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `forward_factors.Homogeneity`."""
+    paths = StreamPaths(graph, uses, degrees, plain)
+    sums, avoid = _decided(graph, paths, plain)
+    nodes = {s.node for s in sums}
+    nested = {t: around for t in nodes if (around := _around(paths, sums, avoid, t))}
+    ordered = sorted(sums, key=lambda s: s.node)
+    inside, shared = _inside(graph, paths, ordered, _carried(graph, paths, nodes))
+    parallel = _parallel(graph, [s for s in ordered if s.node not in nested])
+    return Streams(ordered, nested, inside, shared, parallel, _unread_sums(graph, paths, nodes, avoid))
 
 
-class _Paths:
-    """For every array, sets of earlier arrays (as bits) by the paths on which it depends on them."""
-
-    def __init__(self, graph: Graph, uses: Uses, degrees: Sequence[float]):
-        self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
-        self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
-        self.after = [0] * size  # on any path
-        self.same = [0] * size  # on a path that keeps the stream
-        self.by_product, self.by_nonlinearity = [0] * size, [0] * size
-        self.learned = [False] * size  # depends on a parameter
-        self.sums: list[ResidualSum] = []
-        self.starts: list[int] = []  # the node of each bit
-        readers = [0] * size
-        for i in self._nodes():
-            for j in set(graph.nodes[i].inputs):
-                readers[j] += 1
-        for i in self._nodes():
-            self._extend(i, degrees)
-            if readers[i] > 1:  # a stream is read by a branch and by a shortcut
-                self.after[i] |= 1 << len(self.starts)
-                self.same[i] |= 1 << len(self.starts)
-                self.starts.append(i)
-        self.bit_of = {node: bit for bit, node in enumerate(self.starts)}
-
-    def _nodes(self) -> Iterator[int]:
-        return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
-
-    def _extend(self, i: int, degrees: Sequence[float]) -> None:
-        node = self.graph.nodes[i]
-        reads = [j for j in node.inputs if self.kinds[j] == ACTIVATION]
-        is_product = i in self.products
-        # The largest of the variance and zero, in a norm, has degree 2.
-        bends = node.op in NONLINEAR and not (node.op in ("max", "min", "abs") and reads and degrees[reads[0]] != 1)
-        for j in reads:
-            self.after[i] |= self.after[j]
-            self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
-            self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
-        self.learned[i] = any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
-        if node.op in SUMS and len(reads) == 2 and reads[0] != reads[1]:
-            found = self._identity(i, *reads) or self._identity(i, *reversed(reads))
-            if found is not None:
-                self.sums.append(found)
-                reads = [found.shortcut]
-        elif is_product or not (node.op in _KEEPS_STREAM or self._scales(i, reads)):
-            return
-        self.same[i] = functools.reduce(operator.and_, (self.same[j] for j in reads)) if reads else 0
-
-    def _scales(self, i: int, reads: Sequence[int]) -> bool:
-        """Whether an operation multiplies the stream by something else, or adds something to it."""
-        node = self.graph.nodes[i]
-        divides = node.op == "div" and node.inputs[0] in reads
-        return len(reads) == 1 and (divides or node.op in ("mul", "add", "sub"))
-
-    def _identity(self, node: int, shortcut: int, branch: int) -> ResidualSum | None:
-        starts = self._starts(shortcut, branch)
-        if not starts or self._starts(branch, shortcut):
-            return None
-        start = self.starts[starts.bit_length() - 1]
-        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
-
-    def _starts(self, shortcut: int, branch: int) -> int:
-        """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
-        return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
-
-    def is_after(self, node: int, start: int) -> bool:
-        """Whether an array depends on the array that a branch reads, or is it."""
-        return bool(self.after[node] >> self.bit_of[start] & 1)
-
-    def projection(self, node: int) -> ResidualSum | None:
-        """The sum at ``node`` of a branch and a projected shortcut, if it looks like one."""
-        known = {s.node for s in self.sums}
-        reads = [j for j in self.graph.nodes[node].inputs if self.kinds[j] == ACTIVATION]
-        is_sum = self.graph.nodes[node].op in ("add", "add_any") and len(reads) == 2
-        if not is_sum or node in known or not self.needed[node]:
-            return None
-        latest = _highest(self.after[reads[0]] & self.after[reads[1]])  # the latest array that both depend on
-        for shortcut, branch in (reads, reads[::-1]):
-            starts = latest & self.by_product[shortcut] & self.by_product[branch]
-            starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
-            start = self.starts[starts.bit_length() - 1] if starts else -1
-            # Otherwise two networks that read the batch are added.
-            if starts and self.learned[start]:
-                return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
-        return None
+def _around(paths: StreamPaths, sums: Sequence[ResidualSum], avoid: Sequence[int], node: int) -> frozenset[int]:
+    """The nodes of the sums whose branches a sum starts in and whose branches alone read it."""
+    only = (s for n, s in enumerate(sums) if not avoid[node] >> n & 1 and s.node != node)
+    return frozenset(s.node for s in only if paths.is_after(node, s.start))
 
 
-def _highest(bits: int) -> int:
-    return 1 << bits.bit_length() - 1 if bits else 0
+def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[list[ResidualSum], list[int]]:
+    """The residual sums, the last first; and, for each node, those that a path to the output avoids the branch of.
+
+    The second are sets of positions in the first, as bits; all bits of a node outside of branches are set.
+    """
+    nodes, avoid = graph.nodes, [0] * len(graph.nodes)
+    avoid[graph.output] = -1
+    sums: list[ResidualSum] = []
+    kept: set[int] = set()
+    leaving: dict[int, int] = {}  # loop -> the same of its results
+    rounds: dict[int, list[int]] = {}  # what a loop carries to its next round -> the loops
+    for node in nodes:
+        if node.op == "carry":
+            rounds.setdefault(node.params["next"], []).append(nodes[node.params["next"]].loops[-1][0])
+    for i in reversed(range(len(nodes))):
+        if not paths.needed[i]:
+            continue
+        for number in rounds.get(i, ()):
+            avoid[i] |= leaving.get(number, 0)
+        found = paths.sums.get(i)
+        if found is None and avoid[i] == -1 and i not in plain:
+            found = paths.link(i, kept) or paths.projection(i) or paths.first(i, kept)
+        if found is not None:
+            kept.add(found.start)
+            sums.append(found)
+        for j in nodes[i].inputs if nodes[i].op != "stop_gradient" else ():
+            bits = avoid[i] & ~(1 << len(sums) - 1) if found is not None and j == found.branch else avoid[i]
+            avoid[j] |= bits
+            for number, _ in nodes[j].loops[len(nodes[i].loops) :]:
+                leaving[number] = leaving.get(number, 0) | bits
+    return sums, avoid
 
 
-def _outside(graph: Graph, sums: Collection[ResidualSum]) -> set[int]:
-    """The nodes from which the output is reached without passing the end of a branch."""
-    cut, outside = {(s.branch, s.node) for s in sums}, {graph.output}
-    for i in reversed(range(len(graph.nodes))):
-        if i in outside:
-            outside.update(j for j in graph.nodes[i].inputs if (j, i) not in cut)
-    return outside
+def _carried(graph: Graph, paths: StreamPaths, sums: Collection[int]) -> list[bool]:
+    """Whether each node is a sum, or made of sums without a product, as by a norm."""
+    carried = [False] * len(graph.nodes)
+    for i, node in enumerate(graph.nodes):
+        reads = [j for j in node.inputs if paths.kinds[j] == ACTIVATION]
+        carried[i] = i in sums or (bool(reads) and i not in paths.products and all(carried[j] for j in reads))
+    return carried
+
+
+def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid: Sequence[int]) -> tuple[float, int]:
+    """`Streams.unread_sums`: such as those of gates, of stacked arrays, or of the stream's first value."""
+    nodes, count = graph.nodes, [0.0] * len(graph.nodes)
+    most, last = 0.0, -1
+    for i, node in enumerate(nodes):
+        reads = [j for j in node.inputs if paths.kinds[j] == ACTIVATION]
+        if not paths.needed[i] or not reads or i in paths.products or node.op not in _CARRIES:
+            continue
+        times = lambda j, node=node: math.prod(length for _, length in nodes[j].loops[len(node.loops) :])
+        before = [count[j] * times(j) for j in reads]
+        terms = paths.added(i) or _stacked(graph, node)
+        is_unread = terms and i not in sums and avoid[i] == -1 and all(paths.learned[j] for j in terms)
+        count[i] = max(before)
+        if is_unread and not paths.centers(i, paths.latest(terms[0])):
+            count[i] += 1
+            most, last = max((most, last), (count[i], i))
+        most = max(most, count[i])
+    return most, last
+
+
+def _stacked(graph: Graph, node: Node) -> Sequence[int]:
+    """The arrays that a sum over their stack adds, or nothing."""
+    stack = graph.nodes[node.inputs[0]]
+    is_stack = node.op == "reduce_sum" and stack.op in ("concatenate", "stack")
+    axis = stack.params["dimension" if stack.op == "concatenate" else "axis"] if is_stack else 0
+    is_summed = is_stack and tuple(node.params["axes"]) == (axis,) and stack.shape[axis] == len(stack.inputs)
+    return stack.inputs if is_summed else ()
+
+
+def _parallel(graph: Graph, main: Sequence[ResidualSum]) -> dict[int, int]:
+    """`Streams.parallel`: the number of a stream is the node of its first sum."""
+    result: dict[int, int] = {}
+    for s in main:
+        before = _sums_before(graph, s.shortcut, result)
+        result[s.node] = result[max(before)] if before else s.node
+    return result
+
+
+def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
+    """The last sums that an array depends on."""
+    stack, seen, result = [node], set[int](), set[int]()
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        if i in sums:
+            result.add(i)
+        else:
+            stack += graph.nodes[i].inputs
+    return result
 
 
 def _inside(
-    graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]
+    graph: Graph, paths: StreamPaths, sums: Sequence[ResidualSum], carried: Sequence[bool]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
     """`Streams.inside` and `Streams.shared`: what many branches read, such as an encoder's output, is shared."""
-    outside = _outside(graph, sums)
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
+    outside = [False] * len(graph.nodes)  # the output is reached without passing the end of a branch
+    outside[graph.output] = True
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
     to_shortcut = [0] * len(graph.nodes)  # the sums whose shortcut is reached
     for n, s in enumerate(sums):
@@ -174,13 +172,15 @@ def _inside(
             continue
         for j in graph.nodes[i].inputs:
             ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
+            outside[j] |= outside[i] and (j, i) not in number_of
             to_shortcut[j] |= to_shortcut[i]
-        if i in outside or not ends[i]:
+        if outside[i] or not ends[i]:
             continue
         reached = [(n, s) for n, s in enumerate(sums) if ends[i] >> n & 1]
         after = any(paths.is_after(i, s.start) and not to_shortcut[i] >> n & 1 for n, s in reached)
         loops = graph.nodes[i].loops
         alone = all(loops[: len(s.loops)] == s.loops and (s.loops or len(reached) == 1) for _, s in reached)
         belongs = after or (alone and not any(to_shortcut[i] >> n & 1 for n, _ in reached))
-        (inside if belongs else shared)[i] = frozenset(s.node for _, s in reached)
+        if belongs or not carried[i]:  # an encoder's last norm is of its stream
+            (inside if belongs else shared)[i] = frozenset(s.node for _, s in reached)
     return inside, shared

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.depth_ratios import DepthRatios
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_axes import (
     VECTOR_NAMES,
@@ -100,7 +101,7 @@ def traced_infos(
     model: Model,
     traced: Traced,
     base: Mapping[str, tuple[int, ...]],
-    depth_ratio: float,
+    depth_ratios: DepthRatios,
     overrides: Mapping[str, Axes],
     *,
     same_width: bool,
@@ -115,7 +116,7 @@ def traced_infos(
         shape, uses = trees.shape_of(leaf), traced.uses.get(path, ())
         shapes = ParamShapes(path, shape, shape, base[path], 0 in layers.get(path, frozenset()))
         inside = traced.inside.get(path, False)
-        ratio = depth_ratio if inside else 1.0
+        ratio = depth_ratios.of_path(path, traced)
         blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=ratio)
         own = own_annotation(leaf)
         box = overridden(path, own or blank, overrides)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import PARAM, Graph
 from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors
-from depthmup_flax.infer.parameter_trees import template
+from depthmup_flax.infer.parameter_trees import grouped, series
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
-from depthmup_flax.infer.residual_sums import ResidualSum, residual_streams
+from depthmup_flax.infer.residual_sums import residual_streams
+from depthmup_flax.infer.stream_paths import ResidualSum
 from depthmup_flax.infer.unread_places import UnreadOperation, unread_operations
 
+_MOST_SKIPS = 8  # connections around each other
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
 
 
@@ -50,11 +53,13 @@ class Branch:
     times: float
     node: int
     projected: bool  # its shortcut is
+    stream: int  # of parallel ones, such as an encoder's and a decoder's
+    inner: float  # the number of sums inside it
 
-    @property
+    @functools.cached_property
     def kind(self) -> frozenset[str]:
         """What equal branches of all layers have in common."""
-        return frozenset(map(template, self.paths))
+        return frozenset(map(series, self.paths))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +76,32 @@ class Traced:
     scores: Sequence[Scores]  # in softmax, or between parameters' products
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
+    used: Mapping[str, bool]  # path -> whether the output depends on it
+    has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
+    unread_sums: tuple[float, frozenset[str]]  # the most that one stream has; parameters around the last
 
     @property
     def depth(self) -> float:
         """The number of branches."""
         return sum(branch.times for branch in self.branches)
+
+    def places(self) -> dict[str, Hashable]:
+        """Path -> its place in the forward pass: the branch that it is in, up to its layer, and which weight it is."""
+        way = {path: self._way(path) for path in sorted(self.uses, key=lambda path: self.uses[path][0].node)}
+        of_branch: dict[int, list[str]] = {}
+        for path in way:
+            if self.inside[path] and self.branches_of[path]:
+                of_branch.setdefault(min(self.branches_of[path]), []).append(path)
+        result: dict[str, Hashable] = dict(way)
+        for paths in of_branch.values():
+            ways = tuple(way[path] for path in paths)
+            result |= {path: (ways, n) for n, path in enumerate(paths)}
+        return result
+
+    def _way(self, path: str) -> Hashable:
+        """How the forward pass uses a parameter, whatever its name and layer."""
+        kinds = tuple(sorted({(use.kind, use.first) for use in self.uses[path]}))
+        return self.inside[path], path in self.readouts, kinds
 
     def without(self, branches: Collection[Branch]) -> Traced:
         """The facts with some branches taken for parts of the stream."""
@@ -89,16 +115,39 @@ class Traced:
         )
 
 
-def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
-    """The facts of a graph; ``growing`` are the axes of each parameter that grow."""
-    return _Reader(graph, growing).result()
+def traced(graph: Graph, growing: Mapping[str, Collection[int]], plain: Collection[int] = ()) -> Traced:
+    """The facts of a graph; ``growing`` are the axes of each parameter that grow, ``plain`` sums that are not residual.
+
+    Without ``growing``, a learned token that a matrix multiplies is taken for a weight.
+    """
+    return _Reader(graph, growing, plain).result()
+
+
+def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[set[int], set[int]]]:
+    """The facts of two models of different depths, without ``growing``, and the sums that are not residual.
+
+    A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of a layer.
+    """
+    plain, base_plain = set[int](), set[int]()
+    for _ in range(_MOST_SKIPS):
+        facts, base_facts = traced(graph, {}, plain), traced(base, {}, base_plain)
+        inner, base_inner = (
+            {kind: max(b.inner for b in branches) for kind, branches in grouped(f.branches, lambda b: b.kind).items()}
+            for f in (facts, base_facts)
+        )
+        skips = {kind for kind, number in inner.items() if number > base_inner.get(kind, number)}
+        if not skips:
+            break
+        plain |= {b.node for b in facts.branches if b.kind in skips and b.inner}
+        base_plain |= {b.node for b in base_facts.branches if b.kind in skips and b.inner}
+    return facts, base_facts, (plain, base_plain)
 
 
 class _Reader:
-    def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]]):
+    def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]], plain: Collection[int]):
         self.graph, self.uses = graph, parameter_uses(graph, growing)
         self.shape = Homogeneity(graph, self.uses)
-        self.streams = residual_streams(graph, self.uses, self.shape.degrees)
+        self.streams = residual_streams(graph, self.uses, self.shape.degrees, plain)
         self.factors = forward_factors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at = self.uses.by_node()
@@ -118,6 +167,9 @@ class _Reader:
             scores=self._scores(),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
+            has_tokens=self.uses.has_tokens,
+            used={path: path in by_path for path in self.shapes},
+            unread_sums=self._unread_sums(),
         )
 
     def _times(self, use: Use) -> float:
@@ -127,14 +179,14 @@ class _Reader:
     def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
         """Whether each parameter is in branches alone, and the sums of the main stream that these end in."""
         streams, none = self.streams, frozenset[int]()
-        count = Counter(map(template, by_path))
+        count = Counter(map(series, by_path))
         inside, ends = {}, {}
         for path, uses in by_path.items():
             sums = [streams.inside.get(u.node, none) for u in uses]
             ends[path] = self._outermost(none.union(*sums))
             # A layer of each block that several branches of the block read, such as one that modulates them.
             shared = [streams.shared.get(u.node, none) for u in uses]
-            blocks = count[template(path)] if count[template(path)] > 1 else math.inf
+            blocks = count[series(path)] if count[series(path)] > 1 else math.inf
             if all(shared) and len(none.union(*shared)) * blocks <= len(streams.sums):
                 ends[path], sums = self._outermost(none.union(*shared)), shared
             inside[path] = all(sums)
@@ -142,8 +194,8 @@ class _Reader:
 
     def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
         """The sums of the main stream whose branches contain these, or are these."""
-        while inner := {node for node in sums if node in self.streams.inside}:
-            outer = frozenset().union(*(self.streams.inside[node] for node in inner))
+        while inner := {node for node in sums if node in self.streams.nested}:
+            outer = frozenset().union(*(self.streams.nested[node] for node in inner))
             sums = (sums - inner) | outer
         return sums
 
@@ -180,10 +232,13 @@ class _Reader:
         paths = frozenset(path for path, sums in ends.items() if s.node in sums)
         times = math.prod(length for _, length in s.loops)
         after, total = (self._of_uses(terms, before=before) for before in (False, True))
-        stream = {t.node for t in self.streams.sums} | {s.start}
+        kept_nodes = {t.node for t in self.streams.sums} | {s.start}
         own = self.factors.terms[s.shortcut]
-        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream})
-        return Branch(after, total, kept, normalized, paths, times, s.node, s.projected)
+        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in kept_nodes})
+        stream = self.streams.parallel[s.node]
+        within = [t.loops for t in self.streams.sums if s.node in self.streams.around(t)]
+        inner = sum(math.prod(length for _, length in loops) for loops in within) / times
+        return Branch(after, total, kept, normalized, paths, times, s.node, s.projected, stream, inner)
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes."""
@@ -226,6 +281,11 @@ class _Reader:
             elif not products and terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms:
                 found += [terms[j] for j in reads]
         return found
+
+    def _unread_sums(self) -> tuple[float, frozenset[str]]:
+        number, last = self.streams.unread_sums
+        inputs = self.graph.nodes[last].inputs if number else ()
+        return number, frozenset(self._of_uses(*(self.factors.deep(self.factors.terms[i]) for i in inputs))) - {""}
 
     def _scores(self) -> list[Scores]:
         """What enters the functions of softmax or a sigmoid, and other products of two activations."""

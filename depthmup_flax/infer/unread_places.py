@@ -12,7 +12,7 @@ from jax.extend import core
 from depthmup_flax.infer.called_names import called_names, source_line
 from depthmup_flax.infer.dataflow import CONST, FOLDS, INPUT, KEEPS_VALUE, PARAM, STATE, Graph, Node
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS
-from depthmup_flax.infer.residual_sums import NONLINEAR
+from depthmup_flax.infer.stream_paths import NONLINEAR
 
 # What is understood. All other operations, those of future versions of JAX too, are places that are not read.
 _READ = (

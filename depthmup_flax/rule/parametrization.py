@@ -173,12 +173,12 @@ class ParamInfo:
 
     @property
     def to_few_features(self) -> bool:
-        """Whether it maps the width to a fixed number of features inside a branch, as a router does.
+        """Whether it maps the width to a fixed number of features, as a router, a bottleneck or a few keys do.
 
         Its gradients and updates are those of a hidden weight. It should start at zero or with ``1/fan_in``, as a
         readout (arXiv:2203.03466 Table 3): from ``1/sqrt(fan_in)``, aligned updates change its product as ``sqrt(m)``.
         """
-        return self.role is Role.HIDDEN and self.in_branch and self.width_out == 1 != self.width_in
+        return self.role is Role.HIDDEN and self.width_out == 1 != self.width_in
 
 
 _WIDTH_POWERS = {"mup": 1, "standard": 0}

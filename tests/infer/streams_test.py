@@ -1,0 +1,175 @@
+"""Residual sums are those of streams, however these are built: weightless branches, several streams, skips, names."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from stream_models import (
+    BATCH,
+    EDGES,
+    MIXERS,
+    as_haiku,
+    as_list,
+    audited,
+    bottleneck,
+    graph,
+    highway,
+    long_skip,
+    mixed,
+    mixed_alone,
+    numbered,
+    pairs,
+    positions,
+    post_norm_translator,
+    quantized,
+    recalled,
+    reversible,
+    routed,
+    scanned_graph,
+    skips,
+    stacked,
+    towers,
+    translator,
+    u_net,
+)
+
+from depthmup_flax import InputError, Role
+from depthmup_flax.rule.info_trees import flatten_info
+
+BRANCH, READOUT, ATTENTION = "missing_branch_multiplier", "readout_not_scaled", "attention_scale"
+BOTH, WITH_EDGES = {"x": (BATCH, BATCH)}, {"x": (BATCH, EDGES)}
+
+
+def found(result):
+    return [finding.name for finding in result.findings if finding.certain]
+
+
+def assert_right_and_mistakes(body, sites, options, others=()):
+    """The right model is ok; without the multiplier of each site, of all, or of the readout, it is named."""
+    result = audited(body, **options)
+    assert not found(result), str(result)
+    assert {one.name for one in result.not_judged} <= {"role"}, str(result)  # of layers that the output does not need
+    assert result.depth_ratio == 2
+    for mistake, name in {**dict.fromkeys((*sites, "all"), BRANCH), "readout": READOUT, **dict(others)}.items():
+        assert name in found(audited(body, mistake, **options)), mistake
+    return result
+
+
+FAST = ("pool", "fourier", "shift")
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("mixer", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MIXERS])
+def test_a_branch_without_weights_is_a_branch(mixer, post_norm):
+    body = mixed(mixer, post_norm=post_norm)
+    result = assert_right_and_mistakes(body, ("mix", "mix1", "mlp"), {})
+    inside = {path: leaf.in_branch for path, leaf in flatten_info(result.info).items()}
+    assert inside["block1/mix_norm/scale"] is not post_norm
+    assert any("on the stream in every layer" in note for note in result.notes) is post_norm
+
+
+def test_branches_without_weights_may_be_the_only_ones():
+    assert_right_and_mistakes(mixed_alone, ("mix1",), {})
+
+
+STRUCTURES = {
+    "bias_of_all_layers": (translator(shared_bias=True), ("read", "encode", "self", "cross", "read0"), BOTH),
+    "post_norm": (post_norm_translator, ("read", "encode", "self", "cross", "read0"), BOTH),
+    "graph": (graph, ("edges", "nodes", "edges1", "nodes0"), WITH_EDGES),
+    "scanned_graph": (scanned_graph, ("edges", "nodes"), WITH_EDGES),
+    "towers": (towers, ("one", "other", "other0"), BOTH),
+    "reversible": (reversible, ("one", "other", "one0"), BOTH),
+    "pairs": (pairs, ("att", "pairs", "pairs0"), {}),
+    "u_net": (u_net, ("down", "low", "up"), {}),
+    "long_skip": (long_skip, ("mlp", "mlp1"), {}),
+    "quantized": (quantized, ("encoder", "decoder"), {}),
+    "routed": (routed, ("mlp", "mlp0"), {}),
+    "positions": (positions, ("att", "att0"), {}),
+    "haiku": (numbered(2), ("mlp", "mlp0"), {"names": as_haiku}),
+    "haiku_by_count": (numbered(2), ("mlp", "mlp0"), {"names": as_haiku, "depth_ratio": 2.0}),
+}
+WITH_ATTENTION = ("bias_of_all_layers", "post_norm", "towers", "pairs", "positions")
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_streams_are_read_however_they_are_built(name):
+    body, sites, options = STRUCTURES[name]
+    assert_right_and_mistakes(body, sites, options, {"attention": ATTENTION}.items() if name in WITH_ATTENTION else ())
+
+
+@pytest.mark.parametrize("body", [highway, recalled, stacked, skips])
+def test_what_every_layer_adds_in_another_way_is_not_passed_in_silence(body):
+    result = audited(body)
+    assert not found(result)
+    assert result.verdict == "not judged"
+    assert "sum" in [one.name for one in result.not_judged], str(result)
+
+
+def test_an_encoder_and_a_decoder_that_grow_differently_have_their_own_ratios():
+    body = translator(2, 4)
+    result = audited(body, **BOTH)
+    ratios = {path: leaf.depth_ratio for path, leaf in flatten_info(result.info).items() if leaf.in_branch}
+    assert not found(result)
+    assert {path.split("/")[0]: r for path, r in ratios.items()} == {"encoder": 2, "decoder": 4}
+    for site in ("read", "encode", "self", "cross"):
+        assert found(audited(body, site, **BOTH)) == [BRANCH]
+    given = audited(body, **BOTH, depth_ratio={"encoder": 2, "decoder": 4})
+    assert str(given) == str(result)
+    assert "2 in encoder" in str(result)
+    assert "4 in decoder" in str(result)
+    wrong = audited(body, **BOTH, depth_ratio={"decoder": 2})
+    assert {path.split("/")[0] for f in wrong.findings for path in f.paths} == {"decoder"}
+    with pytest.raises(InputError, match="depth_ratio has 'encoders'"):
+        audited(body, **BOTH, depth_ratio={"encoders": 2})
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_parameters_in_a_list_are_paired_by_their_place(ratio, width):
+    named, listed = (audited(numbered(ratio), names=names, width=width) for names in (lambda s: (s, dict), as_list))
+    by_name, by_place = (list(flatten_info(result.info).values()) for result in (named, listed))
+    assert listed.width_ratio == width / 8
+    assert {leaf.role for leaf in by_place} == {Role.INPUT, Role.VECTOR, Role.HIDDEN, Role.OUTPUT}
+    assert sorted(map(repr, by_place)) == sorted(map(repr, by_name))
+    for mistake, name in (("mlp0", BRANCH), ("all", BRANCH), ("readout", READOUT)):
+        assert found(audited(numbered(ratio), mistake, names=as_list, width=width)) == [name]
+
+
+def test_a_list_that_can_be_paired_in_two_ways_is_refused():
+    def plain(net, x):
+        h = net.dense("stem", x)
+        for i in range(net.depth):
+            h = jax.nn.relu(net.dense(f"up{i}", jax.nn.relu(net.dense(f"down{i}", h, 32))))
+        return net.head(h)
+
+    with pytest.raises(InputError, match="may correspond to several"):
+        audited(plain, names=as_list, width=32)
+
+
+def test_the_width_to_few_features_is_noted_outside_of_branches_too():
+    result = audited(bottleneck)
+    assert not found(result)
+    assert any("few/w maps the width" in note for note in result.notes)
+
+
+def test_a_table_that_layers_multiply_by_their_own_weights_does_not_add_up():
+    repeated = [finding for finding in audited(positions).findings if finding.name == "repeated_weights"]
+    assert [(finding.paths, finding.certain) for finding in repeated] == [(("positions",), False)]
+
+
+def test_what_a_loop_makes_for_its_next_round_alone_is_needed():
+    def body(net, x):
+        h = net.dense("stem", x)
+        layers = [net.param(f"blocks/{name}", net.depth, net.width, net.width) for name in ("now", "later")]
+
+        def step(carry, layer):
+            h, y = carry
+            return (h + net.multiplier("mlp", 0) * y @ layer[0], jnp.tanh(h @ layer[1])), None
+
+        (h, _), _ = jax.lax.scan(step, (h, jnp.zeros_like(h)), layers)
+        return net.head(h)
+
+    info = flatten_info(audited(body).info)
+    assert {path: leaf.role for path, leaf in info.items() if "blocks" in path} == {
+        "blocks/now": Role.HIDDEN,
+        "blocks/later": Role.HIDDEN,
+    }
