@@ -175,9 +175,10 @@ class TransformerNetwork(ResidualNetwork):
       stream_dtype: of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and
         rounds it to 8 bits after each branch; the result of the last norm and the input of the readout have
         ``param_dtype``.
-      attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in programs of ``depthmup
-        train`` in 16 bits: those for GPUs use cuDNN's, those for TPUs in bfloat16 our kernel. Both were compiled for
-        their devices; ours was tested by interpretation, and never ran on a TPU.
+      attention: ``xla`` is ``jax.nn.dot_product_attention``. ``auto`` is cuDNN's in programs for GPUs in 16 bits with
+        heads of up to 128 features, and our kernel in ``depthmup train`` for TPUs in bfloat16; float32 and larger heads
+        have no fused form and stay with ``xla``. Both were compiled for their devices; ours was tested by
+        interpretation, and never ran on a TPU.
     """
 
     choices = ResidualNetwork.choices | {

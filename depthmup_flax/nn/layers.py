@@ -139,8 +139,8 @@ class Readout(nn.Module):
       width_ratio: ``m``, the input dimension over the base model's.
       sigma: 0 starts at zero.
       out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
-      dtype: of the model's computation; ``None`` is that of the input. With 16 bits the product has the default
-        precision of the device: bfloat16 on a TPU, where full precision would take six times as long.
+      dtype: of the model's computation; ``None`` is that of the input. With bfloat16 the factors of the product, and of
+        its gradients, are rounded to it: full precision would take six times as long on a TPU, TF32 twice on a GPU.
     """
 
     features: int
