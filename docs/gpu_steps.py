@@ -36,12 +36,21 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "bfloat16 between layers": {"stream_dtype": "bfloat16"},
 }
-HEADER = f"| ms at least; GiB; kernels; GB | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}"
+# The first form at commit 7efd054, by title.
+BEFORE = {
+    "ViT-S/16, 256 images of 224 px": "60.6; 23; 1,754; 232",
+    "GPT, 163 M, 16 x 1024 tokens": "98.1; 28; 1,685; 343",
+    "ResNet-18, BatchNorm, 256 images of 224 px": "13.2; 4.1; 610; 40.7",
+    "ViT-B/16, 128 images of 224 px": "70.7; 23; 1,754; 236",
+    "sweep of ResMLP 128x8, a run": "0.0163; 0.062; 137; 0.636; 27 lanes",
+    "sweep of ResMLP 128x128, a run": "0.214; 0.64; 1,817; 8.84; 27 lanes",
+}
+HEADER = f"| ms at least; GiB; kernels; GB | before | {' | '.join(FORMS)} |\n|---|---|{'---|' * len(FORMS)}"
 
 
 def row(title: str, case: Case) -> str:
     """The row of a case."""
-    return f"| {' | '.join([title, *(_cell(case, fields) for fields in FORMS.values())])} |"
+    return f"| {' | '.join([title, BEFORE[title], *(_cell(case, fields) for fields in FORMS.values())])} |"
 
 
 def _cell(case: Case, fields: Mapping[str, Any]) -> str:
