@@ -23,7 +23,6 @@ from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 
 Measure = Callable[[], dict[str, float]]
@@ -32,7 +31,7 @@ STEPS = 4  # in a call of a large network, where the host is not the limit
 
 
 def step(seconds: float, **fields: Any) -> Measure:
-    """A contender: the training step of a `Case`, or of the largest group of a sweep for each of its runs."""
+    """A contender: the training step of a `Case`; of a sweep, that of a whole group, divided by its runs."""
     case = Case(**fields)
     return _lanes(case, seconds) if case.in_lanes else _step(case, seconds)
 
@@ -64,9 +63,9 @@ def _lanes(case: Case, seconds: float) -> Measure:
     group = max(plan(config, expand(config), load), key=lambda group: len(group.runs))
     mesh = lane_mesh(jax.devices()[:1])
     data = put_train_data(group.experiment.dataset, mesh)
-    program, _ = choose_program(GroupPrograms(group, mesh, data), group.runs, None)
-    runs = group.runs[: program.capacity]
-    lanes = program.place(runs)
+    program = GroupPrograms(group, mesh, data).for_runs(group.runs, len(group.runs))
+    program.seconds_per_run_step(group.runs)  # sets the number of steps in a call
+    lanes = program.place(group.runs)
     state, call = program.init(lanes), next(program.calls(lanes, 0))
 
     def run(count: int) -> None:

@@ -16,6 +16,7 @@ def step(seconds, device, **fields):
     case = Case(**fields)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = True
     model, (x, y) = network(case).to(device), _batch(case, device)
     if case.network == "resnet":
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
@@ -24,6 +25,7 @@ def step(seconds, device, **fields):
 
     def run(count):
         for _ in range(count):
+            torch.compiler.cudagraph_mark_step_begin()
             with torch.autocast(device, torch.bfloat16, enabled=case.dtype == "bfloat16"):
                 loss = compiled()
             loss.backward()

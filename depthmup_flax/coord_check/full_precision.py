@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.util.jaxprs import all_equations, called_jaxpr, opened, propagate, scan_counts
+from depthmup_flax.util.precision import product_precision
 
 
 def low_precision(jaxpr: Any) -> str | None:
@@ -66,6 +67,9 @@ def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         return [widened(eqn.primitive.bind(*inputs, **params))]
     is_low = lambda value: isinstance(value, np.dtype) and _is_low(value)
     wide = {key: jnp.dtype("float32") if is_low(value) else value for key, value in params.items()}
+    if name in ("dot_general", "conv_general_dilated"):
+        precision = product_precision(jnp.float32)
+        wide["precision"] = None if precision is None else (precision, precision)
     results = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(wide))
     return results if eqn.primitive.multiple_results else [results]
 

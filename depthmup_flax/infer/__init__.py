@@ -1,7 +1,8 @@
 """Roles and initial values of any model: Linen, NNX, or any pytree of parameters."""
 
-from depthmup_flax.infer.audit import Audit, Finding, audit
+from depthmup_flax.infer.audit import Audit, audit
+from depthmup_flax.infer.audit_table import Finding, NotJudged
 from depthmup_flax.infer.initial_scale import rescale_init
 from depthmup_flax.infer.roles_from_shapes import infer_info
 
-__all__ = ["Audit", "Finding", "audit", "infer_info", "rescale_init"]
+__all__ = ["Audit", "Finding", "NotJudged", "audit", "infer_info", "rescale_init"]

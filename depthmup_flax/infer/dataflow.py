@@ -97,11 +97,11 @@ FOLDS: Mapping[str, Callable[..., float]] = {
 KEEPS_VALUE = frozenset(
     {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient",
      "transpose", "slice", "reduce_precision", "sharding_constraint", "name",
-     "reduce_max", "reduce_min"}
+     "reduce_max", "reduce_min", "pvary", "pcast", "reshard", "mesh_cast", "copy_p", "tile", "rev", "all_gather"}
 )  # fmt: skip
 
 
-def folded(op: str, params: Mapping[str, Any], values: list[float | None], count: float) -> float | None:
+def folded(op: str, params: Mapping[str, Any], values: Sequence[float | None], count: float) -> float | None:
     """The value of an operation on constants, or ``None``; ``count`` entries of the first are one of the result."""
     known = [value for value in values if value is not None]
     if not known or len(known) != len(values):

@@ -6,6 +6,7 @@ body of a loop occurs once, and its nodes say how often they run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -102,9 +103,11 @@ class _Inliner(Interpreter[int]):
             outs = self.run(body, list(map(part, inputs, shapes_of(opened(body)[0].invars))))
             return list(map(part, outs, shapes_of(eqn.outvars)))
         if name == "pallas_call":
-            references = self.memory.enter(eqn, inputs)
-            self.run(body, references)
-            return self.memory.leave(eqn, references)
+            with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                references = self.memory.enter(eqn, inputs)
+                self.run(body, references)
+                return self.memory.leave(eqn, references)
+            return self.operation(eqn, inputs)  # a kernel of a form that is not known
         if name == "run_scoped":
             return self.run(body, [*inputs, *map(self.memory.new, shapes_of(opened(body)[0].invars))])
         return super().equation(eqn, inputs)
@@ -142,7 +145,7 @@ class _Inliner(Interpreter[int]):
         arrays, params = self.memory.read(inputs), {**eqn.params, "callers": self.callers}
         results = [add(name, arrays, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
         if arrays != inputs:  # what an unknown operation does to the memory that it takes is unknown
-            self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), params))
+            self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), {**params, "result": 0}))
         return results
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:

@@ -94,7 +94,7 @@ class KernelMemory:
             self._store(name, params, inputs)
             return [old] if shapes else []
         if name == "dma_start":
-            source, _, target, *_ = jax.tree.unflatten(params["tree"], inputs)
+            source, target, *_ = references  # the others are semaphores
             self._put(target, self.held[source])
             return []
         return None

@@ -191,11 +191,15 @@ class Comparison:
             result.append(Finding(name, (path,), text, code))
         return result
 
+    def _in_softmax(self) -> set[str]:
+        """The parameters that make queries and keys."""
+        return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.tokens}
+
     def _is_tied(self, path: str) -> bool:
         return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
 
     def _embeddings(self) -> list[Finding]:
-        result, in_scores = [], {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
+        result, in_scores = [], self._in_softmax()
         for path, factors in self.facts.factors.items():
             info = self.infos.get(path)
             if info is None or path in in_scores or self.facts.inside.get(path):
@@ -227,15 +231,23 @@ class Comparison:
 
     def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
         """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
-        for scores in self.facts.scores:
-            name = set(map(template, scores.paths))
-            other = next((s for s in self.base.scores if set(map(template, s.paths)) == name), None)
+        for scores in (s for s in self.facts.scores if s.in_softmax):
+            other = self._base_scores(scores)
             known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
             yield scores, other if known else None
+
+    def _base_scores(self, scores: Scores) -> Scores | None:
+        name = lambda s: (s.in_softmax, set(map(template, s.paths)))
+        return next((other for other in self.base.scores if name(other) == name(scores)), None)
 
     def unclear_scores(self) -> list[Scores]:
         """Products of queries and keys whose factors are unknown."""
         return [scores for scores, other in self._compared_scores() if other is None]
+
+    def growing_products(self) -> list[Scores]:
+        """Products of two activations, outside of softmax, that are summed over a dimension that grows."""
+        others = [(s, self._base_scores(s)) for s in self.facts.scores if not s.in_softmax]
+        return [scores for scores, other in others if other is not None and other.size != scores.size]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[str]] = {}
@@ -260,17 +272,20 @@ class Comparison:
 
     def _inside_branches(self) -> dict[str, float | None]:
         """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
-        in_scores = {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
-        ends = {path for branch in self.facts.branches for path in branch.factors}
+        unclear = frozenset[str]().union(
+            *(s.paths for s in self.growing_products()), *(u.paths for u in self.facts.unread)
+        )
+        ends = {path for branch in self.facts.branches for path in branch.factors} | self._in_softmax() | unclear
         return {
             path: ratio_of(factors, self.base.factors.get(self.pairs[path]))
             for path, factors in self.facts.factors.items()
-            if self.facts.inside.get(path) and path in self.infos and path not in in_scores | ends
+            if self.facts.inside.get(path) and path in self.infos and path not in ends
         }
 
     def unclear_inside(self) -> list[str]:
         """Parameters whose factors within branches are unknown."""
-        return [path for path, ratio in self._inside_branches().items() if ratio is None]
+        unknown = [path for path, ratio in self._inside_branches().items() if ratio is None]
+        return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
 
     def _repeated(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}

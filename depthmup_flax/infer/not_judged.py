@@ -85,6 +85,9 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
             row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch
         ],
         "the factors inside the branches, of": compared.unclear_inside(),
+        "the scale of products over a growing dimension, outside of softmax, of": _united(
+            s.paths for s in compared.growing_products()
+        ),
         "the scale of the products of queries and keys of": _united(
             s.paths | s.tokens for s in compared.unclear_scores()
         ),

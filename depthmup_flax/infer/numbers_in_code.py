@@ -65,8 +65,8 @@ class Numbers:
             inner = self._nodes[node.inputs[0]]
             rates = [self._known.get(j, self._nodes[j].value) for j in inner.inputs if j not in self._random]
             return rates[0] if inner.op == "add" and rates else None
-        means = [self.masks.get(j, number) for j, number in zip(node.inputs, numbers, strict=True)]
-        if not means or None in means:
+        means = [x for x in map(self.masks.get, node.inputs, numbers) if x is not None]
+        if not means or len(means) < len(numbers):
             return None
         if node.op == "not":
             return 1 - means[0]

@@ -22,7 +22,7 @@ SUMS = frozenset({"add", "add_any", "sub"})
 # Operations whose result has the entries of the first operand, in the same places.
 SAME_PLACE = frozenset(
     {"convert_element_type", "copy", "copy_p", "carry", "neg", "stop_gradient", "reduce_precision", "name",
-     "sharding_constraint", "optimization_barrier", "mesh_cast", "reshard", "pvary", "psum", "psum2",
+     "sharding_constraint", "optimization_barrier", "mesh_cast", "reshard", "pvary", "pcast", "psum", "psum2",
      "psum_invariant", "pmax", "pmin", "real", "imag"}
 )  # fmt: skip
 MOVES = frozenset(

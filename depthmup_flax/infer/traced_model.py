@@ -29,12 +29,13 @@ def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys."""
+    """Products of two activations that are summed over a dimension, such as those of queries and keys."""
 
     paths: frozenset[str]  # parameters that make both
     tokens: frozenset[str]  # learned queries
     size: int  # of the dimension that is summed
     factor: float  # NaN is unknown
+    in_softmax: bool  # or in a sigmoid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Traced:
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
     readouts: OfPaths  # path -> factors up to the output
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
-    scores: Sequence[Scores]
+    scores: Sequence[Scores]  # in softmax, or between parameters' products
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
 
@@ -227,25 +228,29 @@ class _Reader:
         return found
 
     def _scores(self) -> list[Scores]:
-        """What enters the functions of softmax, or a sigmoid."""
-        result = {}
+        """What enters the functions of softmax or a sigmoid, and other products of two activations."""
+        entering: dict[int, frozenset[float]] = {}
         for i, node in enumerate(self.graph.nodes):
-            if node.op not in ("exp", "exp2", "logistic") or not self.factors.terms[i]:
-                continue
-            for j, factors in self._through(node.inputs[0]).items():
-                product = self.graph.nodes[j]
-                if j not in self.factors.parts or product.op != "dot_general":
-                    continue
-                (left, _), _ = product.params["dimension_numbers"]
-                size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
-                inner = self.factors.deep(self.factors.parts[j])
-                makers = [u for k in inner for u in self._makers(k)]
-                paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
-                tokens = frozenset(u.path for u in makers) - paths
-                of_both = {f for several in inner.values() for f in several}
-                is_known = len(factors) == 1 and len(of_both) == 1
-                result[j] = Scores(paths, tokens, size, min(factors) * min(of_both) if is_known else math.nan)
-        return list(result.values())
+            if node.op in ("exp", "exp2", "logistic") and self.factors.terms[i]:
+                entering |= self._through(node.inputs[0])
+        products = [j for j in self.factors.parts if self.graph.nodes[j].op == "dot_general"]
+        scores = (self._product(j, entering.get(j)) for j in products)
+        return [s for s in scores if s.in_softmax or s.paths]
+
+    def _product(self, j: int, factors: frozenset[float] | None) -> Scores:
+        """The product of two activations at a node; ``factors``: after it, if it enters a softmax."""
+        product, inner = self.graph.nodes[j], self.factors.deep(self.factors.parts[j])
+        (left, _), _ = product.params["dimension_numbers"]
+        size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
+        makers = [u for k in inner for u in self._makers(k)]
+        paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
+        tokens = frozenset(u.path for u in makers) - paths
+        of_both = {f for several in inner.values() for f in several}
+        is_known = factors is not None and len(factors) == 1 and len(of_both) == 1
+        factor = min(factors) * min(of_both) if factors and is_known else math.nan
+        weights = (self.shape.norms.get(k) for k in inner)
+        is_mean = any(k is not None and self.graph.nodes[k].op == "exp" for k in weights)
+        return Scores(frozenset() if is_mean else paths, tokens, size, factor, factors is not None)
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:
         """The terms of an array, and those inside a soft cap."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from depthmup_flax.infer.called_names import called_names, source_line
@@ -72,11 +73,17 @@ def unread_operations(
 def _is_read(node: Node) -> bool:
     """Whether an operation is understood. Rounding to few bits is not, as it comes between a scale and its inverse."""
     if node.op == "convert_element_type":
-        return jnp.dtype(node.params["new_dtype"]).itemsize > 1 or not _is_float(node.params["callers"][-1])
-    return node.op in _READ or node.op.startswith(_READ_PREFIXES)
+        eqn = node.params["callers"][-1]
+        return _bits(eqn.outvars[0]) > 8 or _bits(eqn.invars[0]) <= 8
+    if node.op in _READ or node.op.startswith(_READ_PREFIXES):
+        return True
+    results = node.params["callers"][-1].outvars[node.params["result"] :]
+    return bool(results) and _bits(results[0]) == 1  # a boolean has no factor
 
 
-def _is_float(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation reads a floating-point array of more than a byte."""
-    dtype = jnp.dtype(getattr(eqn.invars[0].aval, "dtype", bool))
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
+def _bits(variable: Any) -> int:
+    """How many bits a number of an array has; of a boolean, 1."""
+    dtype = getattr(variable.aval, "dtype", None)
+    if not isinstance(dtype, np.dtype):  # a random key
+        return 32
+    return 1 if dtype == np.bool_ else 8 * dtype.itemsize

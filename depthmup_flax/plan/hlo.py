@@ -82,6 +82,12 @@ class Program:
     computations: Mapping[str, Computation]
     entry: str
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it loops over training steps (`depthmup_flax.engine.multi_step.take_steps`)."""
+        entry = self.computations[self.entry].values()
+        return any(one.opcode == "while" and one.source == "jit(_take_steps)/while" for one in entry)
+
     def executed(self) -> Iterator[tuple[Instruction, Computation, int]]:
         """Instructions outside fusions, each with its computation and the number of times that it runs in one call.
 

@@ -36,7 +36,7 @@ _CONTAINERS = ("call", "conditional", "async-start")  # what they run is counted
 
 @dataclasses.dataclass(frozen=True)
 class KernelKind:
-    """All kernels of one kind in a call of a program.
+    """All kernels of one kind in a call of a program, or in a step.
 
     Attributes:
       name: XLA's, such as ``input_reduce_fusion`` or ``cublas lt matmul``.
@@ -52,9 +52,15 @@ class KernelKind:
 
 
 def kernel_kinds(program: Program, chip: Chip) -> tuple[KernelKind, ...]:
-    """The kernels of a program for GPUs by kind, the longest first; communication is not among them."""
+    """The kernels of a program for GPUs by kind, the longest first; communication is not among them.
+
+    Of a program that takes several steps in a call, they are those of a step, without those of the call.
+    """
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
+    of_call = program.computations[program.entry] if program.takes_steps else None
     for one, computation, times in program.executed():
+        if computation is of_call:
+            continue
         if one.opcode in (*FREE, *_CONTAINERS) or one.opcode.endswith("-done") or one.collective:
             continue
         moved, products = bytes_moved(one, computation, program), _products(one, computation, program)

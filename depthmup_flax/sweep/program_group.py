@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
-from depthmup_flax.engine.experiment import Experiment, StepExperiment, build
+from depthmup_flax.engine.experiment import RULE, Experiment, StepExperiment, build
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.engine.optimizers import require_optimizer
@@ -53,11 +53,18 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             for run in group_runs:
                 optimizer = run.config.optimizer
                 warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
-                require_optimizer(run.config, make_parametrization(run.config))
+            for one in {_optimizer(run): run.config for run in group_runs}.values():
+                require_optimizer(one, make_parametrization(one))
         except InputError as error:
             raise InputError(f"in the runs with {label}: {error}") from error
         groups.append(Group(experiment, group_runs, label))
     return groups
+
+
+def _optimizer(run: Run) -> tuple[object, ...]:
+    """What `require_optimizer` reads and runs of a group differ in."""
+    varying = (x for path, x in run.hyperparameters.items() if path.startswith((RULE, "optimizer.kwargs")))
+    return run.config.parametrization.preset, *varying
 
 
 def groups_of_shard(config: ConfigDict, groups: Sequence[Group], shard: tuple[int, int]) -> list[Group]:

@@ -42,6 +42,8 @@ def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
 
 def called_jaxpr(eqn: core.JaxprEqn) -> Any | None:
     """The jaxpr of an equation that calls one with its own inputs (``jit``, ``checkpoint``, ``custom_vjp``)."""
+    if eqn.primitive.name in ("reduce", "reduce_window"):  # whose jaxpr joins two entries
+        return None
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = eqn.params.get(name)
         if inner is not None and len(opened(inner)[0].invars) == len(eqn.invars):

@@ -12,6 +12,7 @@ from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import linen_network, nnx_network
+from depthmup_flax.coord_check.full_precision import in_float32, widened
 from depthmup_flax.coord_check.networks import traced
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT
 
@@ -130,6 +131,16 @@ def test_a_forward_pass_in_bfloat16_is_computed_in_float32():
         jax.grad(lambda p, net=net: jnp.sum(net.apply(p)[0] ** 2))(params) for net in (full.network, low.network)
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.1, atol=0.1), *gradients)
+
+
+def test_products_of_a_network_in_bfloat16_have_full_precision_too():
+    model = dm.GPT(5, width=8, depth=1, num_heads=2, dtype="bfloat16")
+    tokens = jnp.zeros((2, 8), int)
+    params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens)))
+    jaxpr = jax.make_jaxpr(model.apply)(params, tokens)
+    assert "BF16_BF16_F32" in str(jaxpr)
+    computed = jax.make_jaxpr(in_float32(jaxpr))(*jax.tree.leaves(jax.tree.map(widened, (params, tokens))))
+    assert set(re.findall(r"precision=(.*)", str(computed))) == {"(Precision.HIGHEST, Precision.HIGHEST)"}
 
 
 class NnxNet(nnx.Module):

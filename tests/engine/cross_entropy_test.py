@@ -44,6 +44,16 @@ def test_a_label_is_wrong_where_a_logit_is_not_a_number():
     assert right.tolist() == [False, False, False, True]
 
 
+def test_the_gradient_is_the_softmax_less_the_label_without_a_scatter(float64):
+    logits = jax.random.normal(jax.random.key(0), (5, 7)).at[1, 3].set(-jnp.inf).at[2].mul(400)
+    labels = jnp.arange(5)
+    gradient = jax.grad(lambda logits: cross_entropy.cross_entropy(logits, labels)[0].sum())
+    expected = np.asarray(jax.nn.softmax(logits)) - np.eye(7)[:5]
+    np.testing.assert_allclose(gradient(logits), expected, rtol=1e-12, atol=1e-15)
+    # A scatter would be one more pass over the largest arrays of a program.
+    assert not re.findall("scatter|gather", str(jax.make_jaxpr(gradient)(logits)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("length", "parts", "bias"), [(8, 4, False), (7, 4, True)])
 def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64):

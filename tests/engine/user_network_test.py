@@ -9,6 +9,7 @@ from depthmup_flax.config import default_config
 from depthmup_flax.engine.device_batches import host_test_batches
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.engine.step import evaluate
+from depthmup_flax.parallel.sharding import make_mesh
 from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
@@ -61,6 +62,13 @@ def test_a_network_without_a_multiplier_is_refused_or_trains_with_a_note_in_its_
     result = train_and_evaluate(run, tmp_path)
     assert result["status"] == "completed"
     assert "residual_multiplier" in result["audit"]
+
+
+def test_a_network_that_is_not_judged_trains_and_says_what_was_not_read():
+    experiment = build(config("pair_net", data="load_thirds", edit="rounded"))
+    assert "rounding to float8_e4m3fn" in experiment.audit
+    assert "not judged" in experiment.description(make_mesh())
+    assert "not judged" not in build(config("pair_net", data="load_thirds")).description(make_mesh())
 
 
 def test_a_loss_of_the_batch_is_averaged_over_examples_whatever_the_batch_size(tmp_path):

@@ -231,6 +231,25 @@ def lookup_collectives():
     return re.findall(r"= \(?\w+\[([\d,]*)\]\S* (?:all-\w+|reduce-scatter|collective-permute)\(", text)
 
 
+def stream_of_a_gpu():
+    """What devices exchange for a stream with features last and its gradient, in programs as for GPUs."""
+    found = {}
+    for name in ("one", "data 2, fsdp 2, tensor 2"):
+        axes = LAYOUTS[name]
+        mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
+        split = NamedSharding(mesh, P(sharding.BATCH_AXES, "tensor"))
+
+        def gradient(x, mesh=mesh):
+            with sharding.activations_on(mesh), mock.patch.object(sharding, "target_platform", return_value="gpu"):
+                return jax.grad(lambda x: jnp.sin(sharding.stream(x)).sum())(x)
+
+        program = jax.jit(gradient, in_shardings=split, out_shardings=split)
+        text = program.lower(jax.ShapeDtypeStruct((8, 4, 3), float)).compile().as_text()
+        layouts = re.findall(r"f\d+\[\d,\d,3\]{([\d,]*)", text)
+        found[name] = {"exchanged": re.findall(r"all-\w+|reduce-scatter|collective-permute", text), "layouts": layouts}
+    return found
+
+
 def fused_attention_parts():
     """Attention's value and gradients with the kernel of TPUs on several meshes, and the shapes of a device's parts."""
     q, k, v, g = (jax.random.normal(key, (8, 5, 256), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4))

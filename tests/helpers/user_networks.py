@@ -98,6 +98,7 @@ def pair_net(width, depth, edit=""):
         h = dense("stem", x)
         for i in range(depth):
             h = h + branch_factor(depth, edit) * dense(f"block_{i}", jax.nn.relu(h))
+        h = h.astype(jnp.float8_e4m3fn).astype(h.dtype) if edit == "rounded" else h
         return dense("head", h * readout_factor(width, edit))
 
     return init, apply

@@ -419,18 +419,63 @@ def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     assert "embed/embedding should start" in " ".join(audit(*both(Translator), (TOKENS, TOKENS)).notes)
 
 
-def test_two_models_of_one_size_or_swapped_ones_are_not_ok():
+def not_judged(result):
+    return [place.name for place in result.not_judged]
+
+
+def test_two_models_of_one_size_or_swapped_ones_are_not_judged():
     model, base = both(AutoNamed)
-    same = audit(model, model, VECTORS)
-    assert not same.ok
-    assert "Nothing was compared: model and base have the same width and depth." in str(same)
-    swapped = audit(base, model, VECTORS)
-    assert not swapped.ok
-    assert "were model and base swapped? Write audit(model, base, x)." in str(swapped)
-    assert "Nothing is missing" not in str(same) + str(swapped)
-    # Wider or deeper alone is a comparison.
-    assert audit(model.clone(depth=DEPTH), base, VECTORS).ok
-    assert audit(model.clone(width=WIDTH), base, VECTORS).ok
+    assert not_judged(audit(model, model, VECTORS)) == ["width", "depth"]
+    assert not_judged(audit(base, model, VECTORS)) == ["sizes"]
+    assert not audit(base, model, VECTORS).ok
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_an_axis_of_equal_size_is_not_judged_unless_the_user_does_not_scale_it(axis):
+    model, base = both(AutoNamed)
+    equal = model.clone(**{axis: getattr(base, axis)})
+    (other,) = {"width", "depth"} - {axis}
+    result = audit(equal, base, VECTORS)
+    assert (result.verdict, not_judged(result)) == ("not judged", [axis])
+    assert f"axes='{other}'" in result.not_judged[0].code
+    assert audit(equal, base, VECTORS, axes=other).ok
+
+
+def test_the_verdict_has_three_values_and_is_the_first_line():
+    right, wrong = audited(), audited(edit="no_readout")
+    same = audit(*gpt(depth=DEPTH), TOKENS)
+    results = {"ok": right, "missing": wrong, "not judged": same}
+    assert {verdict: result.verdict for verdict, result in results.items()} == {v: v for v in results}
+    assert [bool(result) for result in results.values()] == [result.ok for result in results.values()]
+    assert all(str(result).startswith(f"{verdict}: ") for verdict, result in results.items())
+    right.require()
+    with pytest.raises(InputError, match="missing: readout_not_scaled"):
+        wrong.require()
+    with pytest.raises(InputError, match="not judged: depth"):
+        same.require()
+
+
+def test_layers_without_residual_sums_are_not_judged_for_the_depth():
+    def forward(params, x):
+        for kernel in params["layers"]:
+            x = jnp.tanh(x @ kernel)
+        return x @ params["head"] * RULE.readout_multiplier(params["head"].shape[0] / WIDTH)
+
+    def shapes(n, depth):
+        layers = [jnp.ones((6, n)), *[jnp.ones((n, n))] * (depth - 1)]
+        return forward, {"layers": layers, "head": jnp.ones((n, 5))}
+
+    assert not_judged(audit(shapes(2 * WIDTH, 4), shapes(WIDTH, 2), VECTORS)) == ["depth"]
+    assert audit(shapes(2 * WIDTH, 2), shapes(WIDTH, 2), VECTORS).ok  # no depth that the rule is about
+
+
+def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged():
+    def two_towers(params, x):
+        return (x @ params["a"]) @ (x @ params["b"]).T
+
+    shapes = lambda n: {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}
+    result = audit((two_towers, shapes(2 * WIDTH)), (two_towers, shapes(WIDTH)), VECTORS)
+    assert (result.verdict, set(result.not_judged[0].paths)) == ("not judged", {"a", "b"})
 
 
 class Training(nn.Module):
@@ -590,15 +635,15 @@ def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
         ]
         for e in ("", "no_multiplier")
     )
-    assert "multipliers of branches were not checked" in audit(*right, TOKENS).notes[0]
+    assert not_judged(audit(*right, TOKENS)) == ["depth"]
     assert audit(*right, TOKENS, depth_ratio=2.0).ok
     assert names(audit(*broken, TOKENS, depth_ratio=2.0)) == ["missing_branch_multiplier"]
 
 
-def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
+def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
     result = audit(*gpt(edit="no_multiplier", width=WIDTH), TOKENS)
     assert names(result) == ["missing_branch_multiplier"]
-    assert "factors that depend on the width were not checked" in result.notes[0]
+    assert not_judged(result) == ["width"]
     assert role_of(result, "embedding")[0] is Role.INPUT
     assert role_of(result, "head")[0] is Role.OUTPUT
     assert role_of(result, "q_0")[0] is Role.HIDDEN
@@ -612,6 +657,7 @@ def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
         (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
+        (lambda: audit(*gpt(), TOKENS, axes="heads"), "axes is 'heads'"),
         (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' of the model has no counterpart in the base"),
     ],
 )
@@ -623,7 +669,7 @@ def test_bad_input_is_refused(call, message):
 
 def test_one_output_of_several_is_chosen():
     assert audit(*gpt(edit="tuple"), TOKENS, output=0).ok
-    assert audit(*gpt(edit="tuple", depth=DEPTH), TOKENS, output=lambda result: result[0]).ok
+    assert audit(*gpt(edit="tuple"), TOKENS, output=lambda result: result[0]).ok
 
 
 def test_nothing_is_computed_or_compiled(monkeypatch):
@@ -653,7 +699,8 @@ def test_the_info_of_an_audit_builds_an_optimizer():
 def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
     text = str(audited(edit="no_readout"))
     lines = text.splitlines()
-    assert lines[0].split() == ["parameter", "shape", "role", "uses", "factor", "wanted", "missing"]
+    assert lines[0] == "missing: readout_not_scaled (head)."
+    assert lines[2].split() == ["parameter", "shape", "role", "uses", "factor", "wanted", "missing"]
     assert [line.split() for line in lines if line.startswith(("down", "head"))] == [
         ["down_*", "64x32", "hidden+branch", "1", "0.7071", "0.7071"],
         ["head", "32x40", "output", "1", "1", "0.5", "readout_not_scaled"],

@@ -1,5 +1,7 @@
 """Feed-forward branches and experts, token by token."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.nn import feed_forward
 from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.feed_forward import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
 
@@ -41,6 +44,23 @@ def test_swiglu_is_shazeers_with_the_hidden_features_that_were_asked_for(fields,
     y, p = of_module(FeedForward(TransformerConfig(mlp="swiglu", **fields)))
     assert p["gate"]["kernel"].shape == p["up"]["kernel"].shape == (8, hidden)
     np.testing.assert_allclose(y, swiglu(np.asarray(X), p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_a_program_for_a_gpu_saves_the_arguments_of_an_activation_alone(mlp, monkeypatch):
+    module = FeedForward(TransformerConfig(mlp=mlp, mlp_features=11))
+    variables = variables_of(module)
+
+    def saved():
+        """Arrays of hidden features that the backward pass reads, and the gradient."""
+        _, pull = jax.vjp(lambda variables: jnp.sin(module.apply(variables, X)), variables)
+        shapes = [x.shape for x in jax.tree.leaves(pull)]
+        return shapes.count((2, 5, 11)), pull(jnp.ones_like(X))
+
+    (all_parts, expected), _ = saved(), monkeypatch.setattr(feed_forward, "target_platform", lambda: "gpu")
+    arguments, found = saved()
+    assert arguments == {"gelu": 2, "swiglu": 3}[mlp] < all_parts  # and the result, a factor of the next layer
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), found, expected)
 
 
 @pytest.mark.parametrize("chosen", [1, 3])

@@ -94,6 +94,13 @@ def test_a_split_table_is_never_whole_on_a_device(on_eight_devices):
     assert max(sizes) < 48 * 16
 
 
+def test_the_layout_of_a_stream_on_gpus_is_set_on_each_devices_part(on_eight_devices):
+    """GSPMD gathers what it would constrain as a whole."""
+    for found in on_eight_devices("stream_of_a_gpu").values():
+        assert found["exchanged"] == []
+        assert set(found["layouts"]) == {"2,1,0"}
+
+
 def test_the_attention_kernel_runs_on_each_devices_examples_and_heads(on_eight_devices):
     results = on_eight_devices("fused_attention_parts")
     assert results[EVERY_AXIS]["parts"] == [[2, 5, 128]] * 4

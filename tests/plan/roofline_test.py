@@ -33,6 +33,11 @@ LOOP = """
   ROOT %next = (s32[], bf16[5,256,256]{2,1,0}, bf16[8,256]{1,0}) tuple(%i, %stack, %y)
 }
 
+%cond (state: (s32[], bf16[5,256,256], bf16[8,256])) -> pred[] {
+  %state = (s32[], bf16[5,256,256]{2,1,0}, bf16[8,256]{1,0}) parameter(0)
+  ROOT %again = pred[] get-tuple-element(%state), index=0
+}
+
 ENTRY %main (start: (s32[], bf16[5,256,256], bf16[8,256])) -> bf16[8,256] {
   %start = (s32[], bf16[5,256,256]{2,1,0}, bf16[8,256]{1,0}) parameter(0)
   %while = (s32[], bf16[5,256,256]{2,1,0}, bf16[8,256]{1,0}) while(%start), condition=%cond, body=%body, TRIPS
@@ -55,6 +60,15 @@ def test_kernels_of_a_loop_count_once_an_iteration_and_read_slices_of_a_stack():
     assert kinds["cublas lt matmul"].bytes == 5 * (layer + 2 * row)  # without cuBLAS's workspace
     assert kinds["cublas lt matmul"].flops == 5 * 2 * 8 * 256 * 256
     assert kinds["loop_slice_fusion"].flops == 0
+
+
+def test_kernels_around_a_loop_of_steps_do_not_count_as_they_run_once_for_many_steps():
+    copied = LOOP.replace("  %while = ", "  %copy.1 = bf16[8,256]{1,0} copy(%start)\n  %while = ")
+    assert kinds_of(copied)["copy"].times == 1
+    known = 'backend_config={"known_trip_count":{"n":"5"}}'
+    of_steps = copied.replace(known, 'metadata={op_name="jit(_take_steps)/while"}')
+    kinds = kinds_of(of_steps)
+    assert {name: kind.times for name, kind in kinds.items()} == {"loop_slice_fusion": 1, "cublas lt matmul": 1}
 
 
 def test_a_kernel_takes_its_bytes_or_its_products_and_a_launch():

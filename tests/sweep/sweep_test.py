@@ -34,7 +34,7 @@ from depthmup_flax.sweep.lane_count import Chosen
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, Preempted
 from depthmup_flax.workdir.seal import unsealed
 
 RATE = "optimizer.learning_rate"
@@ -196,6 +196,19 @@ def test_a_failure_of_a_compilation_ahead_ends_the_sweep_after_the_runs_that_tra
     with pytest.raises(jax.errors.JaxRuntimeError, match="no such instruction"):
         sweep(config, tmp_path, lanes=0)
     assert {record.depth for record in read_record_file(tmp_path / "records.jsonl")[0]} == {2}
+
+
+def test_a_preemption_saves_the_runs_before_a_compilation_ahead_has_ended(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(runner, "_pays_ahead", lambda mesh: True)
+    monkeypatch.setattr(runner, "first_program", lambda *args: ended.wait(60))
+    monkeypatch.setattr(runner.Preemption, "reached", lambda self, step: True)
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
+    with pytest.raises(Preempted):
+        sweep(config, tmp_path, lanes=0)
+    assert not ended.is_set()
+    assert any((tmp_path / "unfinished").iterdir())
+    ended.set()
 
 
 @pytest.mark.slow
@@ -603,6 +616,7 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
             {},
             "(preset 'block_only') is for Adam-like optimizers",
         ),
+        ({"g": {RATE: (1e-3,), "optimizer.kwargs.b1": (0.9, 1.5)}}, {}, "b1 is 1.5: use a number of at least 0"),
         ({"g": {}}, {}, "config.grids.g is empty"),
         ({}, {"extend": -1}, "config.extend is -1"),
         ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648"),

@@ -6,13 +6,14 @@ import re
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import coord_check
 from depthmup_flax.papers import theory
-from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.precision import product_precision, readout_precision
 
 IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
 MODELS = {
@@ -63,12 +64,37 @@ def test_a_setting_of_the_user_holds(setting, precision):
         assert precisions(*gradient("ViT"), platforms=("tpu", "cuda")) == {precision}
 
 
-def test_a_readout_of_a_16_bit_model_has_the_devices_precision_and_gives_float32():
-    key, x = jax.random.key(0), jnp.ones((2, 8))
-    for stream, dtype in ((x.astype("bfloat16"), None), (x.astype("bfloat16"), "bfloat16"), (x, "bfloat16")):
-        logits = lambda stream, dtype=dtype: dm.Readout(5, dtype=dtype).init_with_output(key, stream)[0]
-        assert precisions(logits, stream) == {"DEFAULT"}
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        ("float32", {"(Precision.HIGHEST, Precision.HIGHEST)"}),
+        ("bfloat16", {"BF16_BF16_F32"}),
+        ("float16", set()),
+    ],
+)
+def test_a_readouts_factors_and_those_of_its_gradients_have_the_precision_of_the_models_dtype(dtype, named):
+    x = jnp.ones((2, 8))
+    logits = lambda x: dm.Readout(5, dtype=dtype).init_with_output(jax.random.key(0), x)[0]
+    products = re.findall(r"precision=(.*)", str(jax.make_jaxpr(jax.grad(lambda x: jnp.sin(logits(x)).sum()))(x)))
+    assert set(products) == named
+    for stream in (x, x.astype(dtype)):
         assert jax.eval_shape(logits, stream).dtype == jnp.float32
+    with jax.default_matmul_precision("high"):
+        assert readout_precision(dtype) is None
+
+
+def test_rounded_factors_change_logits_by_the_same_part_at_every_width():
+    """A factor has 8 bits: each is off by at most 2^-9, whether terms are aligned, as after training, or not."""
+    rounded = lambda x: np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+    errors = []
+    for width in (64, 512, 4096):
+        x, kernel = np.random.default_rng(width).normal(size=(2, 200, width))
+        for direction in (kernel, x + kernel):
+            logits = (x * direction).sum(1)
+            error = (rounded(x) * rounded(direction)).sum(1) - logits
+            errors.append(np.sqrt(np.mean(error**2) / np.mean(logits**2)))
+    assert max(errors[::2]) / min(errors[::2]) < 1.3
+    assert max(errors) < 2**-8
 
 
 def test_the_coordinate_check_runs_networks_of_any_library_in_full():

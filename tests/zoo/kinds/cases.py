@@ -1,0 +1,83 @@
+"""One kind of model, right and with mistakes, under the audit."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import depthmup_flax as dm
+from depthmup_flax.infer.audit import Audit
+from depthmup_flax.infer.given_model import as_model
+
+from ..edits import BASE_DEPTH, BASE_WIDTH, RULE
+from .scales import Scales, fault, possible
+from .scope import NAMINGS, as_pair
+
+SIZE = 4 * BASE_WIDTH, 2 * BASE_DEPTH
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """A model of any size.
+
+    Attributes:
+      make: `Scales` -> a network of a `Scope`, or what `audit` takes if ``naming`` is ``None``.
+      x: the batch.
+      naming: how its parameters are kept (`scope.NAMINGS`).
+      size: of the audited model.
+      harmless: faults that this model cancels.
+      only: the faults that are tried, if not all.
+      rare: whether few people use it, or no trace shows what it computes, so that "not judged" is a good answer.
+      arguments: of `audit`.
+    """
+
+    make: Callable[[Scales], Any]
+    x: Any
+    naming: str | None = "nested"
+    rule: dm.Parametrization = RULE
+    size: tuple[int, int] = SIZE
+    harmless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    rare: bool = False
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def model(self, e: Scales) -> Any:
+        """What `audit` takes."""
+        made = self.make(e)
+        return made if self.naming is None else as_pair(made, self.x, NAMINGS[self.naming])
+
+    def scales(self, width: int, depth: int, mistake: str = "") -> Scales:
+        """Multipliers of a size, with a fault."""
+        return Scales(width, depth, fault(mistake) if mistake else None, self.rule)
+
+    def audit(self, mistake: str = "") -> Audit:
+        """The audit of the model with a mistake."""
+        model, base = (self.model(self.scales(*size, mistake)) for size in (self.size, (BASE_WIDTH, BASE_DEPTH)))
+        return dm.audit(model, base, self.x, rule=self.rule, **self.arguments)
+
+    def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
+        arguments = dict(self.arguments)
+        output, _ = arguments.pop("output", None), arguments.pop("depth_ratio", None)
+        known = {"known": {}} if "known" in inspect.signature(as_model).parameters else {}
+        return as_model(self.model(e), self.x, "model", output, arguments, **known).shapes
+
+    def mistakes(self) -> list[str]:
+        """The faults that it can have."""
+        e = self.scales(*self.size)
+        self._shapes(e)
+        tried = lambda name: name not in self.harmless and (not self.only or name in self.only)
+        return [name for name in possible(e) if tried(name)]
+
+    def wrong_widths(self, audit: Audit) -> list[str]:
+        """Parameters whose width ratios are not those of the same model with the base width."""
+        mine, thin = (self._shapes(self.scales(width, self.size[1])) for width in (self.size[0], BASE_WIDTH))
+        wrong = []
+        for row in (row for row in audit.rows if row.uses):  # the last layer of a stream may be without effect
+            grown = [a // b for a, b in zip(mine[row.path], thin[row.path], strict=True) if a != b]
+            info = row.info
+            read = [] if info is None else [width for width in (info.width_in, info.width_out) if width != 1]
+            if info is None or len(read) != min(len(grown), 2) or not set(read) <= set(grown):
+                wrong.append(f"{row.path} {row.shape}: {read} for {grown}")
+        return wrong

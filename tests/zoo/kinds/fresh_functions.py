@@ -1,0 +1,303 @@
+"""The fresh models that are pure functions of a dictionary of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .cases import Kind
+from .scales import Scales
+from .scope import Net, Scope
+
+L = jax.nn
+
+
+def linear(p: Scope, x: jax.Array, n: int) -> jax.Array:
+    return x @ p("w", x.shape[-1], n) + p("b", n)
+
+
+def norm(p: Scope, x: jax.Array) -> jax.Array:
+    mu, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mu) / jnp.sqrt(var + 1e-5) * p("scale", x.shape[-1]) + p("offset", x.shape[-1])
+
+
+def fourier_operator(e: Scales) -> Net:
+    """FNO: a product in Fourier space beside a linear layer, with real and imaginary weights."""
+
+    def net(p: Scope, u: jax.Array) -> jax.Array:
+        x = linear(p / "lift", u, e.width)
+        for i in range(e.depth):
+            q = p / f"fourier_{i}"
+            modes = jnp.fft.rfft(x, axis=1)[:, :3]
+            w = q("real", 3, e.width, e.width) + 1j * q("imag", 3, e.width, e.width)
+            mixed = jnp.fft.irfft(jnp.einsum("bki,kio->bko", modes, w), u.shape[1], axis=1)
+            x = x + e.branch("fourier", i) * L.gelu(mixed + linear(q / "skip", x, e.width))
+        return e.readout() * linear(p / "project", x, 1)
+
+    return net
+
+
+def egnn(e: Scales) -> Net:
+    """Coordinates (three numbers) and features of atoms change in turn, from distances."""
+
+    def net(p: Scope, batch: Any) -> jax.Array:
+        x, atoms = batch
+        h = e.embedding() * p("atom_table", 5, e.width)[atoms]
+        for i in range(e.depth):
+            q = p / f"egnn_{i}"
+            y = norm(q / "ln", h)
+            difference = x[:, :, None] - x[:, None]
+            distance = jnp.sum(difference**2, -1, keepdims=True)
+            pairs = y[:, :, None] @ q("left", e.width, e.width) + y[:, None] @ q("right", e.width, e.width)
+            m = L.silu(pairs + distance @ q("distance", 1, e.width))
+            x = x + e.branch("coordinates", i) * (
+                difference * jnp.tanh(e.readout() * (m @ q("phi_x", e.width, 1)))
+            ).mean(2)
+            h = h + e.branch("features", i) * linear(q / "phi_h", L.silu(linear(q / "m", m.mean(2), e.width)), e.width)
+        return e.readout() * linear(p / "energy", h.mean(1), 1)
+
+    return net
+
+
+def deep_o_net(e: Scales) -> Net:
+    """Two networks whose inner product is the output: the readout has no weight of its own."""
+
+    def net(p: Scope, batch: Any) -> jax.Array:
+        def body(q: Scope, z: jax.Array) -> jax.Array:
+            z = linear(q / "in", z, e.width)
+            for i in range(e.depth):
+                z = z + e.branch("block", i) * linear(
+                    q / f"out_{i}", jnp.tanh(linear(q / f"hid_{i}", z, e.width)), e.width
+                )
+            return linear(q / "last", z, e.width)
+
+        u, y = batch
+        return (body(p / "branch_net", u) * body(p / "trunk_net", y)).sum(-1) * e.readout()
+
+    return net
+
+
+def set_transformer(e: Scales) -> Net:
+    """Learned inducing points read a set, which reads them; seeds pool it."""
+    n = e.width
+
+    def attend(q: Scope, a: jax.Array, b: jax.Array) -> jax.Array:
+        split = lambda z: z.reshape(*z.shape[:-1], 2, n // 2)
+        s = jnp.einsum("...qhd,...khd->...hqk", split(a @ q("wq", n, n)), split(b @ q("wk", n, n)))
+        out = jnp.einsum("...hqk,...khd->...qhd", L.softmax(s * e.heads(n // 2)), split(b @ q("wv", n, n)))
+        return out.reshape(a.shape) @ q("wo", n, n)
+
+    def net(p: Scope, points: jax.Array) -> jax.Array:
+        x = linear(p / "in", points, n)
+        for i in range(e.depth):
+            q = p / f"isab_{i}"
+            inducing = jnp.broadcast_to(q("inducing", 3, n), (x.shape[0], 3, n))
+            summary = attend(q / "to_points", norm(q / "ln_i", inducing), norm(q / "ln_x", x))
+            x = x + e.branch("attention", i) * attend(
+                q / "from_points", norm(q / "ln_x2", x), norm(q / "ln_s", summary)
+            )
+            x = x + e.branch("ffn", i) * linear(q / "down", L.relu(linear(q / "up", norm(q / "ln_f", x), n)), n)
+        seeds = jnp.broadcast_to(p("seed", 1, n), (x.shape[0], 1, n))
+        return e.readout() * linear(p / "out", attend(p / "pool", seeds, norm(p / "ln_p", x))[:, 0], 3)
+
+    return net
+
+
+def swin(e: Scales) -> Net:
+    """Shifted windows with a table of relative positions, the width doubles at the merging."""
+
+    def window(q: Scope, y: jax.Array, shift: int) -> jax.Array:
+        b, h, w, n = y.shape
+        d = n // (n // 8)
+        y = (
+            jnp.roll(y, (-shift, -shift), (1, 2))
+            .reshape(b, h // 2, 2, w // 2, 2, n)
+            .transpose(0, 1, 3, 2, 4, 5)
+            .reshape(b, -1, 4, n)
+        )
+        qq, k, v = (z.reshape(*z.shape[:3], -1, d) for z in jnp.split(linear(q / "qkv", y, 3 * n), 3, -1))
+        bias = q("relative", 9)[jnp.array([[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]])]
+        a = L.softmax(jnp.einsum("bwqhd,bwkhd->bwhqk", qq, k) / jnp.sqrt(d) + bias)
+        y = linear(q / "proj", jnp.einsum("bwhqk,bwkhd->bwqhd", a, v).reshape(y.shape), n)
+        y = y.reshape(b, h // 2, w // 2, 2, 2, n).transpose(0, 1, 3, 2, 4, 5).reshape(b, h, w, n)
+        return jnp.roll(y, (shift, shift), (1, 2))
+
+    def net(p: Scope, image: jax.Array) -> jax.Array:
+        x = linear(
+            p / "patch", image.reshape(-1, 4, 2, 4, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, 12), e.width
+        )
+        for stage in range(2):
+            for i in range(e.depth):
+                q = p / f"stage{stage}_block{i}"
+                x = x + e.branch("attention", i) * window(q, norm(q / "n1", x), i % 2)
+                y = L.gelu(linear(q / "fc1", norm(q / "n2", x), 4 * x.shape[-1]))
+                x = x + e.branch("mlp", i) * linear(q / "fc2", y, x.shape[-1])
+            if stage == 0:
+                b, h, w, n = x.shape
+                x = x.reshape(b, h // 2, 2, w // 2, 2, n).transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * n)
+                x = norm(p / "merge_norm", x) @ p("merge", 4 * n, 2 * n)
+        return e.readout() * linear(p / "head", norm(p / "n", x).mean((1, 2)), 4)
+
+    return net
+
+
+def video(e: Scales) -> Net:
+    """Attention over time, then over space, of a video."""
+
+    def axis(q: Scope, y: jax.Array, e: Scales) -> jax.Array:
+        d = e.width // 2
+        qkv = jnp.einsum("...tn,nchd->c...thd", y, q("qkv", e.width, 3, 2, d))
+        a = L.softmax(jnp.einsum("...qhd,...khd->...hqk", qkv[0] * e.heads(d), qkv[1]))
+        return jnp.einsum("...hqk,...khd,hdn->...qn", a, qkv[2], q("o", 2, d, e.width))
+
+    def net(p: Scope, clip: jax.Array) -> jax.Array:
+        x = (
+            linear(p / "tubelets", clip, e.width)
+            + p("time", clip.shape[1], 1, e.width)
+            + p("space", clip.shape[2], e.width)
+        )
+        for i in range(e.depth):
+            q = p / f"block_{i}"
+            x = x + e.branch("time", i) * axis(q / "time", norm(q / "nt", x).swapaxes(1, 2), e).swapaxes(1, 2)
+            x = x + e.branch("space", i) * axis(q / "space", norm(q / "ns", x), e)
+            x = x + e.branch("mlp", i) * linear(
+                q / "down", L.gelu(linear(q / "up", norm(q / "nm", x), 2 * e.width)), e.width
+            )
+        return e.readout() * linear(p / "head", x.mean((1, 2)), 5)
+
+    return net
+
+
+def griffin(e: Scales) -> Net:
+    """Two recurrent layers for each layer of local attention."""
+
+    def recurrent(q: Scope, y: jax.Array) -> jax.Array:
+        n = e.width
+        u, gate = y @ q("x", n, n), L.gelu(y @ q("y", n, n))
+        r, i = L.sigmoid(u @ q("a", n, n)), L.sigmoid(u @ q("i", n, n))
+        log_a = -8.0 * L.softplus(q("lambda", n)) * r
+        a, b = jnp.exp(log_a), jnp.sqrt(1 - jnp.exp(2 * log_a) + 1e-6) * (i * u)
+        step = lambda h, ab: (ab[0] * h + ab[1],) * 2
+        _, h = jax.lax.scan(step, jnp.zeros_like(u[:, 0]), (a.swapaxes(0, 1), b.swapaxes(0, 1)))
+        return (h.swapaxes(0, 1) * gate) @ q("o", n, n)
+
+    def local(q: Scope, y: jax.Array) -> jax.Array:
+        n, t = e.width, jnp.arange(y.shape[1])
+        split = lambda z: z.reshape(*z.shape[:2], n // 8, 8)
+        k, v = (y @ q(name, n, 8) for name in "kv")  # one head of keys and values
+        s = jnp.einsum("bthd,bsd->bhts", split(y @ q("q", n, n)), k) / 8**0.5
+        s = jnp.where((t[:, None] >= t) & (t[:, None] - t < 3), s, -1e9)
+        return jnp.einsum("bhts,bsd->bthd", L.softmax(s), v).reshape(y.shape) @ q("o", n, n)
+
+    def net(p: Scope, tokens: jax.Array) -> jax.Array:
+        table = p("embedder", 11, e.width)
+        x = e.embedding() * 4.0 * table[tokens]
+        for i in range(e.depth):
+            for j in range(3):
+                q = p / f"blocks_{3 * i + j}"
+                y = norm(q / "temporal_norm", x)
+                y = local(q / "attention", y) if j == 2 else recurrent(q / "recurrent", y)
+                x = x + e.branch("attention" if j == 2 else "recurrent", i) * y
+                y = norm(q / "channel_norm", x)
+                y = (L.gelu(y @ q("gate", e.width, 3 * e.width)) * (y @ q("up", e.width, 3 * e.width))) @ q(
+                    "down", 3 * e.width, e.width
+                )
+                x = x + e.branch("mlp", i) * y
+        return 30.0 * jnp.tanh(e.readout() * (norm(p / "final_norm", x) @ table.T) / 30.0)
+
+    return net
+
+
+def sasrec(e: Scales) -> Net:
+    """Items of a session; logits are products with the table of items, candidates alone."""
+
+    def net(p: Scope, batch: Any) -> jax.Array:
+        items, candidates = batch
+        table = p("items", 13, e.width)
+        x = e.embedding() * table[items] * 4.0 + p("positions", items.shape[1], e.width)
+        for i in range(e.depth):
+            q = p / f"b{i}"
+            y, d = norm(q / "ln1", x), e.width // 2
+            split = lambda z: z.reshape(*z.shape[:2], 2, -1).transpose(0, 2, 1, 3)
+            a = split(linear(q / "q", y, e.width)) @ split(linear(q / "k", x, e.width)).swapaxes(-1, -2) * e.heads(d)
+            a = L.softmax(jnp.where(jnp.tri(items.shape[1]) > 0, a, -jnp.inf))
+            mixed = (a @ split(linear(q / "v", x, e.width))).transpose(0, 2, 1, 3).reshape(x.shape)
+            x = x + e.branch("attention", i) * linear(q / "o", mixed, e.width)
+            x = x + e.branch("ffn", i) * linear(
+                q / "w2", L.relu(linear(q / "w1", norm(q / "ln2", x), e.width)), e.width
+            )
+        return e.readout() * jnp.einsum("btn,bcn->btc", norm(p / "ln", x), table[candidates])
+
+    return net
+
+
+def deep_cross(e: Scales) -> Net:
+    """DCN-v2: every layer multiplies the first features by a linear map of the last ones."""
+
+    def net(p: Scope, features: jax.Array) -> jax.Array:
+        first = x = linear(p / "embed", features, e.width)
+        for i in range(e.depth):
+            x = x + e.branch("cross", i) * first * linear(p / f"cross_{i}", x, e.width)
+        return e.readout() * linear(p / "logit", x, 1)
+
+    return net
+
+
+def point_transformer(e: Scales) -> Net:
+    """Attention by vectors over the nearest neighbors of a point."""
+
+    def net(p: Scope, xyz: jax.Array) -> jax.Array:
+        x = linear(p / "in", xyz, e.width)
+        near = jnp.argsort(jnp.sum((xyz[:, :, None] - xyz[:, None]) ** 2, -1), -1)[..., :3]
+        take = jax.vmap(lambda z, k: z[k])
+        offsets = xyz[:, :, None] - take(xyz, near)
+        for i in range(e.depth):
+            q = p / f"pt_{i}"
+            y = norm(q / "ln", x)
+            position = linear(q / "p2", L.relu(linear(q / "p1", offsets, e.width)), e.width)
+            weights = linear(q / "q", y, e.width)[:, :, None] - take(linear(q / "k", y, e.width), near) + position
+            weights = L.softmax(linear(q / "g2", L.relu(linear(q / "g1", weights, e.width)), e.width), axis=2)
+            mixed = (weights * (take(linear(q / "v", y, e.width), near) + position)).sum(2)
+            x = x + e.branch("point", i) * linear(q / "o", mixed, e.width)
+        return e.readout() * linear(p / "out", x.max(1), 6)
+
+    return net
+
+
+def vq_vae(e: Scales) -> Net:
+    """Two stacks around codes of four numbers, chosen from a table; the gradient goes past the choice."""
+
+    def stack(p: Scope, x: jax.Array) -> jax.Array:
+        for i in range(e.depth):
+            q = p / f"res_{i}"
+            x = x + e.branch("res", i) * linear(q / "b", L.relu(linear(q / "a", L.relu(x), e.width // 2)), e.width)
+        return L.relu(x)
+
+    def net(p: Scope, x: jax.Array) -> jax.Array:
+        z = linear(p / "pre_vq", stack(p / "encoder", linear(p / "in", x, e.width)), 4)
+        codes = p("codebook", 8, 4)
+        nearest = jnp.argmin(jnp.sum((z[:, :, None] - codes) ** 2, -1), -1)
+        z = z + jax.lax.stop_gradient(codes[nearest] - z)
+        return e.readout() * linear(p / "out", stack(p / "decoder", linear(p / "post_vq", z, e.width)), 12)
+
+    return net
+
+
+X, TOKENS = jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), jnp.int32)
+F = jnp.float32
+FUNCTIONS: Mapping[str, Kind] = {
+    "fourier_operator": Kind(fourier_operator, X((2, 8, 2), F)),
+    "egnn": Kind(egnn, (X((2, 5, 3), F), X((2, 5), jnp.int32))),
+    "deep_o_net": Kind(deep_o_net, (X((2, 7), F), X((2, 2), F))),
+    "set_transformer": Kind(set_transformer, X((2, 9, 3), F)),
+    "swin": Kind(swin, X((2, 8, 8, 3), F)),
+    "video": Kind(video, X((2, 3, 4, 12), F)),
+    "griffin": Kind(griffin, TOKENS),
+    "sasrec": Kind(sasrec, (TOKENS, X((2, 3), jnp.int32))),
+    "deep_cross": Kind(deep_cross, X((3, 12), F)),
+    "point_transformer": Kind(point_transformer, X((2, 7, 3), F)),
+    "vq_vae": Kind(vq_vae, X((2, 5, 12), F)),
+}  # fmt: skip

@@ -1,0 +1,103 @@
+"""What the audit says of each kind, right and with each mistake, beside what is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .cases import Kind
+from .catalog import KINDS
+
+PASS, FAIL, NOT_JUDGED, REFUSED = "PASS", "FAIL", "not judged", "REFUSED"
+RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One case."""
+
+    kind_name: str
+    mistake: str
+    verdict: str
+    names: tuple[str, ...]
+    wanted: str | None
+    seconds: float
+    rare: bool
+
+    @property
+    def kind(self) -> str:
+        """How the verdict compares with what is so."""
+        if self.verdict == NOT_JUDGED:
+            return OPEN
+        if self.verdict == PASS:
+            return FALSE_PASS if self.wanted is not None or self.names else RIGHT
+        if self.wanted is None:
+            return OPEN if self.verdict == REFUSED else FALSE_FAIL
+        return RIGHT if self.wanted in self.names[:1] else OPEN if self.verdict == REFUSED else WRONG_CAUSE
+
+    def __str__(self) -> str:
+        said = ", ".join((self.verdict, *self.names))[:300]
+        name = self.kind_name + (f"-{self.mistake}" if self.mistake else "")
+        return f"{self.kind:<11} {name}: {said}; it is {self.wanted or 'right'} ({self.seconds:.2f} s)"
+
+
+def verdict_of(audit: Any) -> str:
+    """One of three."""
+    if audit.ok:
+        return PASS
+    if any(finding.certain for finding in audit.findings):
+        return FAIL
+    return NOT_JUDGED
+
+
+MOST = 6
+
+
+def tried(name: str, every: bool = False) -> list[str]:
+    """The mistakes of a kind that are tried: a third, another one for each kind, if there are many."""
+    found = KINDS[name].mistakes()
+    own = [mistake for mistake in found if mistake.startswith("only_")]
+    return found if every or len(found) <= MOST else [*found[list(KINDS).index(name) % 3 :: 3], *own[:1]]
+
+
+def outcomes(name: str, every: bool = False) -> Iterator[Outcome]:
+    """The right model of a kind, and its mistakes."""
+    for mistake in dict.fromkeys(("", *tried(name, every))):
+        yield outcome(name, KINDS[name], mistake)
+
+
+def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
+    """One case; a right model that is "ok" with wrong widths of parameters is a false PASS that names them."""
+    from depthmup_flax.util.errors import InputError
+
+    from .scales import fault
+
+    start, wanted, names = time.perf_counter(), fault(mistake).cause if mistake else None, ()
+    try:
+        audit = kind.audit(mistake)
+        seconds = time.perf_counter() - start
+        verdict, names = verdict_of(audit), tuple(dict.fromkeys(finding.name for finding in audit.findings))
+        if verdict == PASS:
+            names = () if mistake else tuple(kind.wrong_widths(audit))
+    except InputError as error:
+        verdict, names, seconds = REFUSED, (str(error),), time.perf_counter() - start
+    return Outcome(name, mistake, verdict, names, wanted, seconds, kind.rare)
+
+
+COLUMNS = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Counts by group, as Markdown."""
+    groups = list(dict.fromkeys(o.kind_name.partition("/")[0] for o in found))
+    lines = ["| kinds | right | wrong | " + " | ".join(COLUMNS) + " | s per case |", "|---" * (len(COLUMNS) + 4) + "|"]
+    for group in (*groups, ""):
+        mine = [o for o in found if o.kind_name.startswith(f"{group}/" if group else "")]
+        counts, right = Counter(o.kind for o in mine), sum(o.wanted is None for o in mine)
+        cells = [str(right), str(len(mine) - right), *(str(counts[column]) for column in COLUMNS)]
+        mean = sum(o.seconds for o in mine) / len(mine)
+        lines.append(f"| {group or 'all'} | " + " | ".join(cells) + f" | {mean:.2f} |")
+    return "\n".join(lines)

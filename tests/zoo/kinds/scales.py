@@ -1,0 +1,151 @@
+"""The multipliers that stand in a model of one size, right or with one mistake, by the places that they stand in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import depthmup_flax as dm
+
+from ..edits import BASE_DEPTH, BASE_WIDTH, RULE
+
+A = RULE.branch_multiplier
+HEADS = 2
+Wrong = Callable[["Scales"], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One mistake: what stands at the places of one name.
+
+    A place is ``branch``, ``stream`` (what the branch is added to), ``readout``, ``embedding``, ``heads`` (scores),
+    ``inner`` (a product in front of a nonlinearity in a branch), ``outer`` (a hidden product outside of branches),
+    ``before`` (a branch in front of the norm that ends it).
+    """
+
+    place: str
+    cause: str
+    value: Wrong
+    branch: str = ""  # a name; all branches if empty
+    layer: int | None = None  # all layers if ``None``; -1: the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Scales:
+    """The multipliers of a model of a size."""
+
+    width: int
+    depth: int
+    fault: Fault | None = None
+    rule: dm.Parametrization = RULE
+    # What a model of this size asked for: place, branch, whether it is a layer's own -> the right value.
+    asked: dict[tuple[str, str, bool], float] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def m(self) -> float:
+        """Width over base width."""
+        return self.width / BASE_WIDTH
+
+    @property
+    def r(self) -> float:
+        """Depth over base depth."""
+        return self.depth / BASE_DEPTH
+
+    @property
+    def right(self) -> float:
+        """The multiplier of a branch."""
+        return float(self.rule.residual_multiplier(self.r))
+
+    def _at(self, place: str, right: float, branch: str = "", layer: int | None = None) -> float:
+        fault = self.fault
+        self.asked[place, branch, layer is not None] = right
+        if fault is None or fault.place != place or fault.branch not in ("", branch):
+            return right
+        if fault.layer is not None and layer != fault.layer % self.depth:
+            return right
+        return fault.value(self)
+
+    def branch(self, name: str, layer: int | None = None, right: float | None = None) -> float:
+        """On the output of a branch."""
+        usual = self.right if right is None else right
+        found = self._at("branch", usual, name, layer)
+        return A if self.fault is not None and self.fault.place == "before" else found
+
+    def before(self) -> float:
+        """On a branch in front of the norm that ends it; nothing if right."""
+        return self._at("before", 1.0)
+
+    def inner(self) -> float:
+        """On a product in front of a nonlinearity inside a branch."""
+        return self._at("inner", 1.0)
+
+    def outer(self) -> float:
+        """On a hidden product outside of branches."""
+        return self._at("outer", 1.0)
+
+    def stream(self) -> float:
+        """On what a branch is added to."""
+        return self._at("stream", 1.0)
+
+    def embedding(self) -> float:
+        """On embeddings."""
+        return self._at("embedding", 1.0)
+
+    def readout(self) -> float:
+        """On the readout's product."""
+        return self._at("readout", float(self.rule.readout_multiplier(self.m)))
+
+    def heads(self, size: int, base_size: int = BASE_WIDTH // HEADS) -> float:
+        """On products of queries and keys of this size: ``sqrt(base size) / size`` if right."""
+        power = self._at("heads", -1.0)
+        return base_size**-0.5 * (size / base_size) ** power
+
+
+MISSING, READOUT, SCALED = "missing_branch_multiplier", "readout_not_scaled", "attention_scale"
+FAULTS: Mapping[str, Fault] = {
+    "none": Fault("branch", MISSING, lambda e: A),
+    "first_layer": Fault("branch", MISSING, lambda e: A, layer=0),
+    "last_layer": Fault("branch", MISSING, lambda e: A, layer=-1),
+    "squared": Fault("branch", MISSING, lambda e: e.right**2 / A),
+    "half_power": Fault("branch", MISSING, lambda e: (e.right * A) ** 0.5),
+    "inverse": Fault("branch", MISSING, lambda e: A**2 / e.right),
+    "by_width": Fault("branch", MISSING, lambda e: e.right * e.m**-0.5),
+    "stream": Fault("stream", "shortcut_in_branch", lambda e: e.r**-0.5),
+    "no_readout": Fault("readout", READOUT, lambda e: 1.0),
+    "root_readout": Fault("readout", READOUT, lambda e: e.m**-0.5),
+    "double_readout": Fault("readout", "readout_scaled_twice", lambda e: e.m**-2.0),
+    "kept_readout": Fault("readout", "readout_scaled_twice", lambda e: e.m**-1.5),
+    "root_heads": Fault("heads", SCALED, lambda e: -0.5),
+    "plain_heads": Fault("heads", SCALED, lambda e: 0.0),
+    "root_embedding": Fault("embedding", "embedding_scaled_with_width", lambda e: e.m**0.5),
+    "inner": Fault("inner", "hidden_scaled_with_width", lambda e: e.m**-0.5),
+    "outer": Fault("outer", "hidden_scaled_with_width", lambda e: e.m**-0.5),
+    "before_norm": Fault("before", "norm_cancels_multiplier", lambda e: e.right / A),
+}
+
+
+def fault(name: str) -> Fault:
+    """A fault by its name; ``only_<branch>``: the branches of that name are not multiplied."""
+    if name.startswith("only_"):
+        return Fault("branch", MISSING, lambda e: A, branch=name.removeprefix("only_"))
+    return FAULTS[name]
+
+
+def possible(e: Scales) -> list[str]:
+    """The faults that change a model which asked for ``e.asked``."""
+    branches = dict.fromkeys(branch for place, branch, _ in e.asked if place == "branch")
+    names = [*FAULTS, *(f"only_{branch}" for branch in branches if len(branches) > 1)]
+    return [name for name in names if _changes(fault(name), e)]
+
+
+def _changes(wrong: Fault, e: Scales) -> bool:
+    if wrong.place == "heads" and e.m == 1:
+        return False
+    return any(
+        wrong.place == place
+        and wrong.branch in ("", branch)
+        and (of_layer or wrong.layer is None)
+        and not math.isclose(wrong.value(e), right)
+        for (place, branch, of_layer), right in e.asked.items()
+    )

@@ -1,0 +1,69 @@
+"""The audit passes right models of every kind and no wrong one."""
+
+import pytest
+from zoo.kinds import outcomes, packages
+from zoo.kinds.catalog import KINDS
+from zoo.kinds.fresh import FRESH
+from zoo.kinds.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, RIGHT, WRONG_CAUSE, Outcome, table
+
+# A dozen that stand for the rest; the slow test has all.
+SAMPLE = {
+    "branches/mamba": "none",
+    "weightless/fft_mlp": "only_fft",
+    "norms/post_layer": "first_layer",
+    "names/haiku": "none",
+    "names/list": "no_readout",
+    "ends/tied": "kept_readout",
+    "streams/graph_sequential": "only_edges",
+    "streams/t5": "only_encoder",
+    "kernels/splash": "root_heads",
+    "kernels/product_kernel": "none",
+    "libraries/haiku_unnamed": "squared",
+    "random/scanned_drop_path": "none",
+    "sums/summed": "none",
+}
+
+
+def wrong(found):
+    """What is not as it should be. "Not judged" is an answer for rare models; a refusal is none for the others."""
+    return [str(o) for o in found if o.kind not in (RIGHT, OPEN) or (o.kind == OPEN and not o.rare)]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_audit_passes_a_right_model_and_names_its_mistake(name):
+    found = [outcomes.outcome(name, KINDS[name], mistake) for mistake in ("", SAMPLE[name])]
+    assert not wrong(found), "\n".join(wrong(found))
+
+
+def test_there_are_enough_kinds_and_twenty_fresh_ones():
+    compact = [name for name in KINDS if not name.startswith(("fresh/", "packages/"))]
+    assert len(compact) >= 150
+    assert len(FRESH) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_the_audit_passes_right_models_and_names_mistakes(name):
+    found = list(outcomes.outcomes(name))
+    assert len(found) >= 4
+    assert not wrong(found), "\n".join(wrong(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("packages/")])
+def test_published_models_lack_both_multipliers(name):
+    found = {finding.name for finding in packages.unmodified(name).audit().findings}
+    assert found >= {"missing_branch_multiplier", "readout_not_scaled"}
+
+
+def test_the_table_counts_what_the_audit_got_wrong():
+    missed = Outcome("kernels/a", "none", "PASS", (), "missing_branch_multiplier", 1.0, False)
+    found = [
+        missed,
+        Outcome("kernels/a", "", "FAIL", ("attention_scale",), None, 1.0, False),
+        Outcome("kernels/a", "none", "FAIL", ("attention_scale",), "missing_branch_multiplier", 1.0, False),
+        Outcome("kernels/b", "", "not judged", (), None, 1.0, False),
+        Outcome("kernels/b", "", "PASS", ("w (4, 4): [4.0] for [4, 4]",), None, 1.0, False),
+    ]
+    assert [o.kind for o in found] == [FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN, FALSE_PASS]
+    assert table(found).splitlines()[-1] == "| all | 3 | 2 | 2 | 1 | 1 | 1 | 1.00 |"
