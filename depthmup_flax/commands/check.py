@@ -29,8 +29,8 @@ def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, such as digits, or a Python file.")
     parser.flag("--workdir", help="Directory for records, report and figure; default: none.")
-    parser.flag("--widths", type=comma_separated, help="Widths A,B,C to compare; default with no --depths: by cost.")
-    parser.flag("--depths", type=comma_separated, help="Depths A,B,C to compare; default with no --widths: by cost.")
+    parser.flag("--widths", type=comma_separated, help="Widths A,B,C; default: by cost, or none with --depths.")
+    parser.flag("--depths", type=comma_separated, help="Depths A,B,C; default: by cost, or none with --widths.")
     parser.flag("--width", type=int, default=0, help="Width while the depth varies; 0: the base.")
     parser.flag("--depth", type=int, default=0, help="Depth while the width varies; 0: the base.")
     parser.flag("--steps", type=int, default=4, help="Training steps.")

@@ -60,6 +60,8 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
         )
     except Exception:  # the measurements count even if the model cannot be read
         return None
+    if (result.width_ratio if axis == "width" else result.depth_ratio) <= 1:  # no larger than the model's own base
+        return None
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
     findings = [finding for finding in result.findings if finding.certain]
     if axis == "width":  # at one width, the trace would read roles by place
@@ -95,8 +97,9 @@ def _unjudged(result: Audit) -> list[str]:
 def groups_alone(layers: Layers, readings: Iterable[Reading | None]) -> frozenset[str] | None:
     """The parameters whose effect the code does not decide, so that it is measured; ``None``: all.
 
-    Weights that map the width to a few features, and those with updates that are not entrywise, may have a wrong effect
-    although their factors, initial values and updates have the right size.
+    Weights that map the width to a few features, weights with updates that are not entrywise, and vectors that every
+    layer has on the stream may have a wrong effect although their factors, initial values and updates have the right
+    size.
     """
     unjudged = frozenset[str]()
     for reading in readings:
@@ -104,7 +107,7 @@ def groups_alone(layers: Layers, readings: Iterable[Reading | None]) -> frozense
             return None
         unjudged |= reading.unjudged
     few = {path for path, leaf in layers.weights.items() if leaf.to_few_features}
-    return unjudged | few | layers.matrix_updates
+    return unjudged | few | layers.matrix_updates | {*layers.on_stream}
 
 
 def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:

@@ -302,9 +302,8 @@ def _branch_mistakes(e: Evidence) -> Iterator[_Mistake]:
     yield "norm_cancels_multiplier", normed
     yield "missing_branch_multiplier", [] if normed else every_block
     yield "shortcut_in_branch", [group for group in not_scaled if group in e.layers.once_groups]
-    on_stream = [path for path, leaf in e.layers.vectors.items() if not leaf.in_branch and "*" in path]
-    if outside == [OTHER_VECTORS] and on_stream:
-        yield "norms_on_the_stream", on_stream
+    if outside == [OTHER_VECTORS] and e.layers.on_stream:
+        yield "norms_on_the_stream", e.layers.on_stream
     elif not every_block:
         yield "in_branch_incomplete", outside
 

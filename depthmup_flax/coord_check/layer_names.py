@@ -51,6 +51,11 @@ class Layers:
     # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
     matrix_updates: frozenset[str]
 
+    @property
+    def on_stream(self) -> list[str]:
+        """Vectors outside branches that every layer has, as norms after the sum do."""
+        return [path for path, leaf in self.vectors.items() if not leaf.in_branch and "*" in path]
+
     def leaf(self, path: str) -> ParamInfo:
         """A weight or a vector."""
         return self.vectors.get(path) or self.weights[path]

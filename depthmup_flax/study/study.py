@@ -319,6 +319,7 @@ class Study:
             raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
         return experiment
 
+    @_shown
     def check(
         self,
         widths: Sequence[int] = (),
@@ -330,7 +331,7 @@ class Study:
         tolerance: float = 0.2,
         **values: Any,
     ) -> CheckReport:
-        """The coordinate check, which measures what ``audit`` reads: ``print`` shows it.
+        """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.
 
         Args:
           widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
