@@ -90,14 +90,19 @@ def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
 COLUMNS = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)
 
 
+def row(title: str, found: Sequence[Outcome]) -> str:
+    """Counts of these cases: right models, wrong ones, and what the audit got wrong, as a row of Markdown."""
+    counts, right = Counter(o.kind for o in found), sum(o.wanted is None for o in found)
+    return _cells(title, right, len(found) - right, *(counts[column] for column in COLUMNS))
+
+
 def table(found: Sequence[Outcome]) -> str:
-    """Counts by group, as Markdown."""
-    groups = list(dict.fromkeys(o.kind_name.partition("/")[0] for o in found))
-    lines = ["| kinds | right | wrong | " + " | ".join(COLUMNS) + " | s per case |", "|---" * (len(COLUMNS) + 4) + "|"]
-    for group in (*groups, ""):
-        mine = [o for o in found if o.kind_name.startswith(f"{group}/" if group else "")]
-        counts, right = Counter(o.kind for o in mine), sum(o.wanted is None for o in mine)
-        cells = [str(right), str(len(mine) - right), *(str(counts[column]) for column in COLUMNS)]
-        mean = sum(o.seconds for o in mine) / len(mine)
-        lines.append(f"| {group or 'all'} | " + " | ".join(cells) + f" | {mean:.2f} |")
-    return "\n".join(lines)
+    """Counts by group."""
+    group_of = lambda o: o.kind_name.partition("/")[0]
+    lines = [_cells("kinds", "right", "wrong", *COLUMNS), "|---" * (len(COLUMNS) + 3) + "|"]
+    lines += [row(group, [o for o in found if group_of(o) == group]) for group in dict.fromkeys(map(group_of, found))]
+    return "\n".join([*lines, row("all", found)])
+
+
+def _cells(*cells: Any) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
