@@ -11,7 +11,7 @@ from typing import Any
 from .cases import Kind
 from .catalog import KINDS
 
-PASS, FAIL, NOT_JUDGED, REFUSED = "PASS", "FAIL", "not judged", "REFUSED"
+PASS, FAIL, NOT_JUDGED, REFUSED = "ok", "missing", "not judged", "refused"
 RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
 
 
@@ -44,15 +44,6 @@ class Outcome:
         return f"{self.kind:<11} {name}: {said}; it is {self.wanted or 'right'} ({self.seconds:.2f} s)"
 
 
-def verdict_of(audit: Any) -> str:
-    """One of three."""
-    if audit.ok:
-        return PASS
-    if any(finding.certain for finding in audit.findings):
-        return FAIL
-    return NOT_JUDGED
-
-
 MOST = 6
 
 
@@ -79,7 +70,7 @@ def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
     try:
         audit = kind.audit(mistake)
         seconds = time.perf_counter() - start
-        verdict, names = verdict_of(audit), tuple(dict.fromkeys(finding.name for finding in audit.findings))
+        verdict, names = audit.verdict, tuple(dict.fromkeys(finding.name for finding in audit.findings))
         if verdict == PASS:
             names = () if mistake else tuple(kind.wrong_widths(audit))
     except InputError as error:
