@@ -27,6 +27,7 @@ def main() -> None:
             if arguments.all or outcome.kind != RIGHT:
                 print(outcome, flush=True)
     print(table(found))
+    print(f"{sum(outcome.seconds for outcome in found) / len(found):.2f} s per case")
 
 
 if __name__ == "__main__":

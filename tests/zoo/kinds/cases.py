@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,10 +57,8 @@ class Kind:
         return dm.audit(model, base, self.x, rule=self.rule, **self.arguments)
 
     def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
-        arguments = dict(self.arguments)
-        output, _ = arguments.pop("output", None), arguments.pop("depth_ratio", None)
-        known = {"known": {}} if "known" in inspect.signature(as_model).parameters else {}
-        return as_model(self.model(e), self.x, "model", output, arguments, **known).shapes
+        of_call = {name: value for name, value in self.arguments.items() if name not in ("output", "axes")}
+        return as_model(self.model(e), self.x, "model", self.arguments.get("output"), of_call, {}).shapes
 
     def mistakes(self) -> list[str]:
         """The faults that it can have."""

@@ -11,7 +11,7 @@ from typing import Any
 from .cases import Kind
 from .catalog import KINDS
 
-PASS, FAIL, NOT_JUDGED, REFUSED = "PASS", "FAIL", "not judged", "REFUSED"
+PASS, FAIL, NOT_JUDGED, REFUSED = "ok", "missing", "not judged", "refused"
 RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
 
 
@@ -44,15 +44,6 @@ class Outcome:
         return f"{self.kind:<11} {name}: {said}; it is {self.wanted or 'right'} ({self.seconds:.2f} s)"
 
 
-def verdict_of(audit: Any) -> str:
-    """One of three."""
-    if audit.ok:
-        return PASS
-    if any(finding.certain for finding in audit.findings):
-        return FAIL
-    return NOT_JUDGED
-
-
 MOST = 6
 
 
@@ -79,7 +70,7 @@ def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
     try:
         audit = kind.audit(mistake)
         seconds = time.perf_counter() - start
-        verdict, names = verdict_of(audit), tuple(dict.fromkeys(finding.name for finding in audit.findings))
+        verdict, names = audit.verdict, tuple(dict.fromkeys(finding.name for finding in audit.findings))
         if verdict == PASS:
             names = () if mistake else tuple(kind.wrong_widths(audit))
     except InputError as error:
@@ -90,14 +81,19 @@ def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
 COLUMNS = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)
 
 
+def row(title: str, found: Sequence[Outcome]) -> str:
+    """Counts of these cases: right models, wrong ones, and what the audit got wrong, as a row of Markdown."""
+    counts, right = Counter(o.kind for o in found), sum(o.wanted is None for o in found)
+    return _cells(title, right, len(found) - right, *(counts[column] for column in COLUMNS))
+
+
 def table(found: Sequence[Outcome]) -> str:
-    """Counts by group, as Markdown."""
-    groups = list(dict.fromkeys(o.kind_name.partition("/")[0] for o in found))
-    lines = ["| kinds | right | wrong | " + " | ".join(COLUMNS) + " | s per case |", "|---" * (len(COLUMNS) + 4) + "|"]
-    for group in (*groups, ""):
-        mine = [o for o in found if o.kind_name.startswith(f"{group}/" if group else "")]
-        counts, right = Counter(o.kind for o in mine), sum(o.wanted is None for o in mine)
-        cells = [str(right), str(len(mine) - right), *(str(counts[column]) for column in COLUMNS)]
-        mean = sum(o.seconds for o in mine) / len(mine)
-        lines.append(f"| {group or 'all'} | " + " | ".join(cells) + f" | {mean:.2f} |")
-    return "\n".join(lines)
+    """Counts by group."""
+    group_of = lambda o: o.kind_name.partition("/")[0]
+    lines = [_cells("kinds", "right", "wrong", *COLUMNS), "|---" * (len(COLUMNS) + 3) + "|"]
+    lines += [row(group, [o for o in found if group_of(o) == group]) for group in dict.fromkeys(map(group_of, found))]
+    return "\n".join([*lines, row("all", found)])
+
+
+def _cells(*cells: Any) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
