@@ -56,7 +56,7 @@ stage() { # NAME SECONDS COMMAND...
   if [ "$limit" -lt 5 ]; then
     status=1 result="not run: no time is left"
   else
-    timeout --kill-after=10 "$limit" "$@" >"$results/$name.log" 2>&1 </dev/null || status=$?
+    timeout --kill-after=20 "$limit" "$@" >"$results/$name.log" 2>&1 </dev/null || status=$?
     case $status in
       0) ;;
       124 | 137) result="stopped after $limit s" ;;
