@@ -120,8 +120,14 @@ class Comparison:
         return close(self.branches[branch.node], self.wanted(branch.node))
 
     def _base_branch(self, branch: Branch) -> Branch | None:
-        terms = by_series(branch.factors).keys()
-        fit = lambda b: (b.kind == branch.kind, b.projected == branch.projected, by_series(b.factors).keys() == terms)
+        """The first of the base model's branches that is most like a branch."""
+        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
+        mine = terms(branch)
+
+        def fit(b: Branch) -> tuple[bool, ...]:
+            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
+            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
+
         return max(self.base.branches, key=fit, default=None)
 
     @property
