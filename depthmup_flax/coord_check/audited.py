@@ -18,7 +18,7 @@ class Reading:
 
     Attributes:
       findings: certain mistakes.
-      unjudged: parameters whose factors or role the audit could not read.
+      unjudged: parameters about which the audit could not judge something.
     """
 
     findings: tuple[Finding, ...]
@@ -56,11 +56,10 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             in_branch=inside.__contains__ if inside and axis == "depth" else None,
             depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
             output=source.output,
+            axes=axis,
             **source.kwargs,
         )
     except Exception:  # the measurements count even if the model cannot be read
-        return None
-    if (result.width_ratio if axis == "width" else result.depth_ratio) <= 1:  # no larger than the model's own base
         return None
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
     findings = [finding for finding in result.findings if finding.certain]
@@ -90,8 +89,10 @@ def _wrong_roles(result: Audit, info: Mapping[str, ParamInfo]) -> list[Finding]:
 
 
 def _unjudged(result: Audit) -> list[str]:
-    """The parameters of which the audit says nothing."""
-    return [row.path for row in result.rows if row.info is None or (row.wanted is not None and row.found is None)]
+    """The parameters of what was not judged; all, if it is not about some of them."""
+    if all(one.paths for one in result.not_judged):
+        return [path for one in result.not_judged for path in one.paths]
+    return [row.path for row in result.rows]
 
 
 def groups_alone(layers: Layers, readings: Iterable[Reading | None]) -> frozenset[str] | None:

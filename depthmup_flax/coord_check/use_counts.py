@@ -11,11 +11,11 @@ from typing import Any
 
 from jax.extend import core
 
+from depthmup_flax.infer.unread_places import is_known
 from depthmup_flax.util.jaxprs import called_jaxpr, propagate, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_UNREAD = ("pallas_call", "ffi_call", "custom_call", "pure_callback", "io_callback")
 _OF_LOGITS = ("exp", "exp2", "logistic")  # turn products of queries and keys into weights
 
 
@@ -103,7 +103,7 @@ class _Reader:
         if name in _PRODUCTS and read:
             self.elsewhere |= rest.own | rest.pair
             return _Value(own=read)
-        if name in _UNREAD:
+        if not is_known(name):
             self.scored |= rest.own | rest.pair
             return _Value(own=read)
         if name in _PRODUCTS:

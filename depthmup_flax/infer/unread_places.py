@@ -70,12 +70,17 @@ def unread_operations(
     return [UnreadOperation(name, paths, source) for (name, source), paths in result.items()]
 
 
+def is_known(primitive: str) -> bool:
+    """Whether what a primitive of this name computes is understood."""
+    return primitive in _READ or primitive.startswith(_READ_PREFIXES)
+
+
 def _is_read(node: Node) -> bool:
     """Whether an operation is understood. Rounding to few bits is not, as it comes between a scale and its inverse."""
     if node.op == "convert_element_type":
         eqn = node.params["callers"][-1]
         return _bits(eqn.outvars[0]) > 8 or _bits(eqn.invars[0]) <= 8
-    if node.op in _READ or node.op.startswith(_READ_PREFIXES):
+    if is_known(node.op):
         return True
     results = node.params["callers"][-1].outvars[node.params["result"] :]
     return bool(results) and _bits(results[0]) == 1  # a boolean has no factor
