@@ -142,8 +142,9 @@ def _product_in_bfloat16(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @_product_in_bfloat16.defjvp
 def _product_in_bfloat16_jvp(primals: _Pair, tangents: _Pair) -> tuple[jax.Array, jax.Array]:
+    (x, kernel), (dx, dkernel) = primals, tangents
     in_bfloat16 = functools.partial(jnp.matmul, precision=IN_BFLOAT16)
-    return _product_in_bfloat16(*primals), jax.jvp(in_bfloat16, primals, tangents)[1]
+    return _product_in_bfloat16(x, kernel), in_bfloat16(dx, kernel) + in_bfloat16(x, dkernel)
 
 
 class Readout(nn.Module):
