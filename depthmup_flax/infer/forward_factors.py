@@ -28,6 +28,7 @@ _LINEAR = (
 _POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
 _SMALL = 1e-2  # the largest epsilon in a norm
 _MOST_TERMS = 64
+_NEAR = 8  # operations between a mask and the division by its keep rate
 
 # The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
 # means of squares together.
@@ -176,6 +177,7 @@ class ForwardFactors:
         self.before: dict[int, float] = {}
         self.parts: dict[int, Terms] = {}
         self.of_param: dict[int, float] = {}
+        self.masked: dict[int, float] = {}  # behind a random mask -> its keep rate, if it is not divided by that
         needed, at = graph.needed(), uses.by_node()
         for i, node in enumerate(graph.nodes):
             if not needed[i]:
@@ -219,10 +221,12 @@ class ForwardFactors:
         """The terms of an operation's result; ``None`` if the result is a term of its own."""
         node, terms, roots = self.graph.nodes[i], [self.terms[j] for j in reads], self.shape.roots
         others = [j for j in node.inputs if j not in reads]
-        if node.op == "select_n" and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
+        if node.op in ("select_n", "cond") and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
             kept = self.numbers.masks[node.inputs[0]]
-            return scaled(terms[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
+            return self._masked(i, reads[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
         if node.op in SUMS or node.op in _LINEAR:
+            if len(reads) == 1 and reads[0] in self.masked:
+                self.masked[i] = self.masked[reads[0]]
             return _union(terms)
         if node.op == "reduce_sum":
             return scaled(terms[0], _summed(self.graph, i, reads[0]))
@@ -236,13 +240,42 @@ class ForwardFactors:
             value = self.of_param[others[-1]] if others else 1.0
             if value == 0 or math.isinf(value) or (node.op == "div" and node.inputs[0] != reads[0]):
                 return None
-            return scaled(terms[0], 1 / value if node.op == "div" else value)
+            if others and others[-1] in self.numbers.masks and node.op == "mul":
+                return scaled(self._masked(i, reads[0], self.numbers.masks[others[-1]]), value)
+            factor, kept = 1 / value if node.op == "div" else value, self.masked.get(reads[0], 1.0)
+            if kept != 1 and math.isclose(factor * kept, 1, rel_tol=1e-5):  # a mask's keep rate behind the mask
+                return terms[0]
+            self.masked[i] = kept
+            return scaled(terms[0], factor)
         # Queries and keys may be parts of one product.
         different = node.op == "dot_general" or (node.op == "mul" and roots[reads[0]] != roots[reads[1]])
         if len(reads) == 2 and reads[0] != reads[1] and different:
             a, b = terms
             self.parts[i] = _union([scaled(a, common(b)), scaled(b, common(a))])
         return None
+
+    def _masked(self, i: int, j: int, kept: float) -> Terms:
+        """The terms of node ``j`` behind a random mask: without the keep rate that they were divided by before.
+
+        A mask without its keep rate has no factor either.
+        """
+        at: int | None = j
+        for _ in range(_NEAR):
+            at, factor = self._multiplied(at) if at is not None else (None, 1.0)
+            if math.isclose(factor * kept, 1, rel_tol=1e-5):
+                return scaled(self.terms[j], kept)
+        self.masked[i] = kept
+        return self.terms[j]
+
+    def _multiplied(self, i: int) -> tuple[int | None, float]:
+        """The one array that a linear operation reads, and the number that it is multiplied by there."""
+        node = self.graph.nodes[i]
+        reads = [j for j in node.inputs if j not in self.of_param]
+        others = [self.of_param[j] for j in node.inputs if j in self.of_param]
+        if len(reads) != 1 or node.op not in SAME_PLACE | MOVES | {"mul", "div"}:
+            return None, 1.0
+        value = others[-1] if others and node.op in ("mul", "div") else 1.0
+        return reads[0], 1 / value if node.op == "div" and value else value
 
     def _inside(self, node: Node, kind: str) -> float:
         """The constant factor in an array of parameters or constants."""

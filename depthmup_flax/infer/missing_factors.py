@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 
+from depthmup_flax.infer.activation_products import Scores
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
 from depthmup_flax.infer.depth_ratios import DepthRatios
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Scores, Traced, joined
+from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
@@ -223,7 +224,7 @@ class Comparison:
 
     def _in_softmax(self) -> set[str]:
         """The parameters that make queries and keys."""
-        return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.tokens}
+        return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.beside}
 
     def _is_tied(self, path: str) -> bool:
         return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
@@ -276,9 +277,15 @@ class Comparison:
         return [scores for scores, other in self._compared_scores() if other is None]
 
     def growing_products(self) -> list[Scores]:
-        """Products of two activations, outside of softmax, that are summed over a dimension that grows."""
+        """Products of two activations over a growing dimension that are in no softmax and have no scale like there."""
         others = [(s, self._base_scores(s)) for s in self.facts.scores if not s.in_softmax]
-        return [scores for scores, other in others if other is not None and other.size != scores.size]
+        growing = [(scores, other) for scores, other in others if other is not None and other.size != scores.size]
+        return [s for s, other in growing if not close(s.factor / (other.factor or math.nan), self._scale(s, other))]
+
+    def _scale(self, scores: Scores, other: Scores) -> float:
+        """What the rule multiplies a product of queries and keys with, relative to the base model."""
+        scale = self.rule.attention_scale
+        return float(scale(scores.size, other.size) / scale(other.size, other.size))
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[str]] = {}

@@ -100,7 +100,7 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
             s.paths for s in compared.growing_products()
         ),
         "the scale of the products of queries and keys of": _united(
-            s.paths | s.tokens for s in compared.unclear_scores()
+            s.paths | s.beside for s in compared.unclear_scores()
         ),
     }
     for what, paths in groups.items():

@@ -173,7 +173,7 @@ class Uses:
         ]
         if node.op in MOVES:
             return tuple(_moved(v, node, shape, v) for v, shape in of_params)
-        if node.op == "dot_general" and ins.count(PARAM) == 2:
+        if node.op == "dot_general":
             return self._product_of_parameters(node)
         unique: dict[str, View] = {}  # a matrix minus its mean is the matrix
         for v, shape in of_params:
@@ -183,7 +183,7 @@ class Uses:
         return tuple(unique.values())
 
     def _product_of_parameters(self, node: Node) -> tuple[View, ...]:
-        """A weight that is a product of two, such as LoRA's."""
+        """A weight that is a product of two, such as LoRA's, or of a parameter with constants, such as positions."""
         made_of, before = [], 0
         for place, j in enumerate(node.inputs):
             contracted, batched = _sides(node, place)
@@ -343,7 +343,7 @@ def _sides(node: Node, place: int) -> tuple[Sequence[int], Sequence[int]]:
 
 def _product(v: View, contracted: Sequence[int], batched: Sequence[int], at: Callable[..., Use]) -> Use:
     into = v.axes(contracted)
-    batch = v.experts | v.axes(batched)
+    batch = (v.experts | v.axes(batched)) - into  # heads and their size may be one axis of the parameter
     out = v.axes() - into - batch
     # An axis between two parameters whose product is the weight: the output of the first, the input of the second.
     if into:

@@ -7,9 +7,10 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from depthmup_flax.infer.activation_products import Scores, read_scores
 from depthmup_flax.infer.dataflow import PARAM, Graph
 from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors
 from depthmup_flax.infer.parameter_trees import grouped, series
@@ -28,17 +29,6 @@ def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
     for path, factors in pairs:
         result[path] = result.get(path, frozenset()) | factors
     return result
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """Products of two activations that are summed over a dimension, such as those of queries and keys."""
-
-    paths: frozenset[str]  # parameters that make both
-    tokens: frozenset[str]  # learned queries
-    size: int  # of the dimension that is summed
-    factor: float  # NaN is unknown
-    in_softmax: bool  # or in a sigmoid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +63,7 @@ class Traced:
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
     readouts: OfPaths  # path -> factors up to the output
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
-    scores: Sequence[Scores]  # in softmax, or between parameters' products
+    scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
     used: Mapping[str, bool]  # path -> whether the output depends on it
@@ -165,7 +155,9 @@ class _Reader:
             branches_of=ends,
             readouts=readouts,
             factors=self._own(readouts),
-            scores=self._scores(),
+            scores=read_scores(
+                self.graph, self.at, self.shape, self.factors, [terms for terms, _ in self._absorbed(())]
+            ),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,
@@ -271,67 +263,24 @@ class _Reader:
         return {**own, **self._of_uses(*self._read_terms(readouts)), **own}
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
-        terms, graph = self.factors.terms, self.graph
-        found = []
-        for i, node in enumerate(graph.nodes):
+        """The terms of what products of parameters and nonlinear operations read."""
+        return [self.factors.deep(terms) if by_product else terms for terms, by_product in self._absorbed(readouts)]
+
+    def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[Terms, bool]]:
+        """The same, of each activation that is read, and whether a product of a parameter reads it."""
+        for i, node in enumerate(self.graph.nodes):
             if self.uses.kinds[i] != ACTIVATION:
                 continue
-            reads = [j for j in node.inputs if self.uses.kinds[j] == ACTIVATION]
             products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
-            if products and products[0].path not in readouts:
-                found += [self.factors.deep(terms[j]) for j in reads]
-            elif not products and terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms:
-                found += [terms[j] for j in reads]
-        return found
+            is_new = self.factors.terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms
+            if products[0].path not in readouts if products else is_new:
+                reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
+                yield from ((self.factors.terms[j], bool(products)) for j in reads)
 
     def _unread_sums(self) -> tuple[float, frozenset[str]]:
         number, last = self.streams.unread_sums
         inputs = self.graph.nodes[last].inputs if number else ()
         return number, frozenset(self._of_uses(*(self.factors.deep(self.factors.terms[i]) for i in inputs))) - {""}
-
-    def _scores(self) -> list[Scores]:
-        """What enters the functions of softmax or a sigmoid, and other products of two activations."""
-        entering: dict[int, frozenset[float]] = {}
-        for i, node in enumerate(self.graph.nodes):
-            if node.op in ("exp", "exp2", "logistic") and self.factors.terms[i]:
-                entering |= self._through(node.inputs[0])
-        products = [j for j in self.factors.parts if self.graph.nodes[j].op == "dot_general"]
-        scores = (self._product(j, entering.get(j)) for j in products)
-        return [s for s in scores if s.in_softmax or s.paths]
-
-    def _product(self, j: int, factors: frozenset[float] | None) -> Scores:
-        """The product of two activations at a node; ``factors``: after it, if it enters a softmax."""
-        product, inner = self.graph.nodes[j], self.factors.deep(self.factors.parts[j])
-        (left, _), _ = product.params["dimension_numbers"]
-        size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
-        makers = [u for k in inner for u in self._makers(k)]
-        paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
-        tokens = frozenset(u.path for u in makers) - paths
-        of_both = {f for several in inner.values() for f in several}
-        is_known = factors is not None and len(factors) == 1 and len(of_both) == 1
-        factor = min(factors) * min(of_both) if factors and is_known else math.nan
-        weights = (self.shape.norms.get(k) for k in inner)
-        is_mean = any(k is not None and self.graph.nodes[k].op == "exp" for k in weights)
-        return Scores(frozenset() if is_mean else paths, tokens, size, factor, factors is not None)
-
-    def _through(self, node: int) -> dict[int, frozenset[float]]:
-        """The terms of an array, and those inside a soft cap."""
-        result = dict(self.factors.terms[node])
-        for i in list(result):
-            if self.graph.nodes[i].op == "tanh":
-                inner = self._through(self.graph.nodes[i].inputs[0])
-                result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
-        return result
-
-    def _makers(self, node: int) -> list[Use]:
-        """The uses that make a term, looked for before norms."""
-        while node in self.shape.norms and node not in self.at:
-            terms = self.factors.terms[self.shape.norms[node]]
-            uses = [u for i in terms for u in self.at.get(i, ())]
-            if uses or not terms:
-                return uses
-            node = min(terms)
-        return self.at.get(node, [])
 
     def _projections(self, inside: Mapping[str, bool]) -> set[str]:
         """The parameters between the start and the end of projected shortcuts."""
