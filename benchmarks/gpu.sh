@@ -56,7 +56,7 @@ stage() { # NAME SECONDS COMMAND...
   if [ "$limit" -lt 5 ]; then
     status=1 result="not run: no time is left"
   else
-    timeout --kill-after=10 "$limit" "$@" >"$results/$name.log" 2>&1 </dev/null || status=$?
+    timeout --kill-after=20 "$limit" "$@" >"$results/$name.log" 2>&1 </dev/null || status=$?
     case $status in
       0) ;;
       124 | 137) result="stopped after $limit s" ;;
@@ -122,7 +122,7 @@ stage report 60 "$python" -m depthmup_flax report "$results/sweep"
 {
   printf '\n## Steps\n\n'
   [ ! -e "$table" ] || "$python" -m benchmarks.run --show="$table"
-  printf '\n## Tests\n\n%s\n' "$(tail -n 1 "$results/tests.log")"
+  printf '\n## Tests\n\n%s\n' "$(grep -E '^[0-9]+ (passed|failed|errors?)' "$results/tests.log" || echo "No count: see tests.log")"
   printf '\n## Sweep\n\n%s runs are recorded, of this and earlier runs of the script. report.log:\n\n' \
     "$(cat "$results"/sweep/records*.jsonl 2>/dev/null | wc -l)"
   head -n 3 "$results/report.log"

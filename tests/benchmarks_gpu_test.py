@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from processes import ROOT
 
+from benchmarks import pages
 from benchmarks.gpu import ours, page, plain_flax
 from benchmarks.gpu.cases import CASES, TINY, Case
 from depthmup_flax.engine.experiment import build
@@ -92,6 +93,17 @@ def test_a_row_has_milliseconds_memory_and_the_share_of_the_peak_and_a_side_that
 def test_without_a_measured_peak_the_times_stay(tmp_path):
     *_, row, _, _ = page.table({**RESULT, "peak": {}}).splitlines()
     assert row == "| network | **20** (10-30, 3), 2 | - | **40** (40-40, 3) | - |"
+
+
+def test_results_of_a_gpu_and_their_figure_go_to_the_page(tmp_path, monkeypatch):
+    shutil.copytree(pages.RESULTS, tmp_path / "results")
+    (tmp_path / "results" / "gpu-h.json").write_text(json.dumps({"device": "gpu", **RESULT}))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(pages, "PAGE", pathlib.Path(shutil.copy(pages.PAGE, tmp_path)))
+    pages.document()
+    assert page.table(RESULT) in pages.PAGE.read_text()
+    assert "(gpu-h.png)" in pages.PAGE.read_text()
+    assert (tmp_path / "gpu-h.png").stat().st_size > 1000
 
 
 STAND_IN = """#!/bin/sh

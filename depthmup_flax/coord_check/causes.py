@@ -108,7 +108,7 @@ TEXTS = {
         "depthmup(direction, info, rule, ...), and check the roles in param_table."
     ),
     "random_start_of_few_features": (
-        "weights that map the width to a fixed number of features inside a branch start at random, so in wide networks "
+        "weights that map the width to a fixed number of features start at random, so in wide networks "
         "their product changes as width^1/2 (the gradient of the whole width follows their few directions): start them "
         "at zero, or with a standard deviation of 1/fan_in."
     ),

@@ -92,16 +92,20 @@ class Comparison:
         other = self._base_branch(branch)
         if other is None:
             return None
-        after, wanted = self._one(branch.factors, other.factors), self.wanted(branch.node)
+        wanted = self.wanted(branch.node)
+        after = self._one(branch.factors, other.factors, wanted)
         if not close(after, wanted):  # the branch's last layer is linear, so its input may be multiplied
-            total = self._one(branch.total, other.total)
+            total = self._one(branch.total, other.total, wanted)
             if close(total, wanted):
                 self.multiplied_before.add(branch.node)
                 return total
         return after
 
-    def _one(self, factors: OfPaths, base: OfPaths) -> float | None:
-        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
+    def _one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
+        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.
+
+        If they differ, it is the first that is not ``wanted``; if one is unknown, ``None``.
+        """
         theirs = by_series(base)
         ratios = {
             name: ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
@@ -109,7 +113,10 @@ class Comparison:
         }
         products = set(map(series, self._products(factors)))
         chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
-        return chosen[0] if chosen and all(close(chosen[0], value) for value in chosen) else None
+        known = [ratio for ratio in chosen if ratio is not None]
+        if not known or len(known) < len(chosen):
+            return None
+        return next((ratio for ratio in known if not close(ratio, wanted)), wanted)
 
     def _products(self, paths: Iterable[str]) -> list[str]:
         """Those of the parameters that are used in products."""
@@ -120,8 +127,14 @@ class Comparison:
         return close(self.branches[branch.node], self.wanted(branch.node))
 
     def _base_branch(self, branch: Branch) -> Branch | None:
-        terms = by_series(branch.factors).keys()
-        fit = lambda b: (b.kind == branch.kind, b.projected == branch.projected, by_series(b.factors).keys() == terms)
+        """The first of the base model's branches that is most like a branch."""
+        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
+        mine = terms(branch)
+
+        def fit(b: Branch) -> tuple[bool, ...]:
+            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
+            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
+
         return max(self.base.branches, key=fit, default=None)
 
     @property
@@ -167,7 +180,7 @@ class Comparison:
             if found is None or close(found, wanted):
                 continue
             other = self._base_branch(branch)
-            inside = self._one(branch.normalized, other.normalized) if other and branch.normalized else None
+            inside = self._one(branch.normalized, other.normalized, wanted) if other and branch.normalized else None
             name = "norm_cancels_multiplier" if close(inside, wanted) else "missing_branch_multiplier"
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
             wrong.setdefault(key, []).extend(self._products(branch.factors) or sorted(branch.paths))

@@ -73,7 +73,7 @@ def template(path: str) -> str:
 @functools.lru_cache(maxsize=1 << 16)
 def series(path: str) -> str:
     """What paths of equal layers have in common; ``linear``, ``linear_1`` and ``linear_2`` have one."""
-    return re.sub(r"\d+", "*", re.sub(r"_\d+(?=/|$)", "", path))
+    return re.sub(r"\d+", "*", re.sub(r"_?\d+(?=/|$)", "", path))
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 
@@ -137,8 +137,18 @@ def traced_infos(
         decayed = role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
         leaf_info = ParamInfo(role, shape, reading.width_in, reading.width_out, inside, ratio, decay=decayed)
         infos[path] = dataclasses.replace(leaf_info, in_axes=into, out_axes=out)
+    for path, twin in _twins(unread, infos, traced).items():
+        infos[path] = infos[twin]
+        del unread[path]
     width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
     return {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}, unread
+
+
+def _twins(unread: Collection[str], infos: Mapping[str, ParamInfo], traced: Traced) -> dict[str, str]:
+    """Path without any use -> an equal parameter of another layer: the end of a second stream may have no effect."""
+    same = lambda path, other: trees.series(other) == trees.series(path) and infos[other].shape == traced.shapes[path]
+    twins = {path: next((q for q in infos if same(path, q)), "") for path in unread if not traced.used[path]}
+    return {path: twin for path, twin in twins.items() if twin}
 
 
 def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:

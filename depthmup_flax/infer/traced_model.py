@@ -77,6 +77,7 @@ class Traced:
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
     used: Mapping[str, bool]  # path -> whether the output depends on it
+    shapes: Mapping[str, tuple[int, ...]]
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
     unread_sums: tuple[float, frozenset[str]]  # the most that one stream has; parameters around the last
 
@@ -169,6 +170,7 @@ class _Reader:
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,
             used={path: path in by_path for path in self.shapes},
+            shapes=self.shapes,
             unread_sums=self._unread_sums(),
         )
 

@@ -11,7 +11,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -24,8 +24,10 @@ from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradie
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.precision import Precision, product_precision, readout_precision
+from depthmup_flax.util.precision import IN_BFLOAT16, Precision, product_precision, readout_precision
 from depthmup_flax.util.types import Dtype, Scalar
+
+_Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -126,7 +128,22 @@ class LogitFactors:
 
 def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
+    if precision is IN_BFLOAT16:
+        return inner(_product_in_bfloat16(x, kernel))
     return inner(jnp.matmul(x, kernel, precision=precision))
+
+
+@jax.custom_jvp
+def _product_in_bfloat16(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    # On several devices XLA drops an algorithm from this product (jax 0.10.2), though not from those of the gradients.
+    rounded = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    return jnp.matmul(*rounded, preferred_element_type=x.dtype)
+
+
+@_product_in_bfloat16.defjvp
+def _product_in_bfloat16_jvp(primals: _Pair, tangents: _Pair) -> tuple[jax.Array, jax.Array]:
+    in_bfloat16 = functools.partial(jnp.matmul, precision=IN_BFLOAT16)
+    return _product_in_bfloat16(*primals), jax.jvp(in_bfloat16, primals, tangents)[1]
 
 
 class Readout(nn.Module):

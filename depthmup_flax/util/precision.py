@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from depthmup_flax.util.types import Dtype
 
 Precision: TypeAlias = "jax.lax.Precision | jax.lax.DotAlgorithmPreset | None"
+IN_BFLOAT16 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32  # factors of bfloat16, sums of float32
 
 
 def product_precision(dtype: Dtype) -> jax.lax.Precision | None:
@@ -28,12 +29,12 @@ def product_precision(dtype: Dtype) -> jax.lax.Precision | None:
 
 
 def readout_precision(dtype: Dtype) -> Precision:
-    """As `product_precision`, for float32 arrays in a model that computes in ``dtype``: the factors have its precision.
+    """As `product_precision`, for float32 arrays in a model that computes in ``dtype``: `IN_BFLOAT16` for bfloat16.
 
-    GPUs would otherwise round the factors of a bfloat16 model to TF32, at half the speed. CPUs do not round.
+    GPUs would otherwise round the factors to TF32, at half the speed.
     """
     if jnp.dtype(dtype) == jnp.bfloat16 and jax.default_matmul_precision.value is None:
-        return jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+        return IN_BFLOAT16
     return product_precision(dtype)
 
 

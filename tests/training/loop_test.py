@@ -137,7 +137,6 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(finished, tmp_pa
     assert_resumes_bit_for_bit(tiny, (4, 11), finished, tmp_path / "parts")
 
 
-@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_one(tmp_path):
     train_and_evaluate(conv_run(), tmp_path / "whole")

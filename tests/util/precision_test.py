@@ -12,6 +12,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import coord_check
+from depthmup_flax.nn.layers import readout_product
 from depthmup_flax.papers import theory
 from depthmup_flax.util.precision import product_precision, readout_precision
 
@@ -81,6 +82,14 @@ def test_a_readouts_factors_and_those_of_its_gradients_have_the_precision_of_the
         assert jax.eval_shape(logits, stream).dtype == jnp.float32
     with jax.default_matmul_precision("high"):
         assert readout_precision(dtype) is None
+
+
+def test_a_readout_of_a_bfloat16_model_is_the_exact_product_of_rounded_factors():
+    rounded = lambda x: np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+    x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 64), (64, 5)]))
+    y = jax.jit(functools.partial(readout_product, precision=readout_precision("bfloat16")))(x, kernel)
+    assert y.dtype == jnp.float32
+    np.testing.assert_allclose(y, rounded(x) @ rounded(kernel), rtol=1e-5, atol=1e-5)
 
 
 def test_rounded_factors_change_logits_by_the_same_part_at_every_width():

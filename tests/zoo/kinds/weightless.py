@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def _ffts(y: jax.Array) -> jax.Array:
-    return jnp.fft.fft2(y).real
+    return jnp.fft.fft2(y).real / y.shape[-1] ** 0.5  # otherwise it grows with the width
 
 
 def _blur(y: jax.Array) -> jax.Array:
