@@ -26,7 +26,7 @@ from depthmup_flax.coord_check.judgment import (
     VANISHES,
     Quantity,
 )
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
+from depthmup_flax.coord_check.recorded_sizes import AT_ONCE, EVERYTHING, Record
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.workdir.files import write_atomically
@@ -143,7 +143,8 @@ def _line(q: Quantity) -> str:
         "change": f"change of {q.name}" + ("" if q.group == EVERYTHING else f", training {q.group} alone"),
         START: f"initial {q.name}",
         USES: f"uses of {q.name} in a forward pass",
-        UPDATE: f"update of {q.name}" + ("" if q.name.startswith(q.group) else f", training {q.group}"),
+        UPDATE: f"update of {q.name}"
+        + ("" if q.name.startswith(q.group) or q.group == AT_ONCE else f", training {q.group}"),
         DECAY: f"decay of {q.name}, its share",
     }[q.kind]
     if len(what) > _COLUMN:

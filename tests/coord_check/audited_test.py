@@ -48,6 +48,24 @@ def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():
     assert check("width", sizes="right_width", source=readable).ok
 
 
+@pytest.mark.slow
+def test_the_first_updates_of_all_weights_at_once_are_those_of_each_group_alone():
+    def first_updates(source):
+        build = lambda width, depth: Chain(width, depth).network(source=source)
+        report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 32, 64), steps=1, seeds=2)
+        found = {
+            (r.size, r.seed, r.quantity, r.name): r.value
+            for r in report.records
+            if r.quantity in ("gradient_update", "gradient") and r.group not in ("everything", "branches")
+        }
+        return {r.group for r in report.records}, found
+
+    (at_once, together), (alone, apart) = first_updates(readable), first_updates(None)
+    assert at_once == {"everything", "branches", "everything, from a random readout"}
+    assert alone == {"everything", "branches", "blocks/dense", "head", "stem"}
+    assert together == pytest.approx(apart, rel=1e-4)
+
+
 def test_a_cause_that_the_code_excludes_is_not_named_and_nothing_passes_that_it_does_not_explain():
     """Sizes of a network without 1/m, of which the audit reads the right code: no trend explains them."""
     report = check("width", sizes="readout_not_scaled", source=readable)
