@@ -243,9 +243,9 @@ def test_tpu_chips_with_a_hole_are_refused():
 @pytest.mark.parametrize(
     ("batch_size", "accumulate", "devices", "sentence"),
     [
-        (20, 1, 8, "train.batch_size is 20: it must be a multiple of 8 (8 devices). Use 16 or 24."),
-        (64, 3, 1, "is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66."),
-        (4, 2, 4, "is 4: it must be a multiple of 8 (4 devices times train.accumulate=2). Use 8."),
+        (20, 1, 8, "train.batch_size is 20: it must be a multiple of 8 (8 devices). Use 16 or 24; "),
+        (64, 3, 1, "is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66; "),
+        (4, 2, 4, "is 4: it must be a multiple of 8 (4 devices times train.accumulate=2). Use 8; "),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, sentence):
