@@ -130,7 +130,8 @@ def coord_check(
     say("took " + ", ".join(f"{value:.0f} s {what}" for what, value in seconds.items()))
     low = sorted({network.precision for network in networks if network.precision})
     unread = [axis for axis, reading in readings.items() if reading is None and networks[0].network.source]
-    remarks = tuple(notes(table, quantities, rule, layers, low, unread, tolerance))
+    unjudged = sorted({path for reading in readings.values() if reading for path in reading.unjudged})
+    remarks = tuple(notes(table, quantities, rule, layers, low, unread, unjudged, tolerance))
     return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 

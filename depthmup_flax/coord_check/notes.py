@@ -10,6 +10,7 @@ from depthmup_flax.coord_check.judgment import FINITE, Quantity
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
 from depthmup_flax.coord_check.trends import fit_trend
+from depthmup_flax.infer.audit_table import summary
 from depthmup_flax.rule.parametrization import Parametrization
 
 _NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights
@@ -23,6 +24,7 @@ def notes(
     layers: Layers,
     precisions: Sequence[str],
     unread: Sequence[str],
+    unjudged: Sequence[str],
     tolerance: float,
 ) -> list[str]:
     """All notes.
@@ -31,14 +33,20 @@ def notes(
       table, quantities, rule, layers, tolerance: of the check.
       precisions: those below float32 in which forward passes are written.
       unread: axes over which the audit could not read the code.
+      unjudged: parameters about which it could not judge something.
     """
     low = f"the forward pass is written in {' and '.join(precisions)}; the check computes it in float32."
     audit = f"the code could not be audited over {' and '.join(unread)}, so measurements alone decide there: dm.audit "
     random = random_to_few_features(table, layers)
+    measured = (
+        f"the audit could not judge {summary(unjudged)}, so their effect was measured. A scale inside an operation that "
+        "is not read shows only in the activations that the network records: dm.audit says what to do."
+    )
     return [
         *_finite_sizes(table, quantities, tolerance),
         *([low] if precisions else []),
         *([f"{audit}on these networks says why."] if unread else []),
+        *([measured] if unjudged else []),
         *([f"{TEXTS['random_start_of_few_features']} These are {', '.join(random)}."] if random else []),
         *_laziness(table, rule),
     ]
