@@ -39,8 +39,8 @@ def notes(
     audit = f"the code could not be audited over {' and '.join(unread)}, so measurements alone decide there: dm.audit "
     random = random_to_few_features(table, layers)
     measured = (
-        f"the audit could not judge {summary(unjudged)}, so their effect was measured. A scale inside an operation that "
-        "is not read shows only in the activations that the network records: dm.audit says what to do."
+        f"the audit could not judge {summary(unjudged)}, so their effect was measured. A scale inside an operation "
+        "that is not read shows only in the activations that the network records: dm.audit says what to do."
     )
     return [
         *_finite_sizes(table, quantities, tolerance),
