@@ -147,6 +147,7 @@ class _Reader:
         by_path = self.uses.by_path()
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
+        absorbed = [*(terms for terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
             times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
