@@ -156,9 +156,7 @@ class _Reader:
             branches_of=ends,
             readouts=readouts,
             factors=self._own(readouts),
-            scores=read_scores(
-                self.graph, self.at, self.shape, self.factors, [terms for terms, _ in self._absorbed(())]
-            ),
+            scores=read_scores(self.graph, self.at, self.shape, self.factors, absorbed),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,
