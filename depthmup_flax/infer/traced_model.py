@@ -147,6 +147,7 @@ class _Reader:
         by_path = self.uses.by_path()
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
+        absorbed = [*(terms for terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
             times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
@@ -155,9 +156,7 @@ class _Reader:
             branches_of=ends,
             readouts=readouts,
             factors=self._own(readouts),
-            scores=read_scores(
-                self.graph, self.at, self.shape, self.factors, [terms for terms, _ in self._absorbed(())]
-            ),
+            scores=read_scores(self.graph, self.at, self.shape, self.factors, absorbed),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,

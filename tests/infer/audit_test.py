@@ -469,13 +469,17 @@ def test_layers_without_residual_sums_are_not_judged_for_the_depth():
     assert audit(shapes(2 * WIDTH, 2), shapes(WIDTH, 2), VECTORS).ok  # no depth that the rule is about
 
 
-def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged():
+def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged_without_attentions_scale():
     def two_towers(params, x):
         return (x @ params["a"]) @ (x @ params["b"]).T
 
+    def scaled(params, x):
+        return two_towers(params, x) * RULE.attention_scale(params["a"].shape[1], WIDTH)
+
     shapes = lambda n: {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}
-    result = audit((two_towers, shapes(2 * WIDTH)), (two_towers, shapes(WIDTH)), VECTORS)
-    assert (result.verdict, set(result.not_judged[0].paths)) == ("not judged", {"a", "b"})
+    audits = (audit((f, shapes(2 * WIDTH)), (f, shapes(WIDTH)), VECTORS) for f in (two_towers, scaled))
+    paths = [{path for place in result.not_judged for path in place.paths} for result in audits]
+    assert paths == [{"a", "b"}, set()]
 
 
 class Training(nn.Module):

@@ -30,6 +30,15 @@ def floor(y, module, i):
     return y / keep(module, i) * jnp.floor(keep(module, i) + random_number(y, module))
 
 
+def without_rate(y, module, i):
+    return y * (random_number(y, module) < keep(module, i))
+
+
+def of_all_examples(y, module, i):
+    kept = jax.random.bernoulli(module.make_rng("dropout"), keep(module, i))
+    return jax.lax.cond(kept, lambda: y / keep(module, i), lambda: jnp.zeros_like(y))
+
+
 def dropout(y, module, i):
     return nn.Dropout(1 - keep(module, i), broadcast_dims=(1,), deterministic=False)(y)
 
@@ -60,6 +69,8 @@ KINDS = {
     "stochastic_depth": {"end": where},
     "stochastic_depth_product": {"end": product},
     "stochastic_depth_floor": {"end": floor},
+    "stochastic_depth_without_rate": {"end": without_rate},
+    "stochastic_depth_of_all": {"end": of_all_examples},
     "dropout": {"end": dropout, "middle": dropout},
     "spectral_norm": {"dense": spectral},
     "weight_norm": {"dense": lambda n, name: nn.WeightNorm(nn.Dense(n, name=name), name=f"wn_{name}")},
@@ -71,10 +82,10 @@ KINDS = {
 }
 
 
-SLOW = ("spectral_norm", "weight_norm", "fp8", "fp8_direct", "stochastic_depth_product", "stochastic_depth_floor")
+QUICK = ("stochastic_depth", "stochastic_depth_without_rate", "dropout", "weight_standardization", "rezero")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS])
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_masks_and_normalized_weights_pass_and_hide_no_mistake(kind):
     assert {edit: said(audited(edit, **KINDS[kind])) for edit in RIGHT_AND_WRONG} == RIGHT_AND_WRONG
 
