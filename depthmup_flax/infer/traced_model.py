@@ -63,6 +63,7 @@ class Traced:
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
     readouts: OfPaths  # path -> factors up to the output
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
+    at_output: Collection[str]  # parameters that make a product of two activations which is the output
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
@@ -158,6 +159,7 @@ class _Reader:
             scores=read_scores(
                 self.graph, self.at, self.shape, self.factors, [terms for terms, _ in self._absorbed(())]
             ),
+            at_output=self._at_output(),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,
@@ -261,11 +263,16 @@ class _Reader:
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
         return joined(result)
 
+    def _at_output(self) -> frozenset[str]:
+        """`Traced.at_output`."""
+        products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}
+        return frozenset(self._of_uses(self.factors.deep(products))) - {""}
+
     def _is_similarity(self, i: int) -> bool:
         """Whether a node is a product of two activations that both end in products with parameters."""
         node, at = self.graph.nodes[i], self.at
         ends = lambda j: all(any(u.kind == PRODUCT for u in at.get(k, ())) for k in self.factors.terms[j])
-        return i in self.factors.parts and node.op == "dot_general" and all(map(ends, node.inputs))
+        return i in self.factors.parts and all(map(ends, node.inputs))
 
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
