@@ -63,6 +63,7 @@ class _Products:
         beside = {u.path for u in makers} | {u.path for k in softmax or () for u in self.at.get(k, ())}
         of_both = {f for several in inner.values() for f in several}
         factor = min(after) * min(of_both) if len(after) == len(of_both) == 1 else math.nan
+        factor *= math.prod(self.factors.before.get(i, 1.0) for i in {u.node for u in makers if u.kind == PRODUCT})
         # A mean with the weights of a softmax is no sum over the width.
         norms = (self.shape.norms.get(k) for k in inner)
         is_mean = softmax is None and any(k is not None and self.graph.nodes[k].op == "exp" for k in norms)

@@ -99,7 +99,8 @@ def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping
     """The branches of a stream that count for its depth; none if their numbers are fixed."""
     growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
     kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
-    return [b for b in stream if b.kind in kinds]
+    names = frozenset[str]().union(*kinds)  # a first block without a norm is a block, too
+    return [b for b in stream if b.kind in kinds or (b.kind and b.kind <= names)]
 
 
 def branch_counts(facts: Traced) -> dict[Kind, float]:

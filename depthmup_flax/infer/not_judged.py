@@ -99,6 +99,7 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
         "the scale of products over a growing dimension, outside of softmax, of": _united(
             s.paths for s in compared.growing_products()
         ),
+        "the readout, which is a product of what two networks return: the scale of": _no_readouts(compared),
         "the scale of the products of queries and keys of": _united(
             s.paths | s.beside for s in compared.unclear_scores()
         ),
@@ -106,6 +107,12 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
     for what, paths in groups.items():
         if paths:
             yield NotJudged("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
+
+
+def _no_readouts(compared: Comparison) -> list[str]:
+    """Parameters of a product at the output that are no readouts, as their outputs grow in number with the width."""
+    info = compared.infos.get
+    return sorted(path for path in compared.facts.at_output if (leaf := info(path)) is None or leaf.width_out != 1)
 
 
 def _roles(unread: Mapping[str, str]) -> Iterable[NotJudged]:

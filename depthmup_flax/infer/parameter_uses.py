@@ -92,7 +92,7 @@ class Uses:
         self._has_params: list[bool] = []  # whether an activation depends on a parameter
         for i, node in enumerate(graph.nodes):
             ins = [self.kinds[j] for j in node.inputs]
-            kind = ACTIVATION if i in moving else _kind(node, ins)
+            kind = ACTIVATION if i in moving else _kind(graph, node, ins)
             if node.op == "gather" and ins[0] == PARAM and self._takes_matrices(node):
                 kind = PARAM  # the matrices of some experts
             made_of: tuple[View, ...] = ()
@@ -222,12 +222,21 @@ class Uses:
         return result
 
 
-def _kind(node: Node, ins: Sequence[str]) -> str:
+def _kind(graph: Graph, node: Node, ins: Sequence[str]) -> str:
     if node.op in (PARAM, STATE, CONST):
         return node.op
-    if node.op == INPUT or ACTIVATION in ins:
+    if node.op == INPUT or ACTIVATION in ins or _reads_positions(graph, node, ins):
         return ACTIVATION
     return PARAM if PARAM in ins else STATE if STATE in ins else CONST
+
+
+def _reads_positions(graph: Graph, node: Node, ins: Sequence[str]) -> bool:
+    """Whether a layer reads fixed features of several places, as a network of positions does."""
+    if node.op != "dot_general" or sorted(ins) != [CONST, PARAM]:
+        return False
+    place = ins.index(CONST)
+    shape, (contracted, _) = graph.nodes[node.inputs[place]].shape, _sides(node, place)
+    return math.prod(n for k, n in enumerate(shape) if k not in contracted) > 1
 
 
 def _moving(graph: Graph) -> set[int]:
@@ -236,7 +245,7 @@ def _moving(graph: Graph) -> set[int]:
     while True:
         kinds: list[str] = []
         for i, node in enumerate(graph.nodes):
-            kinds.append(ACTIVATION if i in moving else _kind(node, [kinds[j] for j in node.inputs]))
+            kinds.append(ACTIVATION if i in moving else _kind(graph, node, [kinds[j] for j in node.inputs]))
         carried = {i for i, node in enumerate(graph.nodes) if node.op == "carry" and kinds[i] != ACTIVATION}
         more = {i for i in carried if kinds[graph.nodes[i].params["next"]] == ACTIVATION}
         if not more:

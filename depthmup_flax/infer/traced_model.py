@@ -63,6 +63,7 @@ class Traced:
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
     readouts: OfPaths  # path -> factors up to the output
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
+    at_output: Collection[str]  # parameters that make a product of two activations which is the output
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[UnreadOperation]
@@ -157,6 +158,7 @@ class _Reader:
             readouts=readouts,
             factors=self._own(readouts),
             scores=read_scores(self.graph, self.at, self.shape, self.factors, absorbed),
+            at_output=self._at_output(),
             projections=self._projections(inside),
             unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
             has_tokens=self.uses.has_tokens,
@@ -234,13 +236,19 @@ class _Reader:
         return Branch(after, total, kept, normalized, paths, times, s.node, s.projected, stream, inner)
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
-        """Products after which no other product with a parameter or between activations comes."""
+        """Products after which no other product with a parameter or between activations comes.
+
+        The last product may be one of two networks' features, such as the similarity of images and texts.
+        """
         result = []
         stack: list[tuple[int, float]] = [(self.graph.output, 1.0)]
         seen: set[int] = set()
         while stack:
             node, factor = stack.pop()
             for i, factors in self.factors.terms[node].items():
+                if node == self.graph.output and self._is_similarity(i):
+                    stack += [(j, 1.0) for j in self.graph.nodes[i].inputs]  # each with the factor of its own
+                    continue
                 ended = self._of_uses({i: factors}, before=True)
                 products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
                 paths = [u.path for u in products if not inside[u.path]]
@@ -253,6 +261,17 @@ class _Reader:
                     reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
         return joined(result)
+
+    def _at_output(self) -> frozenset[str]:
+        """`Traced.at_output`."""
+        products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}
+        return frozenset(self._of_uses(self.factors.deep(products))) - {""}
+
+    def _is_similarity(self, i: int) -> bool:
+        """Whether a node is a product of two activations that both end in products with parameters."""
+        node, at = self.graph.nodes[i], self.at
+        ends = lambda j: all(any(u.kind == PRODUCT for u in at.get(k, ())) for k in self.factors.terms[j])
+        return i in self.factors.parts and all(map(ends, node.inputs))
 
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""

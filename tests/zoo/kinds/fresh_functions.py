@@ -53,9 +53,8 @@ def egnn(e: Scales) -> Net:
             distance = jnp.sum(difference**2, -1, keepdims=True)
             pairs = y[:, :, None] @ q("left", e.width, e.width) + y[:, None] @ q("right", e.width, e.width)
             m = L.silu(pairs + distance @ q("distance", 1, e.width))
-            x = x + e.branch("coordinates", i) * (
-                difference * jnp.tanh(e.readout() * (m @ q("phi_x", e.width, 1)))
-            ).mean(2)
+            pull = jnp.tanh(m @ q("phi_x", e.width, 1))
+            x = x + e.branch("coordinates", i) * (difference * pull).mean(2)
             h = h + e.branch("features", i) * linear(q / "phi_h", L.silu(linear(q / "m", m.mean(2), e.width)), e.width)
         return e.readout() * linear(p / "energy", h.mean(1), 1)
 

@@ -287,7 +287,9 @@ def haiku_attention(e: Scales, x: Any) -> Any:
         x = e.embedding() * hk.Embed(VOCABULARY, e.width)(tokens)
         for i in range(e.depth):
             y = hk.RMSNorm(-1)(x)
-            attention = hk.MultiHeadAttention(HEADS, d, w_init=hk.initializers.VarianceScaling(), model_size=e.width)
+            attention = hk.MultiHeadAttention(
+                HEADS, d, w_init=hk.initializers.VarianceScaling(), model_size=e.width, with_bias=False
+            )  # the factor would not reach biases
             factor = e.heads(d) * d**0.5
             x = e.stream() * x + e.branch("attention", i) * attention(factor * y, y, y)
             y = hk.nets.MLP([4 * e.width, e.width])(hk.RMSNorm(-1)(x))
