@@ -43,7 +43,7 @@ class UserDataset(Dataset):
     inputs: Any  # tree of shapes and dtypes, of one example; None if `user_prepare` does not give inputs and targets
     targets: Any  # likewise
     lowest_target: int = 0  # of the integers from which `num_classes` is known
-    given_checksums: tuple[str, ...] = ()  # of both splits as they were given
+    given: tuple[Split, ...] = ()  # both splits as the user gave them, if `placement` has changed them
 
     unit: ClassVar[str] = "examples"
 
@@ -73,7 +73,7 @@ class UserDataset(Dataset):
     @property
     def checksums(self) -> tuple[str, ...]:
         """See the base class."""
-        return self.given_checksums or super().checksums
+        return tuple(split.checksum() for split in self.given or (self.train, self.test))
 
     @property
     def input_spec(self) -> Any:

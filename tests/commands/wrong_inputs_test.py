@@ -45,6 +45,7 @@ FILES = {
     "images/train/a/x.jpg": "no image",
     "images/train/b/x.jpg": "no image",
     "images/test/a/x.jpg": "no image",
+    "images/test/b/x.jpg": "no image",
     "a_file": "of the user",
     "empty/.keep": "",
     "run/workdir.json": '{"kind": "run"}',

@@ -48,14 +48,14 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     for what, split in (("train", train_split), ("test", test_split)):
         _warn_of_nonfinite(split, f"{where}: {what}")
     finite, test_split = limited(config, (train_split, test_split))
-    checksums = finite.checksum(), test_split.checksum()  # before `placement`, which does not change what is trained
+    given = finite, test_split
     if config.placement == "device":
         finite, test_split = ArraySplit(finite.arrays()), ArraySplit(test_split.arrays())
     place: Placement = "stream"
     if isinstance(finite, ArraySplit):
         place = placement(config, sum(x.nbytes for x in finite.fields.values()))
     dataset = user_dataset(config.name, finite, test_split, spec, place, prepare)
-    return dataclasses.replace(dataset, given_checksums=checksums)
+    return dataclasses.replace(dataset, given=given)
 
 
 PYTHON = Source("python:<module>:<function>", load_python, "arrays", ())
