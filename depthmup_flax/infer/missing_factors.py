@@ -211,7 +211,7 @@ class Comparison:
             info = self.infos.get(path)
             if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
                 continue
-            if info.role is Role.INPUT and not self._is_tied(path):
+            if info.role is Role.INPUT and (path in self.facts.at_output or not self._is_tied(path)):
                 continue
             m = info.width_in if info.role is Role.OUTPUT else info.width_out
             too_small = (found < wanted) == (m > 1)
