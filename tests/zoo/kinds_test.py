@@ -1,16 +1,20 @@
 """The audit passes right models of every kind and no wrong one."""
 
+import pathlib
+from collections import Counter
+
 import pytest
 from zoo.kinds import outcomes, packages
 from zoo.kinds.catalog import KINDS
 from zoo.kinds.fresh import FRESH
 from zoo.kinds.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
 
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "your_model.md"
 # Where the audit is wrong, or does not judge what some people write.
 LIMITS = (
     "streams/momentum", "streams/injected", "streams/pair_and_single", "streams/wavenet",
     "branches/talking", "branches/relu_scores", "branches/linear_attention",
-    "sums/summed", "sums/einsum", "fresh/sasrec", "fresh/deep_o_net",
+    "norms/bert", "sums/outside", "sums/summed", "sums/einsum", "fresh/sasrec", "fresh/deep_o_net",
 )  # fmt: skip
 
 # A dozen that stand for the rest; the slow test has all.
@@ -40,6 +44,17 @@ def wrong(found):
 def test_the_audit_passes_a_right_model_and_names_its_mistake(name):
     found = [outcomes.outcome(name, KINDS[name], mistake) for mistake in ("", SAMPLE[name])]
     assert not wrong(found), "\n".join(wrong(found))
+
+
+def test_docs_count_the_kinds_and_add_up():
+    lines = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines()]
+    rows = {
+        c[0].partition(":")[0].strip(): list(map(int, c[1:])) for c in lines if len(c) == 7 and c[1].strip().isdigit()
+    }
+    compact = {name for name in KINDS if not name.startswith("packages/")}
+    total = rows.pop("all")
+    assert {name: row[0] for name, row in rows.items()} == Counter(name.partition("/")[0] for name in compact)
+    assert total == [sum(column) for column in zip(*rows.values(), strict=True)]
 
 
 def test_there_are_enough_kinds_and_twenty_fresh_ones():
