@@ -1,4 +1,4 @@
-"""Twenty models that are unlike the others, written without a look at how the audit works."""
+"""Twenty models that are unlike the others, written after them; what the audit said was counted before any mending."""
 
 from __future__ import annotations
 
