@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from depthmup_flax.infer.activation_products import Scores, read_scores
 from depthmup_flax.infer.dataflow import PARAM, Graph
-from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors
+from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors, scaled
 from depthmup_flax.infer.parameter_trees import grouped, series
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.infer.residual_sums import residual_streams
@@ -278,7 +278,15 @@ class _Reader:
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
-        return {**own, **self._of_uses(*self._read_terms(readouts)), **own}
+        return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
+
+    def _normalized_sums(self) -> Iterator[Terms]:
+        """The terms of each sum that a norm reads, which keeps their ratios alone: over the least of their factors."""
+        for i in self.shape.norms.values():
+            terms = self.factors.terms[i]
+            least = min((f for factors in terms.values() for f in factors), default=0.0)
+            if len(terms) > 1 and least and self.graph.nodes[i].op != "exp":
+                yield scaled(terms, 1 / least)
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         """The terms of what products of parameters and nonlinear operations read."""
