@@ -476,8 +476,12 @@ def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged_wit
     def scaled(params, x):
         return two_towers(params, x) * RULE.attention_scale(params["a"].shape[1], WIDTH)
 
+    def then_tanh(f):  # a product that is the output itself is a readout, and not judged in any case
+        return lambda params, x: jnp.tanh(f(params, x))
+
     shapes = lambda n: {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}
-    audits = (audit((f, shapes(2 * WIDTH)), (f, shapes(WIDTH)), VECTORS) for f in (two_towers, scaled))
+    towers = map(then_tanh, (two_towers, scaled))
+    audits = (audit((f, shapes(2 * WIDTH)), (f, shapes(WIDTH)), VECTORS) for f in towers)
     paths = [{path for place in result.not_judged for path in place.paths} for result in audits]
     assert paths == [{"a", "b"}, set()]
 
