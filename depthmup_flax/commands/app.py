@@ -110,7 +110,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
                 print(parser.format_help())
                 return 0
             args = parser.parsed(words)
-            _show_messages(quiet=args.quiet)
+            _show_messages(quiet=args.quiet, traceback=args.traceback)
         return module.main(args)
     except ImportError as error:
         if (explained := missing(error, f"depthmup {name}")) is None:
@@ -146,7 +146,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         _leave(1, "failed, see its log. Rerun the command: it resumes from the last checkpoint.")
 
 
-def _show_messages(*, quiet: bool) -> None:
+def _show_messages(*, quiet: bool, traceback: bool) -> None:
     from absl import flags
     from absl import logging as absl_logging
 
@@ -155,7 +155,7 @@ def _show_messages(*, quiet: bool) -> None:
     flags.FLAGS.mark_as_parsed()  # libraries read flags of absl
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
-    console.show().quiet = quiet
+    console.show(traceback=traceback).quiet = quiet
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         """Adds ``--config`` and ``--config.section.field``, parsed to a `flags.GivenConfig`."""
         self.has_config, self._default_config = True, default
         self.flag("--config", help=help_text, default=default)
-        self.flag("--traceback", action="store_true", help="Show the calls behind an error in the config file.")
+        self.flag("--traceback", action="store_true", help="Show the calls behind an error.")
 
     def define_words(self) -> None:
         """Allows words that are not flags: ``words``."""

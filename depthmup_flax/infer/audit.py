@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, places, printed, summary
@@ -244,6 +245,10 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
     ]
 
 
+def _is_coarse(leaf: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits <= 16
+
+
 def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str], Counter[str]]) -> list[str]:
     notes: list[str] = []
     if not compared.facts.depth:
@@ -254,6 +259,13 @@ def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str]
             f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features: start at "
             "zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as sqrt(m) in "
             "wide networks."
+        )
+    coarse = [path for path, leaf in compared.model.leaves.items() if _is_coarse(trees.abstract(leaf))]
+    if coarse:
+        notes.append(
+            f"{summary(coarse)} {'have' if len(coarse) > 1 else 'has'} 16 bits: the rule makes steps smaller as "
+            "networks grow, and those below half a unit in the last place are lost. Keep parameters in float32 and "
+            "compute in 16 bits."
         )
     if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
         notes.append("the model is narrower than the base model: were model and base swapped?")

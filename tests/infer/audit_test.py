@@ -715,3 +715,13 @@ def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
     ]
     assert "write: logits = logits * rule.readout_multiplier(m)" in text
     assert len(lines) < 30
+
+
+@pytest.mark.parametrize(("dtype", "noted"), [(jnp.bfloat16, True), (jnp.float16, True), (jnp.float32, False)])
+def test_parameters_of_16_bits_are_noted(dtype, noted):
+    def forward(params, x):
+        return jax.nn.relu(x @ params["stem"]) @ params["head"] * RULE.readout_multiplier(len(params["head"]) / WIDTH)
+
+    shapes = lambda n: {"stem": jnp.ones((6, n), dtype), "head": jnp.ones((n, 5), dtype)}
+    result = audit((forward, shapes(2 * WIDTH)), (forward, shapes(WIDTH)), VECTORS, axes="width")
+    assert any("16 bits" in note for note in result.notes) == noted
