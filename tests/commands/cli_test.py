@@ -35,6 +35,7 @@ assert not xla_bridge._backends, xla_bridge._backends
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_and_calling_the_library_changes_no_logger_and_no_setting_of_jax(tmp_path):
     """Loggers that exist with the dependencies alone stay as they are, and new ones of ours are plain."""
     code = f"""

@@ -38,7 +38,13 @@ def lines_shown(program, printed):
     return [line for line in SHOWN[program].splitlines() if line.strip(" .-") and line.split() not in words]
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if CHECK_SIZES not in p], ids=lambda p: p.splitlines()[-1])
+def marked(program):
+    return pytest.param(program, marks=[pytest.mark.slow] * ("dm.coord_check" in program))
+
+
+@pytest.mark.parametrize(
+    "program", [marked(p) for p in PROGRAMS if CHECK_SIZES not in p], ids=lambda p: p.splitlines()[-1]
+)
 def test_every_block_runs_alone_and_prints_what_the_page_shows(program, files, capsys):
     run(program)
     if program in SHOWN:

@@ -58,6 +58,7 @@ def losses(model, steps):
     return np.asarray(train(params))
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_a_short_training_of_a_deep_stack_has_the_losses_of_float32_within_half_a_percent():
     """Of the first loss, at every step; the layers compute in float32. Measured: 0.04 %."""

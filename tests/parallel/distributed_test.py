@@ -134,6 +134,7 @@ def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
     assert "another process failed validation. See its log" in pair.running[1].text()
 
 
+@pytest.mark.slow
 def test_processes_with_different_configs_name_the_difference_and_refuse_before_anything_is_written(tmp_path):
     """Else they would train a network of neither config, and report that it has completed."""
 

@@ -32,6 +32,7 @@ def home(tmp_path, monkeypatch):
         jax.config.update(name, value)
 
 
+@pytest.mark.slow
 def test_a_start_in_another_work_directory_with_the_cache_at_another_path_compiles_nothing_again(tmp_path):
     fields = [f"--config.{field}" for field in ("model.width=8", "model.depth=2", "train.steps=2")]
 

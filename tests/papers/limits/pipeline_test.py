@@ -90,6 +90,7 @@ def test_records_of_other_settings_are_refused_and_kept_unless_told_to_overwrite
     assert (tmp_path / "records.jsonl").read_text() != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ["sweep.json", "config.json", "records.jsonl"])
 def test_a_directory_of_something_else_is_refused_and_kept(name, overwrite, tmp_path, squares):
@@ -100,6 +101,7 @@ def test_a_directory_of_something_else_is_refused_and_kept(name, overwrite, tmp_
     assert (tmp_path / "records.jsonl").read_text() == "hours of work"
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_is_one_sentence(squares, tmp_path):
     file = tmp_path / "file"
     file.write_text("")

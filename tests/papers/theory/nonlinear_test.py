@@ -223,6 +223,7 @@ def test_bad_input_is_one_sentence(call, sentence):
         call()
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverges_is_refused_with_one_that_does_not():
     small = {"samples": 1024, "populations": 2}
     with pytest.raises(InputError, match=r"learning_rate is 200\.0: training diverges") as refused:
