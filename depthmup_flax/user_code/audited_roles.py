@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -210,7 +211,8 @@ def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) 
         if len(shape) != len(own[path]):
             return None
         odd = [not any(math.isclose(b, a * r) for r in ratios) for a, b in zip(own[path], shape, strict=True)]
-        return sum(odd), sum(a != b for a, b in zip(*numbers, strict=True))
+        # The first layer of a series may have no number: Haiku's linear, linear_1.
+        return sum(odd), sum(a != b for a, b in itertools.zip_longest(*numbers))
 
     pairs = {path: path for path in own} if own.keys() == infos.keys() else nearest(own, infos, misfit)
     if missing := own.keys() - pairs.keys():

@@ -11,7 +11,6 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "your_model.md").read_text(
 BLOCKS = re.findall(r"```(python)?\n(.*?)```", PAGE, re.DOTALL)
 PROGRAMS = [text for language, text in BLOCKS if language and not text.startswith("# ")]
 SHOWN = {program: text for (_, program), (language, text) in itertools.pairwise(BLOCKS) if not language}
-CHECK_SIZES = '"widths": (128, 256, 512), "depths": (4, 8, 16)'
 
 
 @pytest.fixture
@@ -42,18 +41,8 @@ def marked(program):
     return pytest.param(program, marks=[pytest.mark.slow] * ("dm.coord_check" in program))
 
 
-@pytest.mark.parametrize(
-    "program", [marked(p) for p in PROGRAMS if CHECK_SIZES not in p], ids=lambda p: p.splitlines()[-1]
-)
+@pytest.mark.parametrize("program", [marked(p) for p in PROGRAMS], ids=lambda p: p.splitlines()[-1])
 def test_every_block_runs_alone_and_prints_what_the_page_shows(program, files, capsys):
     run(program)
     if program in SHOWN:
         assert not lines_shown(program, capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_the_block_of_the_check_runs_alone_and_passes(files, capsys):
-    (program,) = (p for p in PROGRAMS if CHECK_SIZES in p)
-    report = run(program)["report"]
-    assert report.ok
-    assert str(report) in capsys.readouterr().out

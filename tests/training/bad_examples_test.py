@@ -81,10 +81,11 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
 def test_a_run_that_the_storage_stops_resumes_and_counts_the_bad_examples_of_both_attempts(tmp_path, monkeypatch):
     root = write_noise(tmp_path / "set", BAD)
     bad, lost = root / "train/a/03.png", str(root / "test/b/20.png")
-    stat = os.stat
+    stat, looks = os.stat, []
 
     def failing(path, **kwargs):
-        if path == lost:
+        looks.append(path)
+        if path == lost and looks.count(lost) > 1:  # the first look is at the start, for the checksum
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), lost)
         return stat(path, **kwargs)
 
@@ -92,7 +93,11 @@ def test_a_run_that_the_storage_stops_resumes_and_counts_the_bad_examples_of_bot
         patch.setattr(os, "stat", failing)
         with pytest.raises(RunStopped, match=f"its image {lost} cannot be read"):  # at the first evaluation
             train_and_evaluate(run(root), tmp_path / "run")
-    bad.write_bytes((root / "train/a/04.png").read_bytes())  # repaired in between
+    damaged = bad.read_bytes()
+    bad.write_bytes((root / "train/a/04.png").read_bytes())
+    with pytest.raises(InputError, match="its data have changed"):  # the run has used the next image in its place
+        train_and_evaluate(run(root), tmp_path / "run")
+    bad.write_bytes(damaged)
     assert train_and_evaluate(run(root), tmp_path / "run")["bad_examples"] == 4
 
 
