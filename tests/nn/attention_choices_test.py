@@ -59,6 +59,6 @@ def test_attention_and_its_gradients_are_those_of_the_formula_in_float64(attenti
 
     single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (kernels, x))
     found = jax.jit(lambda kernels, x: value_and_gradients(ours, kernels, x))(*single)
-    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    tolerance = {"float32": 1e-5, "bfloat16": 3e-2}[dtype]  # of the largest entry: eight roundings of 0.4 %
     for mine, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
