@@ -121,7 +121,6 @@ def test_a_fragment_is_no_block_that_runs_alone(place, monkeypatch, tmp_path):
         test_a_python_block_runs_alone(second, place, monkeypatch)
 
 
-@pytest.mark.slow
 def test_plain_orbax_reads_a_run_without_this_package(place):
     """The blocks of docs/using_results.md, where importing the package fails, give the predictions of `load_run`."""
     _provide("runs/digits", place)
