@@ -159,7 +159,8 @@ class EncodedSplit:
     def _loaded(self, position: int, example: Encoded) -> Encoded:
         """The example at a source position with its bytes, of which the checksum is kept."""
         example = example._replace(source=encoded_image(example, self.config))
-        self.contents[position] = zlib.crc32(example.source)  # type: ignore[arg-type]
+        if not self.contents[position]:  # each file once, not in each epoch
+            self.contents[position] = zlib.crc32(example.source)  # type: ignore[arg-type]
         return example
 
     def take(self, order: np.ndarray) -> EncodedSplit:

@@ -28,9 +28,7 @@ class ImageDataset(Dataset):
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
     bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
     class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
-    # Of both splits, which were files: `EncodedSplit.checksum`, and of all files, if all were read.
-    encoded: tuple[str, ...] = ()
-    checksums_of_files: tuple[str, ...] = ()
+    encoded: tuple[EncodedSplit, ...] = ()  # both splits as files; empty if they were given as arrays
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -47,8 +45,13 @@ class ImageDataset(Dataset):
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """See the base class."""
-        return self.encoded or super().checksums
+        """See the base class; of files and not of pixels, which decoders of other versions may round otherwise."""
+        return tuple(split.checksum() for split in self.encoded) or super().checksums
+
+    @property
+    def checksums_of_files(self) -> tuple[str, ...]:
+        """Of all files of both splits, if they were read into memory; else empty."""
+        return tuple(split.checksum_of_files() for split in self.encoded if self.placement == "device")
 
     @property
     def bad_examples(self) -> np.ndarray:

@@ -82,10 +82,8 @@ def images_of_files(
     files, held_out = (dataclasses.replace(split, image_shape=shape, first=first) for split in splits)
     if placement(config, len(files) * int(np.prod(shape))) == "device":
         arrays = ArraySplit(files.arrays()), ArraySplit(held_out.arrays(only_good=True))
-        sums = files.checksum_of_files(), held_out.checksum_of_files()
-        dataset = dataclasses.replace(images_in_memory(config, *arrays, class_names), bad=bad, checksums_of_files=sums)
+        dataset = dataclasses.replace(images_in_memory(config, *arrays, class_names), bad=bad)
     else:
         names, statistics = len(class_names), channel_statistics(files)
         dataset = ImageDataset(config.name, files, held_out, names, "stream", shape, *statistics, bad, class_names)
-    # Of files and not of pixels, which decoders of other versions may round otherwise.
-    return dataclasses.replace(dataset, encoded=(files.checksum(), held_out.checksum()))
+    return dataclasses.replace(dataset, encoded=(files, held_out))
