@@ -26,6 +26,7 @@ T = TypeVar("T")
 _READ_AHEAD = 2  # batches on the devices that wait for the step
 _TILE = 128  # numbers side by side in a tile of a TPU's memory
 _POLL_S = 0.5  # seconds between checks for a preemption
+_CLOSE_S = 2.0  # for which an item that is being read is waited for at the end
 _PREEMPTED = "preempted while reading data; rerun the same command to resume."
 
 
@@ -206,7 +207,8 @@ def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> 
             put(None, error)
 
     # A daemon: a read that hangs must not keep the process alive.
-    threading.Thread(target=fill, daemon=True, name="read-ahead").start()
+    reader = threading.Thread(target=fill, daemon=True, name="read-ahead")
+    reader.start()
     try:
         while True:
             item, error = _next_of(ready, waiting, source)
@@ -217,6 +219,7 @@ def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> 
             yield item
     finally:
         closed.set()
+        reader.join(_CLOSE_S)  # a thread inside JAX at the end of Python would abort the process
 
 
 def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:

@@ -79,11 +79,18 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     joined = jax_distributed.global_state  # the store has no public name
     if joined.client is not None and joined.num_processes > 1:
         _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
-        atexit.register(_watch.end)  # before JAX's, which waits for the other processes
+        atexit.register(_end, _watch)
         _watch.start()
         if joined.process_id:  # process 0 gives the same warnings
             logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
     return True
+
+
+def _end(watch: Watch) -> None:
+    """At the end of Python: waits for the other processes, as JAX would, while the heartbeats go on."""
+    watch.end()
+    jax.distributed.shutdown()
+    watch.stop()
 
 
 def _give_up() -> None:

@@ -19,6 +19,7 @@ from depthmup_flax.util.errors import STOPPED
 
 _BEATS, _ENDS = "depthmup/heartbeat/", "depthmup/end/"
 _TICK_S = 1.0
+_JOIN_S = 10  # a store that does not answer must not keep the process alive
 _READ_BEATS = 3  # in which the others have read why a process ends
 
 
@@ -42,15 +43,24 @@ class Watch:
         self._beats: Mapping[str, str] = {}
         self._answers = 0
         self._ended = threading.Event()
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=it, daemon=True, name=it.__name__) for it in (self._beat, self._judge)]
 
     def start(self) -> None:
-        """Starts the threads, which end with the process."""
-        for target in (self._beat, self._judge):
-            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> None:
         """The run has ended: stops watching the others. This process still sends heartbeats."""
         self._ended.set()
+
+    def stop(self) -> None:
+        """Ends the threads, before Python ends: one that is inside the store then would abort the process."""
+        self.end()
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
 
     def end_all(self, code: int, why: str) -> None:
         """Ends the other processes with an exit code; they print this process's number and ``why``, a sentence.
@@ -67,7 +77,7 @@ class Watch:
 
     def _beat(self) -> None:
         beat = 0
-        while True:
+        while not self._stopped.is_set():
             with contextlib.suppress(Exception):  # no answer, which _judge notices; or the shutdown
                 self._store.key_value_set(f"{_BEATS}{self._process}", str(beat), True)
                 for name, end in self._store.key_value_dir_get(_ENDS):
@@ -77,7 +87,7 @@ class Watch:
                     self._beats = dict(self._store.key_value_dir_get(_BEATS))
                 self._answers += 1
             beat += 1
-            time.sleep(self._beat_s)
+            self._stopped.wait(self._beat_s)
 
     def _judge(self) -> None:
         silent_s: dict[int, float] = {}

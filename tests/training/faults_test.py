@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import numpy as np
@@ -420,6 +421,13 @@ def test_reading_ahead_gives_every_item_in_order_and_then_the_error():
         next(slow)
     with contextlib.closing(read_ahead(iter([1]), 1, Waiting(5.0), "the source")) as short:
         assert list(short) == [1]
+
+
+def test_closed_reading_ahead_leaves_no_thread_which_could_abort_the_end_of_python():
+    before = set(threading.enumerate())
+    with contextlib.closing(read_ahead(iter(lambda: time.sleep(0.1), 1), 1, Waiting(5.0), "the source")) as ahead:
+        next(ahead)
+    assert not set(threading.enumerate()) - before
 
 
 @pytest.mark.slow
