@@ -46,7 +46,7 @@ def row(name: str, scale: str) -> str:
     config = from_file(f"sweeps/{name}", scale)
     if config.base.data.name.startswith("text:"):
         config.base.data.name = "text:tinyshakespeare.txt"
-    devices, load = topology_devices(TOPOLOGY, 1), PlannedData(Sizes(20, 10_000, 65))
+    devices, load = topology_devices(TOPOLOGY, 1), PlannedData(Sizes())
     chip = chip_of(devices[0])
     runs = expand(config)
     step = compile_sweep(config, devices, load, None, chip.memory if chip else None)
