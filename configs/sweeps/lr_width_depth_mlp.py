@@ -7,8 +7,8 @@ Claim: under Depth-muP the best rate is that of the base at every depth, and dee
 moves it; without depth scaling deep networks are worse at any rate.
 
 Measured at scale ``cpu`` on two CPU cores: 660 runs in ten minutes. From depth 4 to 256 the best rate moves by 0.9 +-
-0.4 octaves under Depth-muP, regret 0.013 (0.004 to 0.021), and by -2.1 under block-only, regret 0.11 (n = 3); muP and SP do not
-train from depth 64 on.
+0.4 octaves under Depth-muP, regret 0.013 (0.004 to 0.021), and by -2.1 under block-only, regret 0.11 (n = 3); muP and
+SP do not train from depth 64 on.
 
 Scale ``long`` passes a small set many times: 5,000 images of 16 x 16 pixels, 20 epochs, width 64, n = 8. Its size, grid
 and base (a sixteenth of the largest depth) were committed before its runs.
