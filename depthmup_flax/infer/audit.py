@@ -25,7 +25,7 @@ from depthmup_flax.infer.not_judged import AXES, not_judged, scaled_axes
 from depthmup_flax.infer.parameter_trees import Globs, series
 from depthmup_flax.infer.parameter_uses import LOOKUP
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Traced, traced, traced_pair
+from depthmup_flax.infer.traced_model import Traced, traced_pair
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
@@ -155,7 +155,7 @@ def audit(
         raise InputError(
             f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
         )
-    facts, base_facts, plain = traced_pair(mine.graph, base_model.graph)
+    facts, base_facts, again = traced_pair(mine.graph, base_model.graph)
     layers = layer_axes(facts.uses)
     pairs = matched(mine.shapes, base_model.shapes, layers, facts.places(), base_facts.places())
     unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
@@ -167,8 +167,7 @@ def audit(
     }
     base_growing = {q: growing[path] for path, q in pairs.items()}
     if facts.has_tokens or base_facts.has_tokens:
-        facts = traced(mine.graph, growing, plain[0])
-        base_facts = traced(base_model.graph, base_growing, plain[1])
+        facts, base_facts = again[0](growing), again[1](base_growing)
     if readout is not None:
         named = trees.matching("readout", readout, list(mine.leaves))
         facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.infer.numbers_in_code import Numbers
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, SUMS, Uses
+from depthmup_flax.infer.stream_paths import ResidualSum
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
 Terms: TypeAlias = Mapping[int, frozenset[float]]
@@ -147,7 +148,7 @@ def _of_piece(node: Node, pieces: _Pieces) -> float | None:
     return next((degree if stop <= end else None for end, degree in ends if start < end), None)
 
 
-def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity) -> ForwardFactors:
+def forward_factors(graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity) -> ForwardFactors:
     """The factors of a graph. Unknown numbers, such as rates that differ by layer, are drawn.
 
     They are drawn twice: a factor in which they do not cancel differs between the draws, and is NaN.
@@ -161,7 +162,8 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
 class ForwardFactors:
     """The terms of every array, and the factors around products.
 
-    ``sums`` are the nodes of residual sums, which are terms of what follows; ``seed`` draws unknown numbers.
+    ``sums`` are the residual sums by their nodes, which are terms of what follows, with the factor of their shortcut;
+    ``seed`` draws unknown numbers.
 
     Attributes:
       terms: of every array.
@@ -171,8 +173,9 @@ class ForwardFactors:
       numbers: of single numbers and random masks.
     """
 
-    def __init__(self, graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity, seed: int):
+    def __init__(self, graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity, seed: int):
         self.graph, self.shape, self.numbers = graph, shape, Numbers(graph, uses.kinds, seed)
+        self._sums = sums
         self.terms: list[Terms] = [{}] * len(graph.nodes)
         self.before: dict[int, float] = {}
         self.parts: dict[int, Terms] = {}
@@ -191,7 +194,8 @@ class ForwardFactors:
             if products:
                 self.before[i] = math.prod(common(self.terms[j]) for j in reads)
             if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
-                self.terms[i] = {i: frozenset({shape.sizes.get(i, 1.0)})}
+                own = self._of_shortcut(sums[i]) if i in sums else shape.sizes.get(i, 1.0)
+                self.terms[i] = {i: frozenset({own})}
                 continue
             result = self._of_operation(i, reads)
             if result is None or len(result) > _MOST_TERMS:
@@ -206,6 +210,15 @@ class ForwardFactors:
             mine.update({i: x if _equal(x, theirs[i]) else math.nan for i, x in mine.items()})
         self.parts = {i: _common_factors(terms, other.parts[i]) for i, terms in self.parts.items()}
         self.terms = list(map(_common_factors, self.terms, other.terms))
+
+    def _of_shortcut(self, s: ResidualSum) -> float:
+        """The factor of the stream in a sum, relative to where its branch starts; 1 if the shortcut is projected."""
+        at_start, now = self.terms[s.start], self.terms[s.shortcut]
+        factors = [(now[i], at_start[i]) for i in now.keys() & at_start.keys()]
+        # What was added since the start, as the first of two parallel branches.
+        factors += [(f, frozenset({1.0})) for i, f in now.items() if i in self._sums and self._sums[i].start == s.start]
+        ratios = _distinct(x / y if y else math.nan for a, b in factors for x, y in itertools.product(a, b))
+        return next(iter(ratios)) if len(ratios) == 1 and not s.projected else 1.0
 
     def deep(self, terms: Terms) -> Terms:
         """``terms`` with products of two activations replaced by the terms of their factors."""

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
 
 from depthmup_flax.infer.activation_products import Scores
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
+from depthmup_flax.infer.branch_factors import BranchFactors, by_series, close, ratio_of
 from depthmup_flax.infer.depth_ratios import DepthRatios
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import series
-from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
+from depthmup_flax.infer.parameter_uses import LOOKUP
+from depthmup_flax.infer.traced_model import Branch, Traced, UnreadSums
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-
-_TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
-
-
-def close(a: float | None, b: float | None) -> bool:
-    """Whether two factors agree, if both are known."""
-    return a is not None and b is not None and math.isclose(a, b, rel_tol=_TOLERANCE)
-
-
-def ratio_of(found: frozenset[float] | None, base: frozenset[float] | None) -> float | None:
-    """The ratio of the factors of a term in two models, if it is one number."""
-    if not found or not base or any(math.isnan(x) or x == 0 for x in (*found, *base)):
-        return None
-    pairs = zip(sorted(found), sorted(base), strict=False) if len(found) == len(base) else product(found, base)
-    ratios = [a / b for a, b in pairs]
-    return ratios[0] if all(close(ratios[0], other) for other in ratios) else None
 
 
 class Comparison:
@@ -50,8 +34,8 @@ class Comparison:
         # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
         self.absolute = facts.depth == base.depth and ratios.together != 1
         self.base_factors = by_series(base.factors)
-        self.multiplied_before: set[int] = set()  # branches whose multiplier precedes their last layer
-        self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
+        self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
+        self.branches = self.of_branches.found
 
     def wanted(self, node: int, ratio: float | None = None) -> float:
         """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
@@ -89,60 +73,21 @@ class Comparison:
         wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
         return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
 
-    def _branch_factor(self, branch: Branch) -> float | None:
-        other = self._base_branch(branch)
-        if other is None:
-            return None
-        wanted = self.wanted(branch.node)
-        after = self._one(branch.factors, other.factors, wanted)
-        if not close(after, wanted):  # the branch's last layer is linear, so its input may be multiplied
-            total = self._one(branch.total, other.total, wanted)
-            if close(total, wanted):
-                self.multiplied_before.add(branch.node)
-                return total
-        return after
-
-    def _one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
-        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.
-
-        If they differ, it is the first that is not ``wanted``; if one is unknown, ``None``.
-        """
-        theirs = by_series(base)
-        ratios = {
-            name: ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
-            for name, values in by_series(factors).items()
-        }
-        products = set(map(series, self._products(factors)))
-        chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
-        known = [ratio for ratio in chosen if ratio is not None]
-        if not known or len(known) < len(chosen):
-            return None
-        return next((ratio for ratio in known if not close(ratio, wanted)), wanted)
-
-    def _products(self, paths: Iterable[str]) -> list[str]:
-        """Those of the parameters that are used in products."""
-        return [path for path in paths if any(u.kind == PRODUCT for u in self.facts.uses.get(path, ()))]
-
     def is_multiplied(self, branch: Branch) -> bool:
         """Whether a branch has the rule's multiplier."""
         return close(self.branches[branch.node], self.wanted(branch.node))
 
-    def _base_branch(self, branch: Branch) -> Branch | None:
-        """The first of the base model's branches that is most like a branch."""
-        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
-        mine = terms(branch)
-
-        def fit(b: Branch) -> tuple[bool, ...]:
-            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
-            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
-
-        return max(self.base.branches, key=fit, default=None)
+    @property
+    def unread_sums(self) -> UnreadSums | None:
+        """Sums of a stream that were not read, if their number grows with depth; else ``None``."""
+        return self.facts.unread_sums if self.facts.unread_sums.number > self.base.unread_sums.number else None
 
     @property
-    def unread_sums(self) -> frozenset[str] | None:
-        """Parameters around sums of a stream that were not read, if their number grows with depth; else ``None``."""
-        (number, paths), (base_number, _) = self.facts.unread_sums, self.base.unread_sums
-        return paths if number > base_number else None
+    def fading(self) -> list[str]:
+        """Parameters of branches whose stream is multiplied by one number in both models, if their number grows."""
+        several = [[b for b in facts.branches if _fades(b)] for facts in (self.facts, self.base)]
+        number, base_number = (sum(b.times for b in branches) for branches in several)
+        return sorted(frozenset[str]().union(*(b.paths for b in several[0]))) if number > base_number else []
 
     def findings(self) -> list[Finding]:
         """All differences between the forward pass and the rule."""
@@ -154,15 +99,10 @@ class Comparison:
     def _shortcuts(self) -> list[Finding]:
         wrong: dict[float, list[str]] = {}
         for branch in self.facts.branches:
-            other = self._base_branch(branch)
-            if other is None or other.projected != branch.projected:
-                continue
-            mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
-            ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
-            known = [ratio for ratio in ratios if ratio is not None]
-            if known and not any(close(ratio, 1) for ratio in known):
-                projection = [path for path in branch.shortcut if path]
-                wrong.setdefault(float(number(known[0])), []).extend(projection or sorted(branch.paths))
+            ratio = self._projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
+            if ratio is not None and not close(ratio, 1):
+                projection = [path for path in branch.shortcut if path and branch.projected]
+                wrong.setdefault(float(number(ratio)), []).extend(projection or sorted(branch.paths))
         return [
             Finding(
                 "shortcut_in_branch",
@@ -174,17 +114,31 @@ class Comparison:
             for ratio, paths in wrong.items()
         ]
 
+    def _projection(self, branch: Branch) -> float | None:
+        """The factor of a projected shortcut."""
+        other = self.of_branches.like(branch)
+        if other is None or not other.projected:
+            return None
+        mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
+        ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
+
     def _missing_branches(self) -> list[Finding]:
         wrong: dict[tuple[str, float, float], list[str]] = {}
         for branch in self.facts.branches:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
                 continue
-            other = self._base_branch(branch)
-            inside = self._one(branch.normalized, other.normalized, wanted) if other and branch.normalized else None
+            other = self.of_branches.like(branch)
+            inside = (
+                self.of_branches.one(branch.normalized, other.normalized, wanted)
+                if other and branch.normalized
+                else None
+            )
             name = "norm_cancels_multiplier" if close(inside, wanted) else "missing_branch_multiplier"
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
-            wrong.setdefault(key, []).extend(self._products(branch.factors) or sorted(branch.paths))
+            wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
         result = []
         for (name, found, r), paths in wrong.items():
             where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
@@ -230,10 +184,10 @@ class Comparison:
         return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
 
     def _embeddings(self) -> list[Finding]:
-        result, in_scores = [], self._in_softmax()
+        result, unclear = [], self._in_softmax() | (self.unread_sums.paths if self.unread_sums else frozenset())
         for path in self.facts.factors:
             info = self.infos.get(path)
-            if info is None or path in in_scores or self.facts.inside.get(path):
+            if info is None or path in unclear or self.facts.inside.get(path):
                 continue
             if path in self.facts.readouts and not self._is_tied(path):
                 continue
@@ -256,7 +210,7 @@ class Comparison:
         for path, found in self._inside_branches().items():
             if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
                 continue
-            before = self.facts.branches_of[path] & self.multiplied_before
+            before = self.facts.branches_of[path] & self.of_branches.multiplied_before
             if not any(close(found, self.wanted(node)) for node in before):
                 wrong.setdefault(float(number(found)), []).append(path)
         return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
@@ -333,7 +287,11 @@ class Comparison:
             if not math.isnan(ratio) and not close(ratio, 1):
                 ratios[path] = ratio
         # What a layer's own weights multiply, such as positions, does not add up.
-        alike = {b.node for b in self.facts.branches if set(self._products(b.factors) or b.factors) <= ratios.keys()}
+        alike = {
+            b.node
+            for b in self.facts.branches
+            if set(self.of_branches.products(b.factors) or b.factors) <= ratios.keys()
+        }
         wrong: dict[tuple[float, bool], list[str]] = {}
         for path, ratio in ratios.items():
             ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
@@ -354,15 +312,14 @@ class Comparison:
         return result
 
 
+def _fades(branch: Branch) -> bool:
+    return any(not close(branch.kept * factor, 1) for factor in branch.carried)
+
+
 def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
     text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
     text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
     return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
-
-
-def by_series(factors: OfPaths) -> OfPaths:
-    """Factors by paths without numbers."""
-    return joined((series(path), values) for path, values in factors.items())
 
 
 def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Traced) -> list[Finding]:

@@ -11,6 +11,7 @@ from depthmup_flax.util.errors import InputError
 
 AXES = ("width", "depth")
 _BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
+_AS_BRANCH = "write h = h + c * branch(h); or measure with dm.coord_check"
 
 
 def scaled_axes(axes: str | Collection[str]) -> frozenset[str]:
@@ -77,14 +78,21 @@ def _operations(compared: Comparison) -> Iterable[NotJudged]:
 
 
 def _sums(compared: Comparison) -> Iterable[NotJudged]:
-    paths = compared.unread_sums
-    if paths is not None:
+    sums = compared.unread_sums
+    if sums is not None:
+        paths = tuple(sorted(sums.paths))
+        near = f", near {summary(paths)}," if paths else ""
         text = (
-            f"every layer adds something to the stream, near {summary(sorted(paths))}, that is no residual branch: a "
-            "gate, an entrywise function of the stream, its first value, or a sum over layers."
+            f"every layer adds something to the stream{near} that is no residual branch: a gate, an entrywise function "
+            "of the stream, its first value, another stream such as a velocity, or a sum over layers."
         )
-        code = "write h = h + c * branch(h); or measure with dm.coord_check"
-        yield NotJudged("sum", tuple(sorted(paths)), text, code)
+        yield NotJudged("sum", paths, text, _AS_BRANCH, sums.source)
+    if fading := compared.fading:
+        text = (
+            f"the sums of the stream and {summary(fading)} are multiplied by a number other than 1 in every layer, so "
+            "what the first layers add fades or grows with depth."
+        )
+        yield NotJudged("stream", tuple(fading), text, _AS_BRANCH)
 
 
 def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:

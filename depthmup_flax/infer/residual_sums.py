@@ -12,9 +12,9 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.infer.dataflow import Graph, Node
+from depthmup_flax.infer.dataflow import Graph
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
-from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths
+from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths, stacked
 
 # From one array of a stream to the next, if a sum of it is not read.
 _CARRIES = SAME_PLACE | MOVES | SUMS | {"mul", "div", "select_n", "scatter-add", "concatenate", "reduce_sum"}
@@ -41,22 +41,31 @@ class Streams:
         return self.nested.get(s.node, frozenset())
 
 
-def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float], plain: Collection[int] = ()) -> Streams:
-    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `forward_factors.Homogeneity`."""
-    paths = StreamPaths(graph, uses, degrees, plain)
+def residual_streams(
+    graph: Graph,
+    uses: Uses,
+    degrees: Sequence[float],
+    plain: Collection[int] = (),
+    alike: Collection[frozenset[str]] = (),
+) -> Streams:
+    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `forward_factors.Homogeneity`.
+
+    ``alike`` are the `ResidualSum.ends` that other layers of the two models have.
+    """
+    paths = StreamPaths(graph, uses, degrees, plain, alike)
     sums, avoid = _decided(graph, paths, plain)
     nodes = {s.node for s in sums}
-    nested = {t: around for t in nodes if (around := _around(paths, sums, avoid, t))}
+    nested = {t.node: around for t in sums if (around := _around(paths, sums, avoid, t))}
     ordered = sorted(sums, key=lambda s: s.node)
     inside, shared = _inside(graph, paths, ordered, _carried(graph, paths, nodes))
     parallel = _parallel(graph, [s for s in ordered if s.node not in nested])
     return Streams(ordered, nested, inside, shared, parallel, _unread_sums(graph, paths, nodes, avoid))
 
 
-def _around(paths: StreamPaths, sums: Sequence[ResidualSum], avoid: Sequence[int], node: int) -> frozenset[int]:
+def _around(paths: StreamPaths, sums: Sequence[ResidualSum], avoid: Sequence[int], t: ResidualSum) -> frozenset[int]:
     """The nodes of the sums whose branches a sum starts in and whose branches alone read it."""
-    only = (s for n, s in enumerate(sums) if not avoid[node] >> n & 1 and s.node != node)
-    return frozenset(s.node for s in only if paths.is_after(node, s.start))
+    only = (s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node)
+    return frozenset(s.node for s in only if paths.is_after(t.shortcut, s.start))
 
 
 def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[list[ResidualSum], list[int]]:
@@ -81,6 +90,9 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
         found = paths.sums.get(i)
         if found is None and avoid[i] == -1 and i not in plain:
             found = paths.link(i, kept) or paths.projection(i) or paths.first(i, kept)
+        elif found is None and i not in plain:  # the last sum of a stream that only another's branch reads
+            found = paths.known(i)
+        found = None if found is not None and paths.is_again(found) else found
         if found is not None:
             kept.add(found.start)
             sums.append(found)
@@ -111,7 +123,7 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
             continue
         times = lambda j, node=node: math.prod(length for _, length in nodes[j].loops[len(node.loops) :])
         before = [count[j] * times(j) for j in reads]
-        terms = paths.added(i) or _stacked(graph, node)
+        terms = paths.added(i) or stacked(graph, node)
         is_unread = terms and i not in sums and avoid[i] == -1 and all(paths.learned[j] for j in terms)
         count[i] = max(before)
         if is_unread and not paths.centers(i, paths.latest(terms[0])):
@@ -119,15 +131,6 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
             most, last = max((most, last), (count[i], i))
         most = max(most, count[i])
     return most, last
-
-
-def _stacked(graph: Graph, node: Node) -> Sequence[int]:
-    """The arrays that a sum over their stack adds, or nothing."""
-    stack = graph.nodes[node.inputs[0]]
-    is_stack = node.op == "reduce_sum" and stack.op in ("concatenate", "stack")
-    axis = stack.params["dimension" if stack.op == "concatenate" else "axis"] if is_stack else 0
-    is_summed = is_stack and tuple(node.params["axes"]) == (axis,) and stack.shape[axis] == len(stack.inputs)
-    return stack.inputs if is_summed else ()
 
 
 def _parallel(graph: Graph, main: Sequence[ResidualSum]) -> dict[int, int]:

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from depthmup_flax.infer.dataflow import PARAM, Graph, Loop
-from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Uses
+from depthmup_flax.infer.dataflow import PARAM, Graph, Loop, Node
+from depthmup_flax.infer.parameter_trees import series
+from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Use, Uses
 
 # Linear operations without parameters: what they make of the stream is still the stream.
 _KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
@@ -32,41 +34,52 @@ class ResidualSum:
     start: int  # the array of the stream that the shortcut keeps
     loops: tuple[Loop, ...]
     projected: bool = False
+    ends: frozenset[str] = frozenset()  # of a branch that does not read its stream: its last weights, without numbers
 
 
 class StreamPaths:
     """For every array, sets of earlier arrays (as bits) by the paths on which it depends on them.
 
     An array that two others read may be of a stream: a branch and a shortcut read it. A sum continues the stream of its
-    shortcut, so paths end where they enter it by its branch.
+    shortcut, so paths end where they enter it by its branch. ``alike`` are the `ResidualSum.ends` of other layers.
 
     Attributes:
       sums: node -> the residual sum of an unchanged array and a branch with a product that reads that array.
     """
 
-    def __init__(self, graph: Graph, uses: Uses, degrees: Sequence[float], plain: Collection[int]):
-        self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
+    def __init__(
+        self,
+        graph: Graph,
+        uses: Uses,
+        degrees: Sequence[float],
+        plain: Collection[int],
+        alike: Collection[frozenset[str]] = (),
+    ):
+        self.graph, self.kinds, self.needed, self._alike, self._uses = graph, uses.kinds, graph.needed(), alike, uses
         self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
         self.same = [0] * size  # on a path that keeps the stream
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
+        self.summed = [0] * size  # the same, or with something added
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
+        self._again = 0  # arrays that later layers add again: no branches, and no streams with branches of their own
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
         self.sums: dict[int, ResidualSum] = {}
         self.starts: list[int] = []  # the node of each bit
-        readers = [0] * size
+        self.bit_of: dict[int, int] = {}
+        readers = [int(node.op == "carry") for node in graph.nodes]  # the next round reads it, too
         for i in self._nodes():
             for j in set(graph.nodes[i].inputs):
                 readers[j] += 1
         for i in self._nodes():
             self._extend(i, degrees, i in plain)
             if readers[i] > 1:
-                for paths in (self.after, self.same, self.exact):
+                for paths in (self.after, self.same, self.exact, self.summed):
                     paths[i] |= 1 << len(self.starts)
+                self.bit_of[i] = len(self.starts)
                 self.starts.append(i)
-        self.bit_of = {node: bit for bit, node in enumerate(self.starts)}
 
     def _nodes(self) -> Iterator[int]:
         return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
@@ -74,7 +87,8 @@ class StreamPaths:
     def added(self, i: int) -> list[int]:
         """The two arrays that a node adds, or nothing."""
         node = self.graph.nodes[i]
-        inputs = node.inputs[::2] if node.op == "scatter-add" else node.inputs if node.op in SUMS else ()
+        inputs = node.inputs if node.op in SUMS else stacked(self.graph, node)
+        inputs = node.inputs[::2] if node.op == "scatter-add" else inputs
         terms = [j for j in inputs if self.kinds[j] == ACTIVATION]
         return terms if len(set(terms)) == 2 else []
 
@@ -89,11 +103,14 @@ class StreamPaths:
             self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
             self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
             self.by_mixing[i] |= self.by_mixing[j] if node.op in _ENTRYWISE else self.after[j]
-        self.learned[i] = any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
+        starts_empty = node.op == "carry" and not reads  # but becomes an activation
+        self.learned[i] = starts_empty or any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
         self.bent[i] = bends or any(self.bent[j] for j in reads)
         found = self._identity(i, *self.added(i)) if self.added(i) and not is_plain else None
         scales = self._scales(i, reads)
+        if node.op in SAME_PLACE | SUMS or scales:
+            self.summed[i] = functools.reduce(operator.or_, (self.summed[j] for j in reads), 0)
         if found is not None:
             self.sums[i], reads = found, [found.shortcut]
             self.after[i] = self.after[found.shortcut]
@@ -116,10 +133,24 @@ class StreamPaths:
             return None
         shortcut, branch = (a, b) if forward else (b, a)
         start = self.starts[(forward or backward).bit_length() - 1]
-        return None if self._is_constant(branch) else self._sum(node, shortcut, branch, start)
+        none = self._is_constant(branch) or self._old(branch, start)
+        return None if none else self._sum(node, shortcut, branch, start)
 
-    def _sum(self, node: int, shortcut: int, branch: int, start: int, *, projected: bool = False) -> ResidualSum:
-        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, projected)
+    def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
+        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, **others)
+
+    def _old(self, branch: int, start: int) -> int:
+        """The arrays in what is added, up to a factor, that the branch starts from, or that are no later; as bits.
+
+        Such as the velocity that a stream follows, or the first value of the stream: it is added again in each layer.
+        """
+        old, bits = 0, self.summed[branch]
+        while bits:
+            array = self._stream_array(branch, _highest(bits))
+            if array == start or (array >= 0 and not self.is_after(array, start)):
+                old |= _highest(bits)
+            bits ^= _highest(bits)
+        return old
 
     def _reads(self, shortcut: int, branch: int) -> int:
         """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
@@ -163,20 +194,46 @@ class StreamPaths:
             start = self._stream_array(node, bit)
             if start < 0 or self._is_constant(branch):
                 continue
+            if old := self._old(branch, start):
+                self._again |= old & ~bit
+                continue
+            ends = frozenset[str]()
             if self.after[branch] & bit:
                 is_branch = bool(self.by_mixing[branch] & bit) and not self.centers(node, bit)
             else:  # an array that several read, as the stream's first value, is no branch
-                goes_on = node in kept or self._continues(start)
-                is_branch = self.weighted[branch] and not self.exact[branch] and goes_on
+                ends = self._ends(branch) if self.weighted[branch] and not self.exact[branch] else ends
+                goes_on = node in kept or self._continues(start) or self._is_next(node, start)
+                is_branch = bool(ends) and (goes_on or ends in self._alike)
             if is_branch:
-                return self._sum(node, shortcut, branch, start)
+                return self._sum(node, shortcut, branch, start, ends=ends)
         return None
+
+    def _ends(self, node: int) -> frozenset[str]:
+        """The weights of the last products that an array is made of, without numbers."""
+        stack, seen, result = [node], set[int](), set[str]()
+        while stack:
+            i = stack.pop()
+            weights = {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
+            result |= weights
+            if not weights and i not in seen:
+                stack += [j for j in self.graph.nodes[i].inputs if self.kinds[j] == ACTIVATION]
+            seen.add(i)
+        return frozenset(result)
+
+    @functools.cached_property
+    def _at(self) -> dict[int, list[Use]]:
+        return self._uses.by_node()
+
+    def known(self, node: int) -> ResidualSum | None:
+        """The sum of an array of a stream and a branch that is that of other layers."""
+        found = self.link(node, ()) if self._alike else None
+        return found if found is not None and found.ends in self._alike else None
 
     def first(self, node: int, kept: Collection[int]) -> ResidualSum | None:
         """The first sum of a stream, whose stem no other operation reads."""
         terms = self.added(node) if node in kept else []
         for stem, branch in (terms, terms[::-1]) if terms else ():
-            if self._is_first(stem, branch):
+            if self._is_first(stem, branch) and not self._old(branch, stem):
                 return self._sum(node, stem, branch, stem)
         return None
 
@@ -196,6 +253,23 @@ class StreamPaths:
         terms = self.added(start)
         sides = (terms, terms[::-1]) if terms else ()
         return any(self._stream_array(start, _highest(self.exact[a])) >= 0 or self._is_first(a, b) for a, b in sides)
+
+    def _is_next(self, node: int, start: int) -> bool:
+        """Whether a loop carries a sum to its next round, up to a factor, in place of an array."""
+        now = self.graph.nodes[start].params["next"] if self.graph.nodes[start].op == "carry" else -1
+        while now > node and (reads := self._single(now)):
+            now = reads[0]
+        return now == node
+
+    def _single(self, node: int) -> list[int]:
+        """The one array that a node is, up to a factor, or nothing."""
+        one = self.graph.nodes[node]
+        reads = [j for j in one.inputs if self.kinds[j] == ACTIVATION]
+        return reads if len(reads) == 1 and (one.op in SAME_PLACE or self._scales(node, reads)) else []
+
+    def is_again(self, s: ResidualSum) -> bool:
+        """Whether later layers add the branch, or the array that it is added to, again to another stream."""
+        return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
 
     def latest(self, node: int) -> int:
         """The latest array that several read and that a node is, entry by entry; as a bit."""
@@ -220,3 +294,15 @@ class StreamPaths:
 
 def _highest(bits: int) -> int:
     return 1 << bits.bit_length() - 1 if bits else 0
+
+
+def stacked(graph: Graph, node: Node) -> Sequence[int]:
+    """The arrays that a sum over their stack adds, or nothing."""
+    if node.op != "reduce_sum":
+        return ()
+    stack = graph.nodes[node.inputs[0]]
+    if stack.op not in ("concatenate", "stack"):
+        return ()
+    axis = stack.params["dimension" if stack.op == "concatenate" else "axis"]
+    is_summed = tuple(node.params["axes"]) == (axis,) and stack.shape[axis] == len(stack.inputs)
+    return stack.inputs if is_summed else ()

@@ -7,10 +7,11 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.activation_products import Scores, read_scores
+from depthmup_flax.infer.called_names import source_line
 from depthmup_flax.infer.dataflow import PARAM, Graph
 from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors, scaled
 from depthmup_flax.infer.parameter_trees import grouped, series
@@ -37,7 +38,9 @@ class Branch:
 
     factors: OfPaths  # path of a parameter of the sum's terms, or "" -> factors after it
     total: OfPaths  # the same with factors of its input
-    shortcut: OfPaths  # factors of the stream itself, or of its projection
+    shortcut: OfPaths  # factors of the stream behind other sums, or of its projection
+    kept: float  # the factor of the stream in the sum, relative to where the branch starts
+    carried: frozenset[float]  # factors of the sum where the next branch starts; none if a norm or the end comes first
     normalized: OfPaths  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
@@ -50,6 +53,15 @@ class Branch:
     def kind(self) -> frozenset[str]:
         """What equal branches of all layers have in common."""
         return frozenset(map(series, self.paths))
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadSums:
+    """Sums with the stream that are no residual sums."""
+
+    number: float  # the most that one stream has
+    paths: frozenset[str]  # parameters in the last
+    source: str  # file.py:12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +82,8 @@ class Traced:
     used: Mapping[str, bool]  # path -> whether the output depends on it
     shapes: Mapping[str, tuple[int, ...]]
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
-    unread_sums: tuple[float, frozenset[str]]  # the most that one stream has; parameters around the last
+    unread_sums: UnreadSums
+    links: frozenset[frozenset[str]]  # the last weights of branches that do not read their stream
 
     @property
     def depth(self) -> float:
@@ -107,40 +120,60 @@ class Traced:
         )
 
 
-def traced(graph: Graph, growing: Mapping[str, Collection[int]], plain: Collection[int] = ()) -> Traced:
+def traced(
+    graph: Graph,
+    growing: Mapping[str, Collection[int]],
+    plain: Collection[int] = (),
+    alike: Collection[frozenset[str]] = (),
+) -> Traced:
     """The facts of a graph; ``growing`` are the axes of each parameter that grow, ``plain`` sums that are not residual.
 
-    Without ``growing``, a learned token that a matrix multiplies is taken for a weight.
+    ``alike`` are the `Traced.links` of other models. Without ``growing``, a learned token that a matrix multiplies is
+    taken for a weight.
     """
-    return _Reader(graph, growing, plain).result()
+    return _Reader(graph, growing, plain, alike).result()
 
 
-def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[set[int], set[int]]]:
-    """The facts of two models of different depths, without ``growing``, and the sums that are not residual.
+# Axes that grow -> the facts of one model of a pair.
+Again: TypeAlias = Callable[[Mapping[str, Collection[int]]], Traced]
 
-    A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of a layer.
+
+def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again, Again]]:
+    """The facts of two models of different depths, without ``growing``; and functions that return them with it.
+
+    A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of a layer. A sum that
+    is residual in the deeper model is so in the other, whose stream it may be all of.
     """
-    plain, base_plain = set[int](), set[int]()
+    plain, base_plain, alike = set[int](), set[int](), set[frozenset[str]]()
     for _ in range(_MOST_SKIPS):
-        facts, base_facts = traced(graph, {}, plain), traced(base, {}, base_plain)
+        facts, base_facts = traced(graph, {}, plain, alike), traced(base, {}, base_plain, alike)
         inner, base_inner = (
             {kind: max(b.inner for b in branches) for kind, branches in grouped(f.branches, lambda b: b.kind).items()}
             for f in (facts, base_facts)
         )
         skips = {kind for kind, number in inner.items() if number > base_inner.get(kind, number)}
-        if not skips:
+        links = facts.links | base_facts.links
+        if not skips and links <= alike:
             break
+        alike |= links
         plain |= {b.node for b in facts.branches if b.kind in skips and b.inner}
         base_plain |= {b.node for b in base_facts.branches if b.kind in skips and b.inner}
-    return facts, base_facts, (plain, base_plain)
+    again = lambda graph, plain: functools.partial(traced, graph, plain=plain, alike=alike)
+    return facts, base_facts, (again(graph, plain), again(base, base_plain))
 
 
 class _Reader:
-    def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]], plain: Collection[int]):
+    def __init__(
+        self,
+        graph: Graph,
+        growing: Mapping[str, Collection[int]],
+        plain: Collection[int],
+        alike: Collection[frozenset[str]],
+    ):
         self.graph, self.uses = graph, parameter_uses(graph, growing)
         self.shape = Homogeneity(graph, self.uses)
-        self.streams = residual_streams(graph, self.uses, self.shape.degrees, plain)
-        self.factors = forward_factors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
+        self.streams = residual_streams(graph, self.uses, self.shape.degrees, plain, alike)
+        self.factors = forward_factors(graph, self.uses, {s.node: s for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at = self.uses.by_node()
 
@@ -165,6 +198,7 @@ class _Reader:
             used={path: path in by_path for path in self.shapes},
             shapes=self.shapes,
             unread_sums=self._unread_sums(),
+            links=frozenset(s.ends for s in self.streams.sums if s.ends),
         )
 
     def _times(self, use: Use) -> float:
@@ -227,13 +261,28 @@ class _Reader:
         paths = frozenset(path for path, sums in ends.items() if s.node in sums)
         times = math.prod(length for _, length in s.loops)
         after, total = (self._of_uses(terms, before=before) for before in (False, True))
-        kept_nodes = {t.node for t in self.streams.sums} | {s.start}
+        sums = {t.node for t in self.streams.sums} | {s.start}
         own = self.factors.terms[s.shortcut]
-        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in kept_nodes})
+        shortcut = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in sums})
+        (kept,) = self.factors.terms[s.node][s.node]
+        carried = frozenset(f / kept for f in self._carried.get(s.node, ()) if kept)
         stream = self.streams.parallel[s.node]
         within = [t.loops for t in self.streams.sums if s.node in self.streams.around(t)]
         inner = sum(math.prod(length for _, length in loops) for loops in within) / times
-        return Branch(after, total, kept, normalized, paths, times, s.node, s.projected, stream, inner)
+        return Branch(
+            after, total, shortcut, kept, carried, normalized, paths, times, s.node, s.projected, stream, inner
+        )
+
+    @functools.cached_property
+    def _carried(self) -> Terms:
+        """Node of a sum -> its factors where the branches of its stream start next, or a loop's next round does."""
+        starts = {s.start for s in self.streams.sums}
+        rounds = [node.params["next"] for node in self.graph.nodes if node.op == "carry"]
+        result: dict[int, frozenset[float]] = {}
+        for i in (*starts, *rounds):
+            for j, factors in self.factors.terms[i].items():
+                result[j] = result.get(j, frozenset()) | factors
+        return result
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes.
@@ -276,7 +325,7 @@ class _Reader:
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
-        shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
+        shortcuts = [self.factors.terms[s.shortcut if s.projected else s.start] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
         return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
 
@@ -303,10 +352,16 @@ class _Reader:
                 reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
                 yield from ((self.factors.terms[j], bool(products)) for j in reads)
 
-    def _unread_sums(self) -> tuple[float, frozenset[str]]:
+    def _unread_sums(self) -> UnreadSums:
         number, last = self.streams.unread_sums
-        inputs = self.graph.nodes[last].inputs if number else ()
-        return number, frozenset(self._of_uses(*(self.factors.deep(self.factors.terms[i]) for i in inputs))) - {""}
+        node, branch_of = self.graph.nodes[last], {s.node: s.branch for s in self.streams.sums}
+        stack, paths, seen = list(node.inputs) if number else [], set[str](), set[int]()
+        while stack:
+            terms = self.factors.deep(self.factors.terms[stack.pop()])
+            paths |= self._of_uses(terms).keys() - {""}
+            stack += [branch_of[i] for i in terms if i in branch_of and i not in seen]
+            seen |= terms.keys()
+        return UnreadSums(number, frozenset(paths), source_line(node.params.get("callers", ())) if number else "")
 
     def _projections(self, inside: Mapping[str, bool]) -> set[str]:
         """The parameters between the start and the end of projected shortcuts."""
