@@ -360,6 +360,11 @@ class Study:
     def _grids(
         self, seeds: int | Sequence[int], lanes: int | None, overwrite: bool, on_record: OnRecord | None
     ) -> Grids:
-        config = self.config()
-        objective = prepare_objective(self._objective, config, build_experiment(config, load=self._load))
+        config, objective = self._compared
         return Grids(config, self.workdir, self._load, seeds, lanes, overwrite, on_record, objective)
+
+    @functools.cached_property
+    def _compared(self) -> tuple[ConfigDict, str]:
+        """The config of the runs of grids, and the loss by which they are compared."""
+        config = self.config()
+        return config, prepare_objective(self._objective, config, build_experiment(config, load=self._load))

@@ -61,29 +61,34 @@ def compare_presets(
         [
             f"The target ({sizes}) at learning rate {base.optimizer.learning_rate:.4g}, {runs}:",
             *aligned(rows, "<<"),
-            "On the proxy these are the same network, so the search tuned each of them.",
+            "On the proxy all of these are the same network: the search tuned each of them.",
         ]
     )
 
 
-_SHOWN = {  # field of a record -> its name, factor, unit; the first that completed runs have is shown
+# Field of a record -> its name, form and factor.
+_LOSS = "{:.3g}", 1
+_SHOWN = {
     "test_accuracy": ("test accuracy", "{:.1f} %", 100),
+    "test_loss": ("test loss", *_LOSS),
     "validation_accuracy": ("validation accuracy", "{:.1f} %", 100),
-    "test_loss": ("test loss", "{:.4g}", 1),
-    "validation_loss": ("validation loss", "{:.4g}", 1),
-    "train_loss_avg": ("training loss", "{:.4g}", 1),
+    "validation_loss": ("validation loss", *_LOSS),
+    "train_loss_avg": ("training loss", *_LOSS),
 }
 
 
 def result(records: Sequence[Record]) -> str:
-    """``test accuracy 97.1 % ± 1.0 %``, or a loss where there is no accuracy, and how many runs diverged."""
+    """``test accuracy 97.1 % ± 1.0 %, training loss 0.0019``: the first and the last of `_SHOWN` that there are.
+
+    Of the runs that have not diverged; it says how many have.
+    """
     completed = [record for record in records if record.status == COMPLETED]
     diverged = len(records) - len(completed)
     text = [f"{diverged} of {len(records)} runs diverged"] if diverged else []
-    for field, (name, form, factor) in _SHOWN.items():
-        values = [getattr(record, field) for record in completed]
-        if values and None not in values:
-            spread = f" ± {form.format(factor * np.std(values, ddof=1))}" if len(values) > 1 else ""
-            text.insert(0, f"{name} {form.format(factor * np.mean(values))}{spread}")
-            break
+    measured = [field for field in _SHOWN if completed and getattr(completed[0], field) is not None]
+    for field in dict.fromkeys([*measured[:1], *measured[-1:]]):
+        name, form, factor = _SHOWN[field]
+        values = [factor * getattr(record, field) for record in completed]
+        spread = f" ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else ""
+        text.append(f"{name} {form.format(np.mean(values))}{spread}")
     return ", ".join(text)

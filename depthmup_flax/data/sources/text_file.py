@@ -1,5 +1,6 @@
 """A text file: its tokens, cut into windows."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -13,6 +14,8 @@ from depthmup_flax.util.errors import InputError
 def _load(path: str, config: DataConfig) -> TextDataset:
     tokens, tokenizer = _read_tokens(path, config.tokenizer)
     parts = windows(tokens, config.context, config.name, config.validation_fraction)
+    if config.validation_fraction:  # which counts the held-out examples
+        config = dataclasses.replace(config, test_examples=0)
     train, test = limited(config, (ArraySplit({"tokens": part}) for part in parts))
     where = placement(config, train.fields["tokens"].nbytes)
     return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
