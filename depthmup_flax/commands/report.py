@@ -24,7 +24,7 @@ from typing import Any
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.papers import claims
 from depthmup_flax.report import make_report, verdict
-from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN
+from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.watch import watch
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -37,7 +37,7 @@ _RUNS = pathlib.Path("runs")  # where commands write by default
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
-    parser.flag("--out", help="Directory for page and figures; default DIR/report, or DIR/report_test.")
+    parser.flag("--out", help="Directory for page and figures; default DIR/report, or DIR/report_LOSS.")
     parser.flag("--open", action="store_true", help="Open the page in a browser.")
     parser.flag("--watch", action="store_true", help="Rewrite the report while the sweep runs.")
     parser.flag(
@@ -48,9 +48,8 @@ def define(parser: Parser) -> None:
     )
     parser.flag(
         "--loss",
-        default=TRAIN,
         choices=list(LOSSES),
-        help="Which loss: of the last steps of training, or on the test set.",
+        help="Which loss: of the end of training, or after it; default: the sweep's objective.",
     )
 
 
@@ -63,9 +62,7 @@ def main(args: argparse.Namespace) -> int:
     for directory in directories:  # before matplotlib is asked for
         _require_sweep(directory)
     out = (
-        workdirs.as_path(args.out)
-        if args.out
-        else directories[0] / ("report" if args.loss == TRAIN else f"report_{args.loss}")
+        workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
     options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
     if args.watch:

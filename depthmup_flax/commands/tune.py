@@ -19,6 +19,7 @@ import argparse
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated
 from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.records.table import OBJECTIVES
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
 from depthmup_flax.util.errors import InputError
 
@@ -44,6 +45,13 @@ def define(parser: Parser) -> None:
     parser.flag(
         "--tune", type=comma_separated, default=[], help="Also branch_multiplier, gamma0, output_lr_factor, ..."
     )
+    parser.flag(
+        "--objective",
+        default="auto",
+        choices=("auto", *OBJECTIVES),
+        help="The loss that is compared; auto: on held-out training examples.",
+    )
+    parser.flag("--compare", type=comma_separated, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
     parser.flag("--seeds", type=int, default=3, help="Seeds per point.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
@@ -79,4 +87,14 @@ def main(args: argparse.Namespace) -> None:
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
     grid = tuning_sweep(proxy, args.tune or [], args.octaves, args.seeds)
     lanes = parse_lanes(args.lanes)
-    tune(proxy, large, grid, args.config.path(), workdir, lanes, args.overwrite, rescaling)
+    tune(
+        large,
+        grid,
+        args.config.path(),
+        workdir,
+        lanes,
+        args.overwrite,
+        rescaling,
+        objective=args.objective,
+        compare=args.compare,
+    )

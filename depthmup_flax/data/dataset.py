@@ -13,6 +13,7 @@ from depthmup_flax.data.checksums import of_arrays
 from depthmup_flax.util.types import Batch, HostBatch
 
 Placement = Literal["device", "stream"]
+Evaluated = Literal["test", "validation"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,8 @@ class DataConfig:
     device_limit_mib: int = 2048  # placement auto streams training sets that are larger
     train_examples: int = 0  # training examples to keep; 0 is all
     test_examples: int = 0  # test examples to keep; 0 is all
+    # Share of the training examples that is evaluated in place of the test set, and not trained on; 0: the test set.
+    validation_fraction: float = 0.0
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte
     suffixes: str = "jpg,jpeg,png"  # folder: names of files that are read, in any case
@@ -68,6 +71,8 @@ class Dataset(abc.ABC):
     num_classes: int  # labels run from 0 to num_classes - 1
     # "device": both splits are arrays, which the trainer copies to the devices. "stream": batches are read.
     placement: Placement
+    # What `test` holds: the test set, or examples held out of the training set (``data.validation_fraction``).
+    evaluated: Evaluated = dataclasses.field(default="test", kw_only=True)
 
     unit: ClassVar[str]  # of throughput: "images", "tokens" or "examples"
 

@@ -154,7 +154,8 @@ class Experiment(abc.ABC):
             f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
             f"{self._notes()}"
-            f"data   {data.name}, {data.train_size} train and {len(data.test):,} test {data.describe()}, {place}\n"
+            f"data   {data.name}, {data.train_size} train and {len(data.test):,} {data.evaluated} {data.describe()}, "
+            f"{place}\n"
             f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
             f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
         )

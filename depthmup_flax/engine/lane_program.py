@@ -140,7 +140,7 @@ class LaneProgram(Program):
         return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._place(LANES))(state)
 
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
-        """``test_loss`` and other metrics of every lane; none without an evaluation."""
+        """``test_loss``, or ``validation_loss``, and other metrics of every lane; none without an evaluation."""
         if not self.workload.evaluates:
             return [{} for _ in lanes.runs_K]
         size, place = self.workload.eval_batch_size, self._place(P())
@@ -152,7 +152,7 @@ class LaneProgram(Program):
         on_devices = (jax.device_put(batch, place) for batch in on_host)
         with contextlib.closing(self._watched(on_devices)) as batches:
             metrics = jax.device_get(self._evaluated(state, lanes.values, batches))
-        return [lane.means("test_") for lane in unstacked(metrics)]
+        return [lane.means(f"{dataset.evaluated}_") for lane in unstacked(metrics)]
 
     def seconds_per_run_step(self, runs: Sequence[LaneRun]) -> float:
         """The measured time of a training step divided by the number of lanes."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.engine.step import TrainState, without_carry
-from depthmup_flax.records.table import COMPLETED, DIVERGED, finite_or_none
+from depthmup_flax.records.table import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
 from depthmup_flax.util.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.
@@ -29,6 +29,11 @@ class Outcome:
     test_metrics: dict[str, float | None]  # other metrics of the evaluation
     steps: int
     diverged_at_step: int | None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+
+
+_EVALUATED = [f"{split}_{name}" for split in (TEST, VALIDATION) for name in ("loss", "accuracy")]
 
 
 def read(state: TrainState) -> TrainState:
@@ -44,33 +49,37 @@ def outcome(
     finite: bool = True,
     recovers: bool = False,
 ) -> Outcome:
-    """The outcome of a run that has ended: diverged if a training loss, the test loss or the state was not finite.
+    """The outcome of a run that has ended: diverged if a training loss, the evaluated loss or the state was not finite.
 
     Args:
       numbers: `read` of the last state.
-      test: ``test_loss`` and other metrics, if it was evaluated.
+      test: ``test_loss`` or ``validation_loss``, and other metrics, if it was evaluated.
       to_json: rounds a number; ``None`` for one that is not finite.
       finite: whether the parameters are finite, as far as known.
       recovers: a run that ends with finite losses has completed, even if an earlier loss was not finite.
     """
-    test_loss = (test or {}).get("test_loss", 0.0)
+    finite = finite and is_finite(test or {})
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
-    if diverged_at is None and not (finite and math.isfinite(test_loss)):
+    if diverged_at is None and not finite:
         diverged_at = int(numbers.step)  # the last update was one too many
     completed = diverged_at is None
     if recovers and test is not None:
-        completed = finite and bool(np.isfinite(numbers.last_loss)) and math.isfinite(test_loss)
+        completed = finite and bool(np.isfinite(numbers.last_loss))
     evaluated = {name: to_json(value) for name, value in (test or {}).items()} if completed else {}
     return Outcome(
         status=COMPLETED if completed else DIVERGED,
         train_loss=to_json(float(numbers.last_loss)),
         train_loss_avg=to_json(numbers.final.means()["loss"]),
-        test_loss=evaluated.pop("test_loss", None),
-        test_accuracy=evaluated.pop("test_accuracy", None),
+        **{name: evaluated.pop(name, None) for name in _EVALUATED},
         test_metrics=evaluated,
         steps=int(numbers.step),
         diverged_at_step=diverged_at,
     )
+
+
+def is_finite(test: Mapping[str, float]) -> bool:
+    """Whether the loss of an evaluation is finite; also without an evaluation."""
+    return all(math.isfinite(test.get(f"{split}_loss", 0.0)) for split in (TEST, VALIDATION))
 
 
 def summary(result: Json) -> str:
@@ -89,6 +98,9 @@ def summary(result: Json) -> str:
 
 def evaluation_text(result: Json) -> str:
     """``, test loss 0.1234, test accuracy 97.3%``: what there is of it."""
-    loss, accuracy = result.get("test_loss"), result.get("test_accuracy")
-    text = "" if loss is None else f", test loss {loss:.4f}"
-    return text if accuracy is None else f"{text}, test accuracy {accuracy:.1%}"
+    text = ""
+    for split in (TEST, VALIDATION):
+        loss, accuracy = result.get(f"{split}_loss"), result.get(f"{split}_accuracy")
+        text += "" if loss is None else f", {split} loss {loss:.4f}"
+        text += "" if accuracy is None else f", {split} accuracy {accuracy:.1%}"
+    return text

@@ -26,8 +26,8 @@ from depthmup_flax.papers.measures import (
     Term,
     Window,
 )
+from depthmup_flax.records.table import TRAIN
 from depthmup_flax.report import tables, verdict
-from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Analysis, Variant

@@ -43,6 +43,7 @@ EXECUTION = (
 ADDED: Mapping[str, Any] = {
     "parametrization.inner_gamma": None,
     "data.suffixes": "jpg,jpeg,png",
+    "data.validation_fraction": 0.0,
     "model.num_kv_heads": 0,
     "model.qk_norm": False,
     "model.mlp": "gelu",

@@ -23,6 +23,9 @@ from depthmup_flax.workdir.seal import sealed, unsealed
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
+# Losses by which runs are compared: the mean at the end of training; after training, on held-out training examples, or
+# on the test set.
+OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
@@ -63,6 +66,9 @@ class Record:
     train_loss_slices: list[float | None]  # mean training loss of each time slice
     test_loss: float | None = None  # after training, like the accuracy; None for a diverged run
     test_accuracy: float | None = None
+    # Likewise, of a run with data.validation_fraction, which does not see the test set.
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
     test_metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)  # other metrics of the evaluation
     diverged_at_step: int | None = None  # the first step whose loss was not finite
     wall_time_s: float = 0.0  # the run's share of its program's wall time
@@ -71,6 +77,11 @@ class Record:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
     audit: str | None = None  # what a user's network lacks or hides, "" for nothing; None for our networks
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
+
+    def loss(self, objective: str) -> float | None:
+        """The loss of `OBJECTIVES`; ``None`` of a diverged run, and where it was not measured."""
+        losses = {TRAIN: self.train_loss_avg, VALIDATION: self.validation_loss, TEST: self.test_loss}
+        return losses[objective] if self.status == COMPLETED else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +94,7 @@ class SweepInfo:
     x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
     axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
     base: Json  # the base config
+    objective: str = TRAIN  # the loss of `OBJECTIVES` by which runs are compared
     runs: int = 0  # of the grid when it was written; 0 if an earlier version wrote it
     unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
 
@@ -118,12 +130,13 @@ _OBJECT: _Kind = ("an object", lambda value: type(value) is dict)
 _COUNT: _Kind = ("a whole number of at least 0, below 2^62", lambda value: type(value) is int and 0 <= value < 2**62)
 _SIZE: _Kind = ("a whole number of at least 1, below 2^62", lambda value: type(value) is int and 1 <= value < 2**62)
 _LOSS: _Kind = ("a number or null", lambda value: type(value) is float or value is None)
+_EVALUATED = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
 _FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("run", "device"), _STRING),
     **dict.fromkeys(("point", "versions", "test_metrics"), _OBJECT),
     **dict.fromkeys(("seed", "steps"), _COUNT),
     **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
-    **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _LOSS),
+    **dict.fromkeys(("train_loss", "train_loss_avg", *_EVALUATED), _LOSS),
     "status": (f"{COMPLETED} or {DIVERGED}", lambda value: value in (COMPLETED, DIVERGED)),
     "train_loss_slices": (
         "a list of numbers and null",
@@ -134,7 +147,7 @@ _FIELDS: dict[str, _Kind] = {
     "audit": ("a string or null", lambda value: type(value) is str or value is None),
     "commit": ("a string or null", lambda value: type(value) is str or value is None),
 }
-_NUMBERS = {"train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s", "train_loss_slices"}
+_NUMBERS = {"train_loss", "train_loss_avg", *_EVALUATED, "wall_time_s", "train_loss_slices"}
 _REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
 
 
@@ -267,7 +280,9 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
     infos = [read_info(directory) for directory in directories]
     for directory, info in zip(directories, infos, strict=True):
-        names = [name for name in ("figure", "scale", "x") if getattr(info, name) != getattr(infos[0], name)]
+        names = [
+            name for name in ("figure", "scale", "x", "objective") if getattr(info, name) != getattr(infos[0], name)
+        ]
         names += [] if _same_training(info.base, infos[0].base) else ["base"]
         names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
         if names:
@@ -305,7 +320,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
     if type(fields) is not dict:
         fields = {}
-    fields.setdefault("runs", 0)  # earlier versions do not write it
+    fields = {"runs": 0, "objective": TRAIN, **fields}  # earlier versions do not write these
     own = {name: fields.pop(name, None) for name in _INFO_FIELDS}
     if wrong := _wrong(own, _INFO_FIELDS):
         raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
@@ -323,6 +338,7 @@ _INFO_FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
     "axes": ("an object of lists", lambda axes: type(axes) is dict and all(type(axes[name]) is list for name in axes)),
     "base": ("a config, with objects model, parametrization and train", _has_sections),
+    "objective": (", ".join(OBJECTIVES), lambda value: value in OBJECTIVES),
     "schema": _SIZE,
     "runs": _COUNT,
 }

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.records.table import COMPLETED, SEED, Record, SweepInfo, is_continuous
+from depthmup_flax.records.table import COMPLETED, SEED, TEST, TRAIN, VALIDATION, Record, SweepInfo, is_continuous
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
-TRAIN, TEST = "train", "test"
-LOSSES = {TRAIN: "training loss", TEST: "test loss"}  # names for sentences
+EVALUATED = {  # where they are measured, but for the training loss
+    VALIDATION: "on training examples that were held out, after training",
+    TEST: "on the test set, after training",
+}
+LOSSES = {TRAIN: "training loss", VALIDATION: "validation loss", TEST: "test loss"}  # names for sentences
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
@@ -69,7 +72,7 @@ class Network:
       seeds: (S,) seeds of all runs here.
       slice_ends: (T,) last step of each time slice.
       x: (X,) axis values.
-      losses: (S, Y, X) mean training loss at the end, or the test loss; NaN if the run diverged or has not ended.
+      losses: (S, Y, X) mean training loss at the end, or an evaluation's; NaN if the run diverged or has not ended.
       diverged: (Y, X) number of runs.
       slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
     """
@@ -209,7 +212,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
         ended[at[1:]] += 1
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
         if record.status == COMPLETED:
-            losses[at] = record.test_loss if loss == TEST else record.train_loss_avg  # None becomes NaN
+            losses[at] = record.loss(loss)  # None becomes NaN
     # Sums of larger numbers overflow; they exceed every float32.
     losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
     return Surface(

@@ -7,9 +7,9 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from depthmup_flax.records.table import COMPLETED, Sweep, read_sweep
+from depthmup_flax.records.table import COMPLETED, TRAIN, Sweep, read_sweep
 from depthmup_flax.report import points, tables, verdict
-from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
+from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.style import pictures, require_matplotlib
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.util.errors import InputError
@@ -47,7 +47,7 @@ def make_report(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
-    loss: str = TRAIN,
+    loss: str | None = None,
     claims: tables.Claims | None = None,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
@@ -56,7 +56,8 @@ def make_report(
       directories: of the shards.
       out: directory of the files, each of which is replaced atomically.
       tolerance: the regret that counts as small, as a share of the base's lowest loss.
-      loss: of the last steps of training, ``train``, or on the test set, ``test``, which has no curves over time.
+      loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
+        training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
       claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
 
     Raises:
@@ -76,7 +77,7 @@ def write_report(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
-    loss: str = TRAIN,
+    loss: str | None = None,
     claims: tables.Claims | None = None,
     refresh_s: float | None = None,
 ) -> Report:
@@ -110,19 +111,20 @@ def require_share(tolerance: float) -> None:
         raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
 
 
-def analyses(sweep: Sweep, loss: str = TRAIN) -> tuple[Analysis, Analysis | None]:
-    """A sweep analyzed along x and, if there is one, along the second continuous axis.
+def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis | None]:
+    """A sweep analyzed along x and, if there is one, along the second continuous axis; for ``loss`` see `make_report`.
 
     Raises InputError if no run has ended, all runs diverged, or a completed run lacks that loss.
     """
     info, records = sweep.info, sweep.records
+    loss = loss or info.objective
     if not records:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     parts = roles(info)
-    lacking = sum(record.status == COMPLETED and record.test_loss is None for record in records)
-    if loss == TEST and lacking:
-        raise InputError(f"{lacking} completed runs have no test loss: leave out --loss=test.")
+    lacking = sum(record.status == COMPLETED and record.loss(loss) is None for record in records)
+    if loss != TRAIN and lacking:
+        raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out --loss={loss}.")
     grids = surfaces(info, records, parts, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
         raise InputError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthmup_flax.records.table import Sweep, SweepInfo
+from depthmup_flax.records.table import TRAIN, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
-from depthmup_flax.report.loss_surfaces import TEST
+from depthmup_flax.report.loss_surfaces import EVALUATED
 from depthmup_flax.report.transfer import Analysis, Variant
 
 _WARNINGS = {
@@ -27,10 +27,8 @@ _WARNINGS = {
 def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
     """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
     lines = list(sweep.notes)
-    if analysis.loss == TEST:
-        lines.append(
-            "All losses are on the test set, after training. Curves and claims over training time are left out."
-        )
+    if analysis.loss != TRAIN:
+        lines.append(f"All losses are {EVALUATED[analysis.loss]}. Curves and claims over training time are left out.")
     if not analysis.scale.log:
         lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")
     for variant in analysis.variants:

@@ -13,9 +13,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
+from depthmup_flax.records.table import TRAIN
 from depthmup_flax.report import tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
-from depthmup_flax.report.loss_surfaces import TEST, number
+from depthmup_flax.report.loss_surfaces import EVALUATED, number
 from depthmup_flax.report.sheet import Band, Sheet
 from depthmup_flax.report.transfer import Analysis
 from depthmup_flax.util.types import Json
@@ -84,7 +85,10 @@ def _head(data: Json, refresh_s: float | None) -> str:
     """The verdict in words, then what was run."""
     seeds, notes, others = len(data["seeds"]), len(data["notes"]), tables.other_verdicts(data)
     facts = [data["title"], f"{data['runs']} runs, {data['diverged']} of them diverged"]
-    facts += [f"{seeds} seed{'s' * (seeds != 1)}", *["all losses on the test set"] * (data["loss"] == TEST)]
+    facts += [
+        f"{seeds} seed{'s' * (seeds != 1)}",
+        *([] if data["loss"] == TRAIN else [f"all losses are {EVALUATED[data['loss']]}"]),
+    ]
     link = f' · <a href="#notes">{notes}&nbsp;note{"s" * (notes != 1)}</a>' if notes else ""
     claim, _, reason = data["headline"].partition(": ")
     opened = " open" * (len(others) <= _FEW_VERDICTS)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.records.table import Record, Sweep
+from depthmup_flax.records.table import TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer, verdict
-from depthmup_flax.report.loss_surfaces import TEST, axis_name, number
+from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.util.errors import printable
@@ -164,7 +164,7 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
 
 def header(data: Json) -> tuple[str, ...]:
     """The names of the columns."""
-    words = {"x": axis_name(data["x"]), "loss": "test loss" if data["loss"] == TEST else "loss"}
+    words = {"x": axis_name(data["x"]), "loss": "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]}
     return tuple(name.format(**words) for name in _HEADER)
 
 

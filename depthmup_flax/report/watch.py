@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from depthmup_flax.records.table import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
-from depthmup_flax.report.loss_surfaces import TRAIN, axis_name
+from depthmup_flax.report.loss_surfaces import axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims
@@ -74,7 +74,7 @@ def watch(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
-    loss: str = TRAIN,
+    loss: str | None = None,
     claims: Claims | None = None,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,

@@ -254,8 +254,9 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def score(metrics: Mapping[str, float]) -> float:
-    """By which checkpoints are compared: the test accuracy, or the negative test loss of what has no accuracy."""
-    return float(metrics["test_accuracy"] if "test_accuracy" in metrics else -metrics["test_loss"])
+    """By which checkpoints are compared: the evaluated accuracy, or the negative loss of what has no accuracy."""
+    named = {name.partition("_")[2]: value for name, value in metrics.items()}
+    return float(named["accuracy"] if "accuracy" in named else -named["loss"])
 
 
 def best_step(directory: pathlib.Path) -> int | None:

@@ -11,7 +11,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.records.columns import short_names
-from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.make_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.tune.choice import Advice, Choice, describe
@@ -34,7 +33,7 @@ class Swept:
     directory: pathlib.Path
 
     def report(
-        self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str = TRAIN
+        self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str | None = None
     ) -> Report:
         """The verdict, tables and figures of all runs in `directory`; a notebook shows them, print gives the text.
 
@@ -64,7 +63,7 @@ class Best(Mapping[str, Any]):
         self.interval = choice.interval
         self.records, self.directory = swept.records, swept.directory
 
-    def report(self, out: str | os.PathLike[str] | None = None, *, loss: str = TRAIN) -> Report:
+    def report(self, out: str | os.PathLike[str] | None = None, *, loss: str | None = None) -> Report:
         """See `Swept.report`."""
         return self._swept.report(out, loss=loss)
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.records.columns import flat, short_names
-from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, Record
+from depthmup_flax.records.table import LEARNING_RATE, SEED, TRAIN, Record
 from depthmup_flax.study.names import field_of
 from depthmup_flax.study.results import ADVICE, Best, Swept
 from depthmup_flax.sweep.grid import as_tuple, powers_of_two, sweep_config
@@ -47,6 +47,7 @@ class Grids:
       load: the data.
       seeds: their number, or the seeds.
       lanes, overwrite, on_record, shard: see `depthmup_flax.sweep.runner.sweep`.
+      objective: the loss by which runs are compared.
     """
 
     config: ConfigDict
@@ -56,6 +57,7 @@ class Grids:
     lanes: int | None = None
     overwrite: bool = False
     on_record: OnRecord | None = None
+    objective: str = TRAIN
     shard: tuple[int, int] = (0, 1)
 
     def axes(self, values: Mapping[str, Any]) -> Axes:
@@ -81,7 +83,14 @@ class Grids:
         with_seeds = {name: {**axes, SEED: self._seed_values()} for name, axes in grids.items()}
         extend = 0 if isinstance(get_field(self.config, x), int) else extend  # whole numbers are not extended
         grid = sweep_config(
-            self.config, with_seeds, figure=kind, title=_title(kind, grids), scale="study", x=x, extend=extend
+            self.config,
+            with_seeds,
+            figure=kind,
+            title=_title(kind, grids),
+            scale="study",
+            x=x,
+            extend=extend,
+            objective=self.objective,
         )
         records = sweep(
             grid,
@@ -123,7 +132,7 @@ def tuned(grids: Grids, axes: Axes, extend: int) -> Best:
     """The best of a grid on the proxy."""
     axes, x = _with_x(grids, axes)
     records, runs = grids.train(_TUNE, {"proxy": axes}, x, extend)
-    return Best(best(records, x, ADVICE), grids.config, runs)
+    return Best(best(records, x, ADVICE, grids.objective), grids.config, runs)
 
 
 def _with_x(grids: Grids, axes: Axes) -> tuple[Axes, str]:
@@ -150,7 +159,7 @@ def searched(grids: Grids, axes: Axes, sampler: optuna.samplers.BaseSampler | No
         trial = {f"trial_{k}": {**fixed, **{p: (v,) for p, v in at.items()}} for k, at in enumerate(points)}
         overwrite = grids.overwrite and not batches  # what was there before this search
         batches.append(grids.train(_SEARCH, trial, x, 0, overwrite=overwrite))
-        return [_mean_loss(batches[-1][0], at) for at in points]
+        return [_mean_loss(batches[-1][0], at, grids.objective) for at in points]
 
     config = grids.config
     whole = {path for path in ranges if isinstance(get_field(config, path), int)}
@@ -159,11 +168,11 @@ def searched(grids: Grids, axes: Axes, sampler: optuna.samplers.BaseSampler | No
     of_run = {record["run"]: record for _, runs in batches for record in runs.records}
     runs = Swept(list(of_run.values()), batches[-1][1].directory)
     seeds = {record["seed"] for record in runs.records}
-    return Best(Choice(values, None, {}, len(seeds), (), x), config, runs)
+    return Best(Choice(values, None, {}, len(seeds), (), x, grids.objective), config, runs)
 
 
-def _mean_loss(records: Sequence[Record], at: Point) -> float:
+def _mean_loss(records: Sequence[Record], at: Point, objective: str) -> float:
     """Over the seeds of a point; infinite if one diverged."""
     own = [record for record in records if all(record.point[path] == value for path, value in at.items())]
-    losses = [record.train_loss_avg if record.status == COMPLETED else None for record in own]
+    losses = [record.loss(objective) for record in own]
     return math.inf if None in losses else math.fsum(loss for loss in losses if loss is not None) / len(losses)

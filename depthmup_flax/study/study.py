@@ -36,6 +36,7 @@ from depthmup_flax.sweep.grid import as_tuple
 from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
+from depthmup_flax.tune.objective import AUTO, prepare_objective
 from depthmup_flax.tune.proxy import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
@@ -93,6 +94,10 @@ class Study:
       hyper: further numbers that a `Task` reads: ``{"temperature": 0.1}``.
       workdir: keeps all records and runs: the same call again resumes. ``None``: a temporary directory.
       quiet: do not show the progress of runs.
+      objective: the loss by which ``tune``, ``sweep`` and its report compare runs. ``"validation"``: on a tenth of the
+        training examples, which these runs do not train on (``data.validation_fraction``). ``"test"``, ``"train"``:
+        runs train on all. ``"auto"``: validation, but train for batches without end, and for a `Task` that has no
+        evaluation. ``train`` always uses all training examples.
       audit: refuse to train a network whose forward pass lacks multipliers of the rule.
       **settings: values for all calls.
 
@@ -115,6 +120,7 @@ class Study:
         hyper: Mapping[str, float] | None = None,
         workdir: str | os.PathLike[str] | None = None,
         audit: bool = True,
+        objective: str = AUTO,
         quiet: bool = False,
         **settings: Any,
     ) -> None:
@@ -143,7 +149,7 @@ class Study:
                 raise InputError(f"{name} is {value!r}: name the sizes of the proxy as base=(width, depth).")
         set_values(config, settings)
         validate(config)
-        self._config, self._load, self._quiet = config, LoadOnce(), quiet
+        self._config, self._load, self._quiet, self._objective = config, LoadOnce(), quiet, objective
         self._workdir = None if workdir is None else workdirs.as_path(workdir)
 
     def __repr__(self) -> str:
@@ -354,4 +360,11 @@ class Study:
     def _grids(
         self, seeds: int | Sequence[int], lanes: int | None, overwrite: bool, on_record: OnRecord | None
     ) -> Grids:
-        return Grids(self._config, self.workdir, self._load, seeds, lanes, overwrite, on_record)
+        config, objective = self._compared
+        return Grids(config, self.workdir, self._load, seeds, lanes, overwrite, on_record, objective)
+
+    @functools.cached_property
+    def _compared(self) -> tuple[ConfigDict, str]:
+        """The config of the runs of grids, and the loss by which they are compared."""
+        config = self.config()
+        return config, prepare_objective(self._objective, config, build_experiment(config, load=self._load))

@@ -20,7 +20,7 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.engine.experiment import RULE, hyperparameters
 from depthmup_flax.engine.lane_layout import LaneRun
 from depthmup_flax.records.run_hash import EXECUTION, RunNames
-from depthmup_flax.records.table import LEARNING_RATE, SEED, SweepInfo
+from depthmup_flax.records.table import LEARNING_RATE, OBJECTIVES, SEED, TEST, TRAIN, VALIDATION, SweepInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu", "paper")
@@ -39,7 +39,15 @@ class Run(LaneRun):
 
 
 def sweep_config(
-    base: ConfigDict, grids: Grids, *, figure: str, title: str, scale: str, x: str = LEARNING_RATE, extend: int = 0
+    base: ConfigDict,
+    grids: Grids,
+    *,
+    figure: str,
+    title: str,
+    scale: str,
+    x: str = LEARNING_RATE,
+    extend: int = 0,
+    objective: str = TRAIN,
 ) -> ConfigDict:
     """The config of a sweep.
 
@@ -51,12 +59,13 @@ def sweep_config(
       scale: size of the experiment, the argument of ``get_config``: one of `SCALES`.
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
+      objective: the loss by which runs are compared: ``train``; ``validation``, which needs
+        ``base.data.validation_fraction``; or ``test``.
     """
     tuples = {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
     nested = {name: unflatten_dict(grid, sep=".") for name, grid in tuples.items()}
-    return ConfigDict(
-        {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "grids": nested, "base": base}
-    )
+    fields = {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "objective": objective}
+    return ConfigDict({**fields, "grids": nested, "base": base})
 
 
 def at_scale(scale: str, **choices: Any) -> Any:
@@ -88,7 +97,7 @@ def sweep_info(config: ConfigDict) -> SweepInfo:
         if all(isinstance(value, (int, float)) for value in axis):
             axis.sort()
     base = json.loads(configs.to_json(config.base))
-    return SweepInfo(config.figure, config.title, config.scale, config.x, axes, base)
+    return SweepInfo(config.figure, config.title, config.scale, config.x, axes, base, config.objective)
 
 
 def expand(config: ConfigDict) -> list[Run]:
@@ -171,6 +180,7 @@ def _validate(config: ConfigDict) -> None:
         raise InputError("config.grids is empty: name at least one grid, such as grids={'rates': {...}}.")
     if not isinstance(config.extend, int) or config.extend < 0:
         raise InputError(f"config.extend is {config.extend!r}: use a whole number of at least 0.")
+    require_objective(config.objective, config.base)
     for name, grid in _grids(config).items():
         if not grid:
             raise InputError(f"config.grids.{name} is empty: give it at least one axis, such as {LEARNING_RATE}.")
@@ -183,6 +193,23 @@ def _validate(config: ConfigDict) -> None:
         raise InputError(f"config.x is {config.x!r}: set it to a hyperparameter, such as {LEARNING_RATE}.")
     if config.extend and isinstance(configs.get_field(config.base, config.x), int):
         raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
+
+
+def require_objective(objective: str, base: ConfigDict) -> None:
+    """`InputError` unless runs of ``base`` measure the loss that ``objective`` names."""
+    share = base.data.validation_fraction
+    if objective not in OBJECTIVES:
+        raise InputError(f"config.objective is {objective!r}: use {', '.join(OBJECTIVES)}.")
+    if objective == VALIDATION and not share:
+        raise InputError(
+            "config.objective is 'validation', and no examples are held out: set config.base.data.validation_fraction, "
+            "such as to 0.1."
+        )
+    if objective == TEST and share:
+        raise InputError(
+            f"config.objective is 'test', and config.base.data.validation_fraction is {share:g}, which replaces the "
+            "test set: set one of them to 'validation' or 0."
+        )
 
 
 def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.records.table import COMPLETED, SEED, Record
+from depthmup_flax.records.table import SEED, Record
 from depthmup_flax.sweep.grid import Run, curves, make_run
 
 
@@ -19,7 +19,7 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
     result: list[tuple[list[Run], str]] = []
     known = {record.point[config.x] for record in done.values()}
     for curve in curves(runs, config.x):
-        value = next_value(_mean_losses(curve, config.x, done))
+        value = next_value(_mean_losses(curve, config.x, done, config.objective))
         if value is None:
             continue
         # A known value may differ by rounding. A new one loses the rounding of its last digits.
@@ -33,13 +33,12 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
     return result
 
 
-def _mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record]) -> dict[float, float]:
-    """x -> mean training loss over seeds, ascending in x; infinite where a seed diverged."""
+def _mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record], objective: str) -> dict[float, float]:
+    """x -> mean loss over seeds, ascending in x; infinite where a seed diverged."""
     losses: dict[float, list[float]] = {}
     for run in curve:
         if run.hash in done:
-            record = done[run.hash]
-            loss = record.train_loss_avg if record.status == COMPLETED else None
+            loss = done[run.hash].loss(objective)
             losses.setdefault(run.point[x], []).append(math.inf if loss is None else loss)
     return {value: sum(of_seeds) / len(of_seeds) for value, of_seeds in sorted(losses.items())}
 

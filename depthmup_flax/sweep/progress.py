@@ -27,7 +27,10 @@ _REWRITE_EVERY_S = 0.2  # on a terminal
 
 
 class SweepProgress:
-    """Shows runs done, in training and diverged, the lowest loss and, by `Experiment.cost`, the time left.
+    """Shows runs done, in training and diverged, the lowest loss and the time left.
+
+    The time left is that of the remaining training, by `Experiment.cost` and the speed of the training so far, and that
+    of the remaining groups' compilations, each as long as the mean of those so far.
 
     Args:
       groups: the whole grid of this shard.
@@ -39,8 +42,11 @@ class SweepProgress:
         self._cost_done = self._cost_left = 0.0
         self._best = math.inf  # lowest train_loss_avg
         self._cohort: Cohort | None = None  # in training
-        self._compiling, self._compiling_s = False, 0.0
         self._first_step = 0  # of it, in this process
+        self._groups = self._begun = 0  # with runs to train, and those of them that were begun
+        # Time of compilations and trials, and of training; a smaller program may be compiled while a cohort trains.
+        self._compiling, self._training = _Stopwatch(), _Stopwatch()
+        self._seconds_per_cost = math.nan  # of the last trial, until something has trained
         self._started = self._shown = time.perf_counter()
         self._line: tqdm | None = None
         if messages.rewrites_lines():
@@ -55,20 +61,29 @@ class SweepProgress:
         for group in groups:
             recorded = [done[run.hash] for run in group.runs if run.hash in done]
             self._total += len(group.runs)
+            self._groups += len(recorded) < len(group.runs)
             self._cost_left += (len(group.runs) - len(recorded)) * group.experiment.cost
             self._count(recorded)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Shows on a terminal that programs are compiled and tried, and counts the seconds."""
-        started, self._compiling = time.perf_counter(), True
+        trained = self._training.running
+        self._training.stop()
+        self._compiling.start()
         self._show(0.0 if self._line is not None else _TRAINING_EVERY_S)
         yield
-        self._compiling = False
-        self._compiling_s += time.perf_counter() - started
+        self._compiling.stop()
+        if trained:
+            self._training.start()
+
+    def begin(self) -> None:
+        """Counts a group of which the compilation, or the resumed training, begins."""
+        self._begun += 1
 
     def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
+        self._seconds_per_cost = seconds * group.experiment.total_steps / group.experiment.cost
         devices = f" on each of {_devices(program.mesh)}" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
         speed = f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step"
@@ -77,6 +92,7 @@ class SweepProgress:
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
         self._cohort, self._first_step = cohort, cohort.step
+        self._training.start()
         cost = len(cohort.runs) * cohort.program.workload.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
@@ -91,6 +107,7 @@ class SweepProgress:
         self._cost_done += done
         self._cost_left -= done
         self._cohort = None
+        self._training.stop()
         self._count(records)
         self._show(0.0 if last else _ENDED_EVERY_S)
 
@@ -98,8 +115,8 @@ class SweepProgress:
         """Shows the totals, and the part of the time in which nothing trained."""
         self.close()
         seconds = time.perf_counter() - self._started
-        if self._compiling_s:
-            log.info("compiling and trials took %.0f %% of %.0f s", 100 * self._compiling_s / seconds, seconds)
+        if compiling := self._compiling.seconds():
+            log.info("compiling and trials took %.0f %% of %.0f s", 100 * compiling / seconds, seconds)
         elapsed = tqdm.format_interval(seconds)
         totals = f"{self._finished} runs, {self._diverged} diverged{self._best_text(', lowest loss ')}, {elapsed}"
         log.info(totals, extra=messages.RESULT)
@@ -130,23 +147,54 @@ class SweepProgress:
             return
         self._shown = now
         if self._line is not None:
-            self._line.set_description_str(self._text(now - self._started))
+            self._line.set_description_str(self._text())
         else:
-            log.info("  %s  elapsed %s", self._text(now - self._started), tqdm.format_interval(now - self._started))
+            log.info("  %s  elapsed %s", self._text(), tqdm.format_interval(now - self._started))
 
-    def _text(self, elapsed: float) -> str:
-        running, diverged = "  compiling" if self._compiling else "", self._diverged
+    def _text(self) -> str:
+        running, diverged = "  compiling" if self._compiling.running else "", self._diverged
         if self._cohort is not None:
             ended = len(self._cohort.outcomes)  # before their time
             running, diverged = f"  running {len(self._cohort.runs) - ended}", diverged + ended
-        done = self._cohort_cost()
-        left = (self._cost_left - done) * elapsed / (self._cost_done + done) if self._cost_done + done else math.nan
-        eta = tqdm.format_interval(max(left, 0.0)) if math.isfinite(left) else "?"
+        left = self._seconds_left()
+        eta = tqdm.format_interval(left) if math.isfinite(left) else "?"
         counts = f"done {self._finished}/{self._total}{running}  diverged {diverged}"
         return f"{counts}{self._best_text('  best loss ')}  ETA {eta}"
 
+    def _seconds_left(self) -> float:
+        """Of training and compilations; NaN while no speed is known."""
+        here = self._cohort_cost()
+        done = self._cost_done + here
+        seconds_per_cost = self._training.seconds() / done if done else self._seconds_per_cost
+        compiling = self._compiling.seconds() / max(1, self._begun) * (self._groups - self._begun)
+        return max(0.0, (self._cost_left - here) * seconds_per_cost) + max(0.0, compiling)
+
     def _best_text(self, before: str) -> str:
         return f"{before}{self._best:.5g}" if math.isfinite(self._best) else ""
+
+
+class _Stopwatch:
+    """Seconds in which it was running."""
+
+    def __init__(self) -> None:
+        self._before, self._since = 0.0, math.nan
+
+    @property
+    def running(self) -> bool:
+        """Whether it is."""
+        return not math.isnan(self._since)
+
+    def start(self) -> None:
+        """Begins to count."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Ends it, if it is running."""
+        self._before, self._since = self.seconds(), math.nan
+
+    def seconds(self) -> float:
+        """So far."""
+        return self._before + (time.perf_counter() - self._since if self.running else 0.0)
 
 
 def _devices(mesh: Mesh) -> str:

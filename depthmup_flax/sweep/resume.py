@@ -52,7 +52,7 @@ class Unfinished:
             log.warning("the saved state of %s %s: restarting them from step 0", runs_text, reason)
             return None
         state, meta = restored
-        fields = [field.name for field in dataclasses.fields(Outcome)]
+        names = {field.name for field in dataclasses.fields(Outcome)}
         return Cohort(
             [by_hash[run] for run in meta["runs"]],
             program,
@@ -60,7 +60,7 @@ class Unfinished:
             state,
             meta["step"],
             meta["slices"],
-            {run: Outcome(**{name: ended[name] for name in fields}) for run, ended in meta["ended"].items()},
+            {run: Outcome(**{k: v for k, v in ended.items() if k in names}) for run, ended in meta["ended"].items()},
             elapsed_before_s=meta["elapsed_s"],
         )
 

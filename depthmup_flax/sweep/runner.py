@@ -179,6 +179,7 @@ class _Runner:
 
     def _train_group(self, group: Group, following: Group | None) -> None:
         runs = self._left(group)
+        self.progress.begin()
         with self.progress.compiling():
             programs = self._programs(group)
             resumed = self.unfinished.restore(runs, programs.get)
@@ -341,7 +342,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
     changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]
     changed += differences(length, ours, "base.train.log_every")
-    for name in ("figure", "scale", "x"):
+    for name in ("figure", "scale", "x", "objective"):
         changed += differences(getattr(stored, name), getattr(info, name), name)
     if stored.axes.keys() != info.axes.keys():
         changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")

@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -21,7 +20,7 @@ from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_t
 from depthmup_flax.engine.experiment import Experiment, NetworkExperiment, build
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.optimizers import learning_rate
-from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
+from depthmup_flax.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import Metrics, TrainState
 from depthmup_flax.engine.user_network import UserNetwork
@@ -75,7 +74,8 @@ def train_and_evaluate(
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
       ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
-      ``test_accuracy``, ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
+      ``test_accuracy`` (with ``data.validation_fraction`` instead ``validation_loss``, ``validation_accuracy``),
+      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
       ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
@@ -129,7 +129,7 @@ def _train(run: _Run) -> Json:
                     return run.result()
             if evaluates:
                 test = run.evaluate_and_save()
-                if not _is_finite(test) and run.stops_on_divergence:
+                if not is_finite(test) and run.stops_on_divergence:
                     return run.result(test)
             elif saves:
                 run.save()
@@ -143,10 +143,6 @@ def _train(run: _Run) -> Json:
     run.write_sample()
     run.save(test, wait=True)
     return result
-
-
-def _is_finite(test: Mapping[str, float]) -> bool:
-    return math.isfinite(test.get("test_loss", 0.0))
 
 
 def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
@@ -279,7 +275,10 @@ class _Run:
             self.program.call_length.adapt(steps_per_s)
 
     def evaluate(self) -> dict[str, float]:
-        """``test_loss`` and other metrics of the current state over the test split; none without an evaluation."""
+        """``test_loss`` and other metrics of the current state over the test split; none without an evaluation.
+
+        With ``data.validation_fraction``, ``validation_loss`` and so on over the examples that it holds out.
+        """
         workload, waiting = self._experiment.workload, self._waiting
         if not workload.evaluates:
             return {}
@@ -287,7 +286,7 @@ class _Run:
             batches = held_out_batches(
                 workload.dataset, workload.eval_batch_size, self._mesh, waiting, masked=workload.task.masked
             )
-            return self.program.evaluate(self.state, batches).means("test_")
+            return self.program.evaluate(self.state, batches).means(f"{workload.dataset.evaluated}_")
 
     def evaluate_and_save(self) -> dict[str, float]:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
@@ -296,7 +295,7 @@ class _Run:
             self._check_claim(now=True)
             if test:
                 self._log.test(self.step, test)
-            if _is_finite(test):
+            if is_finite(test):
                 self.save(test)
         return test
 

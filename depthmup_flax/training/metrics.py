@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.process import distributed
-from depthmup_flax.records.table import finite_or_none
+from depthmup_flax.records.table import TEST, VALIDATION, finite_or_none
 from depthmup_flax.training.writers import Writer, open_writers
 from depthmup_flax.util import messages
 from depthmup_flax.workdir.buckets import Scratch
@@ -41,6 +41,7 @@ class RunLog:
         self, experiment: Experiment, own: Sequence[Writer], directory: pathlib.Path, first_step: int, evaluated: bool
     ) -> None:
         self._open, self._unit = distributed.is_first(), experiment.dataset.unit
+        self._evaluated = experiment.dataset.evaluated
         self._progress = Progress(experiment, first_step, silent=not self._open)
         self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
         if not self._open:
@@ -66,9 +67,9 @@ class RunLog:
     def test(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows and writes an evaluation."""
         self._write(step, metrics)
-        self.note(
-            f"step {step}  test loss {metrics['test_loss']:.4f}{_accuracy(metrics.get('test_accuracy'), '  test')}"
-        )
+        on = self._evaluated
+        accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
+        self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{accuracy}")
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
@@ -162,7 +163,8 @@ def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
             row = json.loads(line)
         except ValueError:  # cut off by a crash
             continue
-        incomplete = row["step"] == step and "test_loss" in row and not evaluated
+        of_evaluation = any(f"{split}_loss" in row for split in (TEST, VALIDATION))
+        incomplete = row["step"] == step and of_evaluation and not evaluated
         if row["step"] <= step and not incomplete:
             rows.append(line)
     write_atomically(path, "".join(line + "\n" for line in rows))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, Record
-from depthmup_flax.report.loss_surfaces import axis_name, number
+from depthmup_flax.records.table import LEARNING_RATE, SEED, TRAIN, Record
+from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 from depthmup_flax.util.errors import InputError
 
@@ -30,6 +30,7 @@ class Choice:
     seeds: int  # number of seeds
     warnings: tuple[str, ...]  # the edges of the grid at which the optimum lies, and an instability next to it
     x: str = LEARNING_RATE  # the field whose optimum is interpolated
+    objective: str = TRAIN  # the loss, of `OBJECTIVES`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Advice:
 COMMAND = Advice()
 
 
-def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COMMAND) -> Choice:
-    """The optimum of a proxy's records: lowest mean training loss over seeds, then a parabola in log2 of ``x``.
+def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COMMAND, objective: str = TRAIN) -> Choice:
+    """The optimum of a proxy's records: lowest mean ``objective`` over seeds, then a parabola in log2 of ``x``.
 
     Raises:
       InputError: every run diverged.
@@ -53,7 +54,7 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
     curves: dict[tuple[tuple[str, Any], ...], dict[tuple[float, int], float | None]] = {}
     for record in records:
         others = tuple((path, value) for path, value in record.point.items() if path not in (x, SEED))
-        loss = record.train_loss_avg if record.status == COMPLETED else None
+        loss = record.loss(objective)
         curves.setdefault(others, {})[record.point[x], record.seed] = loss
     optima = []
     for others, curve in curves.items():
@@ -90,6 +91,7 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
         seeds=len(seeds),
         warnings=tuple(warnings),
         x=x,
+        objective=objective,
     )
 
 
@@ -121,6 +123,7 @@ def describe(choice: Choice, proxy: ConfigDict, advice: Advice = COMMAND) -> str
         f"{f'{mean:.3g}' if math.isfinite(mean) else 'diverged'} at {rate:.3g}" for rate, mean in choice.around.items()
     )
     if choice.around:
-        lines.append(f"Training loss at the nearest {name}s of the grid: {', '.join(losses)}.")
+        loss = LOSSES[choice.objective].capitalize()
+        lines.append(f"{loss} at the nearest {name}s of the grid: {', '.join(losses)}.")
     lines += [f"Warning: {warning}" for warning in choice.warnings]
     return "\n".join(lines)

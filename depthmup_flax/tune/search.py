@@ -18,6 +18,8 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.choice import best, describe
+from depthmup_flax.tune.comparison import COMPARISON, compare_presets, require_presets
+from depthmup_flax.tune.objective import AUTO, objective_text, prepare_objective
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -29,7 +31,6 @@ log = logging.getLogger(__name__)
 
 
 def tune(
-    proxy: ConfigDict,
     large: ConfigDict,
     grid: ConfigDict,
     file: str,
@@ -37,22 +38,30 @@ def tune(
     lanes: int | None,
     overwrite: bool,
     rescaling: Rescaling,
+    *,
+    objective: str = AUTO,
+    compare: Sequence[str] = (),
 ) -> None:
     """Sweeps the proxy, or resumes its sweep; prints the optimum and writes ``workdir/tuned.py``.
 
     Args:
-      proxy, large: from `proxy_config`; ``large`` gets the best values.
-      grid: from `tuning_sweep`.
+      large: the target, from `proxy_config`; gets the best values.
+      grid: from `tuning_sweep`; its base is the proxy.
       file: the large network's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir: directory for the sweep's records and ``tuned.py``.
       lanes, overwrite: see `depthmup_flax.sweep.runner.sweep`.
       rescaling: the target's batch size and steps.
+      objective: see `prepare_objective`.
+      compare: presets under which the target is trained with the best values, too; see `compare_presets`.
 
     Raises:
       InputError: every run diverged, or the optimizer cannot be rescaled.
     """
-    load = LoadOnce()
-    built, built_proxy = build(large, load=load), build(proxy, load=load)
+    load, proxy = LoadOnce(), grid.base
+    require_presets(compare, large)
+    built = build(large, load=load)
+    grid.objective = prepare_objective(objective, proxy, built)
+    built_proxy = build(proxy, load=load)
     if rescaling.wanted:  # fails before anything is trained
         batch_size, examples = rescaling.batch_size or 0, len(built.dataset.train)
         if batch_size > examples:
@@ -63,8 +72,9 @@ def tune(
     ratio = built.cost / built_proxy.cost
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     log.info("proxy: %s", ", ".join(sizes))
+    log.info("%s", objective_text(grid.objective, len(built.dataset.train), len(built_proxy.dataset.test)))
     records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite, kind=workdirs.TUNE)
-    choice = best(records)
+    choice = best(records, objective=grid.objective)
     summary = describe(choice, proxy)
     for path, value in choice.values.items():
         for config in (proxy, large):
@@ -85,6 +95,9 @@ def tune(
         *(summary, len(records), f"{seconds:,.0f}", work, tuned),
         extra=messages.RESULT,
     )
+    if compare:
+        seeds = sorted({record.seed for record in records})
+        log.info("%s", compare_presets(large, compare, seeds, directory / COMPARISON, load), extra=messages.RESULT)
     messages.next_step(f"{_train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
 
 

@@ -56,6 +56,7 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     shown = SweepProgress([small, large], earlier)
     assert logged.messages == ["8 runs in 2 compiled groups, 2 already recorded"]
     now = cohort(small.runs[2:], small)
+    shown.begin()
     shown.train(now)
     clock.now, now.step, now.outcomes = 61.0, 50, {"a": None}  # half of a cost of 2, of 14 that are left
     shown.refresh()
@@ -66,8 +67,9 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     shown.update([record(0.5), record(None, DIVERGED)], last=True)
     assert "done 4/8  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[2]
     clock.now = 190.0
+    shown.begin()
     with shown.compiling():
-        assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 19:00" in logged.messages[3]
+        assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[3]
         clock.now = 260.0
     shown.train(cohort(large.runs, large))
     shown.update([record(0.6)] * 4, last=True)
@@ -77,6 +79,49 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
         "compiling and trials took 27 % of 260 s",
         "8 runs, 2 diverged, lowest loss 0.5, 04:20",
     ]
+
+
+def shown_seconds(line):
+    minutes, seconds = line.partition("ETA ")[2].split()[0].split(":")
+    return 60 * int(minutes) + int(seconds)
+
+
+def test_the_time_left_is_true_where_compilations_take_most_of_it(clock, logged):
+    compilation, training = 600.0, 240.0  # of each of three equal groups
+    groups = [group(4, cost) for cost in (1.0, 1.0, 1.0)]
+    for i, one in enumerate(groups):
+        one.runs = [types.SimpleNamespace(hash=f"{i} {run.hash}") for run in one.runs]
+        one.experiment.total_steps = one.experiment.parameters = 100
+    shown, end = SweepProgress(groups, {}), 3 * (compilation + training)
+    mesh = types.SimpleNamespace(size=1, devices=np.array([types.SimpleNamespace(platform="gpu")]))
+    measured = []  # shown minus true seconds
+    for one in groups:
+        shown.begin()
+        with shown.compiling():
+            clock.now += compilation
+        shown.start(one, 4, types.SimpleNamespace(mesh=mesh, per_device=4), training / 4 / 100)
+        shown.train(now := cohort(one.runs, one))
+        for now.step in (0, 30, 60):
+            shown.refresh()
+            measured.append(shown_seconds(logged.messages[-1]) - (end - clock.now))
+            clock.now += 0.3 * training
+        clock.now += 0.1 * training
+        shown.update([record(0.5)] * 4, last=True)
+        measured.append(shown_seconds(logged.messages[-1]) - (end - clock.now))
+    assert np.abs(measured).max() < 1
+
+
+def test_a_smaller_program_that_is_compiled_in_the_middle_is_no_training(clock, logged):
+    only = group(2, 1.0)
+    shown = SweepProgress([only], {})
+    shown.begin()
+    shown.train(now := cohort(only.runs, only))
+    clock.now = 100.0
+    with shown.compiling():
+        clock.now = 1000.0
+    clock.now, now.step = 1100.0, 50
+    shown.refresh()
+    assert shown_seconds(logged.messages[-1]) == 200
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 
 from depthmup_flax.data.dataset import DataConfig, Dataset
 from depthmup_flax.data.images import ImageDataset
-from depthmup_flax.data.sources.registry import LoadOnce, checked_source
-from depthmup_flax.data.sources.source import NotHere, placement
+from depthmup_flax.data.sources.registry import LoadOnce, checked_source, named_split
+from depthmup_flax.data.sources.source import NotHere, placement, validation_count
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
@@ -73,9 +73,10 @@ class PlannedData(LoadOnce):
 def _real_or_blank(sizes: Sizes, fields: DataConfig) -> Dataset:
     source, place = checked_source(fields)
     try:
-        return source.load(place, fields)
+        dataset = source.load(place, fields)
     except NotHere:
-        return (_blank_text if source.kind == "text" else _blank_images)(fields, place, sizes)
+        dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place, sizes)
+    return named_split(dataset, fields)
 
 
 def description(dataset: Dataset) -> str:
@@ -122,7 +123,10 @@ def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
 
 def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[int, int]:
     train = sizes.examples or train
-    return fields.train_examples or train, fields.test_examples or test or max(1, train // 10)
+    test = fields.test_examples or test or max(1, train // 10)
+    train = fields.train_examples or train
+    held_out = validation_count(fields, train)
+    return train - held_out, held_out or test
 
 
 def _unknown(fields: DataConfig, flags: str) -> InputError:

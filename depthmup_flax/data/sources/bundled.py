@@ -7,7 +7,7 @@ import numpy as np
 from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig
 from depthmup_flax.data.images import ImageDataset
-from depthmup_flax.data.sources.source import Source, images_in_memory, limited
+from depthmup_flax.data.sources.source import Source, images_in_memory, limited, with_validation
 from depthmup_flax.util.extras import require
 
 _CLASSES = tuple("0123456789")
@@ -27,7 +27,7 @@ def _load_digits(_: str, config: DataConfig) -> ImageDataset:
     parts = train_test_split(
         np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
     )
-    train, test = limited(config, map(split.take, parts))
+    train, test = with_validation(config, limited(config, map(split.take, parts)))
     return images_in_memory(config, train, test, _CLASSES)
 
 
@@ -44,7 +44,8 @@ def _load_synthetic(_: str, config: DataConfig) -> ImageDataset:
         pixels += means[labels]
         return ArraySplit({"image": pixels.clip(0, 255, out=pixels).astype(np.uint8), "label": labels})
 
-    train, test = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
+    splits = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
+    train, test = with_validation(config, splits)
     return dataclasses.replace(images_in_memory(config, train, test, _CLASSES), class_names=())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Placement
 from depthmup_flax.data.example_spec import ExampleSpec, kind_of
-from depthmup_flax.data.sources.source import Source, limited, placement
+from depthmup_flax.data.sources.source import Source, limited, placement, with_validation
 from depthmup_flax.data.user_data import UserDataset, UserPrepare, user_dataset
 from depthmup_flax.data.user_splits import BatchStream, RecordSplit, array_split, batches_in_memory
 from depthmup_flax.user_code.calls import calling
@@ -47,7 +47,7 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
         return user_dataset(config.name, train_split, test_split, spec, "stream", prepare)
     for what, split in (("train", train_split), ("test", test_split)):
         _warn_of_nonfinite(split, f"{where}: {what}")
-    finite, test_split = limited(config, (train_split, test_split))
+    finite, test_split = with_validation(config, limited(config, (train_split, test_split)))
     given = finite, test_split
     if config.placement == "device":
         finite, test_split = ArraySplit(finite.arrays()), ArraySplit(test_split.arrays())
@@ -139,6 +139,8 @@ def _require_streamed(config: DataConfig) -> None:
     endless = "train is a function batches(seed), which has no number of examples"
     if config.train_examples:
         raise InputError(f"data.train_examples is {config.train_examples}: {endless}. Use 0.")
+    if config.validation_fraction:
+        raise InputError(f"data.validation_fraction is {config.validation_fraction:g}: {endless}. Use 0.")
     if config.placement == "device":
         raise InputError(f"data.placement is 'device': {endless}. Use 'auto'.")
 

@@ -1,5 +1,6 @@
 """``load``: from the fields of ``config.data`` to a ``Dataset``, by a table of sources."""
 
+import dataclasses
 import functools
 import numbers
 from collections.abc import Callable
@@ -34,9 +35,11 @@ def load(config: object) -> Dataset:
     * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see ``sources.text_file.windows``.
     * ``python:<module>:<function>``: what a function of the user returns; see ``sources.python.load_python``.
 
-    ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``placement`` "device" decodes everything into
-    memory now; "stream" decodes when read. ``augment`` "resized_crop" requires image files (tfds: or folder:) and
-    always streams.
+    ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``validation_fraction`` > 0 holds out that share
+    of them, which evaluations use in place of the test set: after a fixed shuffle; of a text, its last part.
+
+    ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
+    requires image files (tfds: or folder:) and always streams.
 
     ``on_bad_example`` "skip" omits image files that cannot be decoded: in training the next good example replaces each,
     the test counts only the others. ``Dataset.bad_examples`` has them; more than ``decoding.MOST_BAD`` of a split are
@@ -49,7 +52,12 @@ def load(config: object) -> Dataset:
     """
     fields = _fields(config)
     source, place = checked_source(fields)
-    return source.load(place, fields)
+    return named_split(source.load(place, fields), fields)
+
+
+def named_split(dataset: Dataset, fields: DataConfig) -> Dataset:
+    """``dataset``, which knows whether it evaluates the test set or held-out training examples."""
+    return dataclasses.replace(dataset, evaluated="validation" if fields.validation_fraction else "test")
 
 
 class LoadOnce:
@@ -85,6 +93,9 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
         lowest = int(field == "context")
         if isinstance(default, int) and not (isinstance(value, numbers.Integral) and int(value) >= lowest):
             raise InputError(f"data.{field} is {value!r}: use a whole number of at least {lowest}.")
+    share = fields.validation_fraction
+    if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
+        raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
     if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
         raise InputError(
             f"data.suffixes is {fields.suffixes!r}: {min(unknown)!r} is not read. Separate some of "

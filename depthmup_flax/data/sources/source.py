@@ -1,7 +1,7 @@
 """What a source of data is, and what sources share: limits, placement, images in memory and from files."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -56,6 +56,30 @@ def limited(config: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
     return parts
 
 
+def with_validation(config: DataConfig, splits: Sequence[AnySplit]) -> list[AnySplit]:
+    """The training and test split; with ``validation_fraction``, that share of the first, drawn at random, and no test.
+
+    The same examples are drawn for every seed of a run.
+    """
+    train, test = splits
+    if not config.validation_fraction:
+        return [train, test]
+    count = validation_count(config, len(train))
+    order = np.random.default_rng(0).permutation(len(train))
+    return [train.take(order[count:]), train.take(order[:count])]
+
+
+def validation_count(config: DataConfig, train: int) -> int:
+    """How many of ``train`` examples ``validation_fraction`` holds out; `InputError` if it leaves a split empty."""
+    count = round(config.validation_fraction * train)
+    if config.validation_fraction and not 0 < count < train:
+        raise InputError(
+            f"data.validation_fraction is {config.validation_fraction:g}: of {train} training examples that holds out "
+            f"{count}. Use another share, or 0 to evaluate the test set."
+        )
+    return count
+
+
 def images_in_memory(
     config: DataConfig, train: ArraySplit, test: ArraySplit, class_names: tuple[str, ...]
 ) -> ImageDataset:
@@ -77,7 +101,7 @@ def images_of_files(
         return EncodedSplit(config, name, given.fetch, order, len(class_names), marks, shape, contents, given.listing)
 
     parts = split("training", train, bad[: train.size]), split("test", test, bad[train.size :])
-    splits = limited(config, parts)
+    splits = with_validation(config, limited(config, parts))
     shape, first = splits[0].first_good()
     files, held_out = (dataclasses.replace(split, image_shape=shape, first=first) for split in splits)
     if placement(config, len(files) * int(np.prod(shape))) == "device":

@@ -1,5 +1,6 @@
 """A text file: its tokens, cut into windows."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -12,7 +13,9 @@ from depthmup_flax.util.errors import InputError
 
 def _load(path: str, config: DataConfig) -> TextDataset:
     tokens, tokenizer = _read_tokens(path, config.tokenizer)
-    parts = windows(tokens, config.context, config.name)
+    parts = windows(tokens, config.context, config.name, config.validation_fraction)
+    if config.validation_fraction:  # which counts the held-out examples
+        config = dataclasses.replace(config, test_examples=0)
     train, test = limited(config, (ArraySplit({"tokens": part}) for part in parts))
     where = placement(config, train.fields["tokens"].nbytes)
     return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
@@ -50,14 +53,18 @@ def _read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
         ) from error
 
 
-def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def windows(tokens: np.ndarray, context: int, name: str, validation: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
 
-    The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
-    incomplete last window is dropped. ``text.shift`` moves the model's input inside a training window. Every test token
-    but the first is predicted once. `InputError` if the text is too short for one window of each kind.
+    The first nine tenths of the tokens are for training. ``validation`` > 0 holds out that share of them, the last, in
+    place of the last tenth of all; random windows would overlap with training windows. Windows start at multiples of
+    ``context`` in each part; an incomplete last window is dropped. ``text.shift`` moves the model's input inside a
+    training window. Every test token but the first is predicted once. `InputError` if the text is too short for one
+    window of each kind.
     """
     cut = len(tokens) * 9 // 10
+    if validation:
+        tokens, cut = tokens[:cut], cut - round(validation * cut)
     held_out = len(tokens) - cut
     if cut < 2 * context or held_out < context + 1:
         largest = min(cut // 2, held_out - 1)
