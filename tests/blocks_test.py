@@ -3,7 +3,8 @@ needs what is not here.
 
 A block runs in a new namespace, in a directory with the runs and files of `_provide`. A block that begins with
 ``# name.py`` is also that file, for the page's other blocks. A line above a block changes this:
-``<!-- slow -->`` runs it with the slow tests, ``<!-- not run: REASON -->`` does not run it.
+``<!-- slow -->`` runs it with the slow tests, ``<!-- not run: REASON -->`` does not run it, and
+``<!-- needs: PACKAGE ... -->`` runs it where these are installed.
 
 docs/your_model.md has a test of its own, which also compares what its blocks print, and so have the slow ones of
 docs/theory.md.
@@ -96,6 +97,8 @@ def _provide(text, place):
 
 @pytest.mark.parametrize("block", as_parameters(BLOCKS))
 def test_a_python_block_runs_alone(block, place, monkeypatch):
+    for package in block.note.removeprefix("needs: ").split() if block.note.startswith("needs: ") else ():
+        pytest.importorskip(package)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     _provide(block.code, place)
     files = {other.file: other.code for other in blocks_of(block.page, "python") if other.file}

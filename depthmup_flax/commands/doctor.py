@@ -43,6 +43,7 @@ _EXTRAS = {  # of this package, for its users
     "tfds": "read prepared TFDS sets, such as CIFAR-10",
     "tfds-prepare": "download and prepare a TFDS set, once",
     "buckets": "work directories in gs:// and s3://",
+    "safetensors": "trained networks as safetensors files",
     "wandb": "Weights & Biases, one of train.writers",
     "plan": "the TPU compiler for depthmup plan; needs no TPU",
     "tpu": "Cloud TPUs",

@@ -132,6 +132,20 @@ class ResidualNetwork(nn.Module):
         """``r``, the number of residual branches over the base model's."""
         return self.depth / (self.base_depth or self.depth)
 
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """The constants of the forward pass that are not parameters, for a reader of the parameters alone.
+
+        ``branch`` multiplies the output of every residual branch, ``readout`` the readout's product, and ``output`` the
+        logits, bias included; ``attention``, of transformers, the products of queries and keys.
+        """
+        rule, m = self.parametrization, self.width_ratio
+        return {
+            "branch": float(rule.residual_multiplier(self.depth_ratio)),
+            "readout": float(rule.readout_multiplier(m)),
+            "output": 1 / float(rule.output_divisor(m)),
+        }
+
     def config(self, kind: type[_Config], **fields: Any) -> _Config:
         """A configuration of blocks: ``fields``, and this model's values of the others."""
         names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
@@ -262,6 +276,12 @@ class TransformerNetwork(ResidualNetwork):
 
     def _heads(self, width: int) -> int:
         return width // self.head_dim if self.head_dim else self.num_heads
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """Those of `ResidualNetwork`, and ``attention``."""
+        head_dims = (width // self._heads(width) for width in (self.width, self._base_width))
+        return {**super().multipliers, "attention": float(self.parametrization.attention_scale(*head_dims))}
 
     @property
     def embedding_std(self) -> float:

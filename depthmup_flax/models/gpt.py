@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,14 @@ class GPT(TransformerNetwork, LanguageModel):
             raise InputError(
                 "model.zero_init_readout is True: a tied readout is the token embedding. Set one to False."
             )
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """Those of `TransformerNetwork`; a tied readout's has the factor of `Embed.attend`."""
+        found = super().multipliers
+        if self.tied:
+            found["readout"] /= math.sqrt(self.parametrization.readout_fan_in(self.width, self.width_ratio))
+        return found
 
     @nn.compact
     def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | LogitFactors:

@@ -28,6 +28,7 @@ from depthmup_flax.data import (
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.runs import safetensors_file
 from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.runs.metrics_table import Columns, read_metrics
 from depthmup_flax.runs.restored import checked_inputs, restored, training_step, warn_of_changes
@@ -196,6 +197,21 @@ class TrainedRun:
             temperature=temperature,
         )
         return text.tokenizer.decode(drawn)
+
+    def save_safetensors(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``params`` and ``collections`` as one safetensors file, for readers without this package.
+
+        Arrays are named by their paths, such as ``blocks/branch/dense_0/kernel``. The metadata ``depthmup_flax`` is
+        JSON: ``config``, ``config_hash``, ``data`` (the content of ``data.json``), ``step``, ``version``, and of our
+        models ``multipliers`` (`depthmup_flax.models.base.ResidualNetwork.multipliers`).
+
+        Args:
+          path: of the file, which is replaced; on a disk or in a bucket.
+
+        Raises:
+          InputError: safetensors is not installed, or there is no such directory.
+        """
+        safetensors_file.write(self, path)
 
     def require_network(self) -> ModelFunctions:
         """The network's functions; `InputError` for a run of a `Task`."""

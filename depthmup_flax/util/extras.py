@@ -12,6 +12,7 @@ EXTRA_OF = {
     **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX", "tqdm"), "train"),
     "matplotlib": "report",
     "optuna": "optuna",
+    "safetensors": "safetensors",
     "tensorflow_datasets": "tfds",
 }
 

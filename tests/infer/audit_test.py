@@ -566,6 +566,29 @@ def test_a_layer_that_modulates_both_branches_of_a_block_is_inside():
     assert role_of(result, "condition/kernel") == (Role.INPUT, 1, 2, False, 1)
 
 
+def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
+    """MaxText's RMSNorm: ``einsum("...k,k->...k")`` is a product that contracts nothing."""
+
+    def network(width, depth, scaled):
+        def apply(params, x):
+            h = x @ params["stem"]
+            for block in params["blocks"]:
+                y = scaled(h, block["scale"]) @ block["kernel"]
+                h = h + RULE.residual_multiplier(depth / DEPTH) * y
+            return scaled(h, params["last"]) @ params["head"] * RULE.readout_multiplier(width / WIDTH)
+
+        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+        blocks = [{"scale": shape(width), "kernel": shape(width, width)} for _ in range(depth)]
+        params = {"stem": shape(6, width), "blocks": blocks, "last": shape(width), "head": shape(width, 3)}
+        return apply, params
+
+    by_einsum = audit(*both(network, lambda h, scale: jnp.einsum("...k,k->...k", h, scale)), VECTORS, rule=RULE)
+    by_product = audit(*both(network, lambda h, scale: h * scale), VECTORS, rule=RULE)
+    assert by_einsum.ok
+    assert str(by_einsum) == str(by_product)
+    assert flatten_info(by_einsum.info)["last"].role is Role.VECTOR
+
+
 def test_time_is_no_depth():
     result = audit(*both(Recurrent), jax.ShapeDtypeStruct((2, 7, 6), jnp.float32))
     assert result.ok
