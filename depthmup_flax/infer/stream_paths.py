@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -114,12 +115,17 @@ class StreamPaths:
         if found is not None:
             self.sums[i], reads = found, [found.shortcut]
             self.after[i] = self.after[found.shortcut]
-        elif is_product or not (node.op in _KEEPS_STREAM | SUMS or scales):
+        elif is_product or self._spreads(node) or not (node.op in _KEEPS_STREAM | SUMS or scales):
             return
         common = lambda paths: functools.reduce(operator.and_, (paths[j] for j in reads)) if reads else 0
         self.same[i] = common(self.same)
         if found is not None or node.op in SAME_PLACE or scales:
             self.exact[i] = common(self.exact)
+
+    def _spreads(self, node: Node) -> bool:
+        """Whether one array is copied to many places, as a condition that modulates a stream is, but no stream."""
+        of = self.graph.nodes[node.inputs[0]] if node.op == "broadcast_in_dim" else node
+        return math.prod(node.shape) > math.prod(of.shape)
 
     def _scales(self, i: int, reads: Sequence[int]) -> bool:
         """Whether an operation multiplies the stream by something else, or adds something to it."""
