@@ -55,17 +55,37 @@ def residual_streams(
     paths = StreamPaths(graph, uses, degrees, plain, alike)
     sums, avoid = _decided(graph, paths, plain)
     nodes = {s.node for s in sums}
-    nested = {t.node: around for t in sums if (around := _around(paths, sums, avoid, t))}
     ordered = sorted(sums, key=lambda s: s.node)
+    nested = _nested(graph, paths, sums, avoid)
     inside, shared = _inside(graph, paths, ordered, _carried(graph, paths, nodes))
     parallel = _parallel(graph, [s for s in ordered if s.node not in nested])
     return Streams(ordered, nested, inside, shared, parallel, _unread_sums(graph, paths, nodes, avoid))
 
 
-def _around(paths: StreamPaths, sums: Sequence[ResidualSum], avoid: Sequence[int], t: ResidualSum) -> frozenset[int]:
-    """The nodes of the sums whose branches a sum starts in and whose branches alone read it."""
-    only = (s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node)
-    return frozenset(s.node for s in only if paths.is_after(t.shortcut, s.start))
+def _nested(
+    graph: Graph, paths: StreamPaths, sums: Sequence[ResidualSum], avoid: Sequence[int]
+) -> dict[int, frozenset[int]]:
+    """`Streams.nested`: the sums whose branches a sum, or its stream, starts in and whose branches alone read it."""
+    stream_of = _parallel(graph, sorted(sums, key=lambda s: s.node))
+    seen_outside = dict.fromkeys(stream_of.values(), 0)  # the same as ``avoid`` of all sums of a stream
+    for node, stream in stream_of.items():
+        seen_outside[stream] |= avoid[node]
+    result: dict[int, frozenset[int]] = {}
+    for t in sums:
+        stream = stream_of[t.node]
+        only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
+        own = {s.node for n, s in enumerate(sums) if not seen_outside[stream] >> n & 1}  # of learned tokens, say
+        around = [
+            s for s in only if paths.is_after(t.shortcut, s.start) or (s.node in own and _reads(graph, stream, s))
+        ]
+        if around:
+            result[t.node] = frozenset(s.node for s in around)
+    return result
+
+
+def _reads(graph: Graph, node: int, s: ResidualSum) -> bool:
+    """Whether an array depends on the array that a sum's shortcut keeps."""
+    return s.start < node and bool(_sums_before(graph, node, {s.start}))
 
 
 def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[list[ResidualSum], list[int]]:
