@@ -79,6 +79,22 @@ def uniform_value(array: Any) -> float | None:
         return None
 
 
+_FEW = 8  # entries of a constant that are kept, such as the lengths of a Fourier transform
+_REDUCED: Mapping[str, Callable[..., Any]] = {"reduce_prod": np.prod, "reduce_sum": np.sum}
+
+
+def entries(array: Any) -> tuple[float, ...]:
+    """The entries of a short list of numbers, else nothing."""
+    is_short = len(np.shape(array)) == 1 and np.shape(array)[0] <= _FEW and not isinstance(array, jax.ShapeDtypeStruct)
+    return tuple(map(float, np.real(np.asarray(array)))) if is_short and np.asarray(array).dtype.kind in "iufc" else ()
+
+
+def reduced(op: str, of: Node) -> float | None:
+    """The sum or the product of a short list of numbers, or ``None``."""
+    known = of.params.get("entries", ())
+    return float(_REDUCED[op](known)) if known and op in _REDUCED else None
+
+
 FOLDS: Mapping[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

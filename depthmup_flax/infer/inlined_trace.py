@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.infer.called_names import called_names
-from depthmup_flax.infer.dataflow import CONST, INPUT, PARAM, STATE, Graph, folded, uniform_value
+from depthmup_flax.infer.dataflow import CONST, INPUT, PARAM, STATE, Graph, entries, folded, reduced, uniform_value
 from depthmup_flax.infer.kernel_memory import KernelMemory, shapes_of
 from depthmup_flax.infer.known_functions import KNOWN
 from depthmup_flax.util.errors import InputError
@@ -81,7 +81,7 @@ class _Inliner(Interpreter[int]):
 
     def constant(self, array: Any) -> int:
         """One node per reader."""
-        return self.graph.add(CONST, (), np.shape(array), value=uniform_value(array))
+        return self.graph.add(CONST, (), np.shape(array), {"entries": entries(array)}, uniform_value(array))
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
         """The results of any equation, which knows its callers."""
@@ -142,6 +142,7 @@ class _Inliner(Interpreter[int]):
         if len(shapes) == 1 and operands:
             count = math.prod(operands[0].shape) / max(math.prod(shapes[0]), 1)
             value = folded(name, eqn.params, [node.value for node in operands], count)
+            value = reduced(name, operands[0]) if value is None else value
         arrays, params = self.memory.read(inputs), {**eqn.params, "callers": self.callers}
         results = [add(name, arrays, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
         if arrays != inputs:  # what an unknown operation does to the memory that it takes is unknown
