@@ -191,8 +191,11 @@ def audit(
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
     counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
     same = {"same_width": same_width, "same_layers": counts[0] == counts[1]}
-    unjudged = not_judged(compared, rows, unread, scaled, m, **same)
-    notes = [*_notes(compared, rows, counts), *_initial_scale(rows, facts, rule)]
+    on_stream = [
+        row for row in rows if not row.in_branch and counts[0][series(row.path)] > counts[1][series(row.path)] > 0
+    ]
+    unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, **same)
+    notes = [*_notes(compared, rows, on_stream), *_initial_scale(rows, facts, rule)]
     return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure)
 
 
@@ -248,7 +251,7 @@ def _is_coarse(leaf: jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits <= 16
 
 
-def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str], Counter[str]]) -> list[str]:
+def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
     notes: list[str] = []
     if not compared.facts.depth:
         notes.append("the trace finds no residual sums.")
@@ -268,8 +271,7 @@ def _notes(compared: Comparison, rows: Sequence[Row], counts: tuple[Counter[str]
         )
     if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
         notes.append("the model is narrower than the base model: were model and base swapped?")
-    more = [row.path for row in rows if row.info and row.info.role is Role.VECTOR and not row.in_branch]
-    more = [path for path in more if counts[0][series(path)] > counts[1][series(path)] > 0]
+    more = [row.path for row in on_stream if row.info and row.info.role is Role.VECTOR]
     if more:
         notes.append(
             f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "

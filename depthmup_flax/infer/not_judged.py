@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from depthmup_flax.infer.audit_table import NotJudged, Row, summary
 from depthmup_flax.infer.missing_factors import Comparison
 from depthmup_flax.infer.unread_places import ROUNDING
+from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.util.errors import InputError
 
 AXES = ("width", "depth")
@@ -27,6 +28,7 @@ def scaled_axes(axes: str | Collection[str]) -> frozenset[str]:
 def not_judged(
     compared: Comparison,
     rows: Sequence[Row],
+    on_stream: Sequence[Row],
     unread_roles: Mapping[str, str],
     axes: Collection[str],
     m: float,
@@ -34,12 +36,16 @@ def not_judged(
     same_width: bool,
     same_layers: bool,
 ) -> list[NotJudged]:
-    """Everything without which an audit cannot say that a forward pass follows the rule."""
+    """Everything without which an audit cannot say that a forward pass follows the rule.
+
+    ``on_stream`` are the parameters outside of branches whose number grows with the depth.
+    """
     sizes = _equal_sizes(compared, axes, same_width=same_width, same_layers=same_layers)
     if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
-    return [*sizes, *_operations(compared), *_sums(compared), *_factors(compared, rows), *_roles(unread_roles)]
+    unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
+    return [*sizes, *unread, *_roles(unread_roles)]
 
 
 def _equal_sizes(
@@ -93,6 +99,17 @@ def _sums(compared: Comparison) -> Iterable[NotJudged]:
             "what the first layers add fades or grows with depth."
         )
         yield NotJudged("stream", tuple(fading), text, _AS_BRANCH)
+
+
+def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[NotJudged]:
+    """Layers through which the stream passes, as the long skips of U-ViT that a matrix merges with it."""
+    wide = [
+        row.path for row in on_stream if (info := row.info) and info.role is Role.HIDDEN and not info.to_few_features
+    ]
+    paths = tuple(path for path in wide if path not in compared.facts.projections)
+    if compared.facts.depth and paths and compared.unread_sums is None:
+        text = f"the stream passes through {summary(paths)}, more often in deeper models: the rule is about sums."
+        yield NotJudged("matrix", paths, text, "write h = h + c * (h @ kernel); or measure with dm.coord_check")
 
 
 def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:

@@ -177,6 +177,12 @@ def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
     return result
 
 
+def _followed(node: Node) -> Sequence[int]:
+    """The arrays that a node reads, without numbers of places, which have no gradient."""
+    places = slice(1, 2) if node.op.startswith("scatter") else slice(1, None) if node.op == "gather" else slice(0)
+    return [j for n, j in enumerate(node.inputs) if n not in range(len(node.inputs))[places]]
+
+
 def _inside(
     graph: Graph, paths: StreamPaths, sums: Sequence[ResidualSum], carried: Sequence[bool]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
@@ -193,7 +199,7 @@ def _inside(
     for i in reversed(range(len(graph.nodes))):
         if not paths.needed[i]:
             continue
-        for j in graph.nodes[i].inputs:
+        for j in _followed(graph.nodes[i]):
             ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
             outside[j] |= outside[i] and (j, i) not in number_of
             to_shortcut[j] |= to_shortcut[i]
