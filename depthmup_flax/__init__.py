@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from depthmup_flax.engine.task import Task
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
+    from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.papers import theory
     from depthmup_flax.records.columns import read_records
@@ -83,6 +84,7 @@ __all__ = [
     "__version__",
     "adamw",
     "annotated",
+    "attention_fn",
     "audit",
     "classify",
     "clip_by_global_rms",
@@ -117,6 +119,7 @@ _NAMES = {
     "engine.task": "Task",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
+    "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
     "rule.guards.traits": "entrywise",
