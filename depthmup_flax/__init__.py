@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported, imported_late
+from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax import coord_check, report, sweep, tune
@@ -145,13 +145,7 @@ _MODULES = {
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    _late = imported_late(__name__, _NAMES)
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            return _late(name)
-        globals()[name] = imported(f"{__name__}.{_MODULES[name]}", f"{__name__}.{name}")
-        return globals()[name]
+    __getattr__ = imported_late(__name__, _NAMES, _MODULES)
 
 
 def __dir__() -> list[str]:

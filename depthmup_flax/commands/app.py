@@ -120,6 +120,12 @@ def _run(name: str, words: Sequence[str]) -> int | None:
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         _leave(TRY_LATER)
+    except MemoryError as error:  # NumPy's say how much was asked for
+        print(
+            f"error: the memory of this machine is too small: {error or 'out of memory'}. Use smaller sizes.",
+            file=sys.stderr,
+        )
+        _leave(BAD_INPUT, "out of memory")
     except (InputError, RunStopped) as error:
         if getattr(args, "traceback", False) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -119,10 +119,17 @@ _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
 )
 
 
+def require_command(config: ConfigDict, command: str) -> None:
+    """Raises `InputError` unless a config is one that this command takes: train, for a single run, sweep or limits."""
+    own = "sweep" if "grids" in config else "limits" if "figure" in config else "train"
+    if own != command:
+        of = {"sweep": "a sweep's", "limits": "a theory figure's", "train": "a run's"}[own]
+        raise InputError(f"this config is {of}: run it with depthmup {own}. depthmup config lists configs by command.")
+
+
 def validate(config: ConfigDict) -> None:
     """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
-    if "grids" in config:
-        raise InputError("this config is a sweep's: run it with depthmup sweep.")
+    require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
     _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name), "")
     require_set(config)

@@ -147,7 +147,9 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
     except (KeyError, TypeError) as error:
         raise InputError(unknown_field(config, path)) from error
     if isinstance(present, ConfigDict):
-        raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{next(iter(present), 'field')}.")
+        naming = [field for field in ("name", "preset") if field in present and texts != [None]]
+        example = f"{naming[0]}={shlex.quote(str(texts[-1]))}" if naming else next(iter(present), "field")
+        raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{example}.")
     if texts == ["None"] and _is_unset_by_default(config, path):
         return set_field(config, path, None)
     kind = section.get_type(name)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import numbers
+import os
 from collections.abc import Callable
 
 from depthmup_flax.data.augmentation import check_augmentation
@@ -14,7 +15,7 @@ from depthmup_flax.data.sources.source import Source
 from depthmup_flax.data.sources.text_file import TEXT
 from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
-from depthmup_flax.user_code.named import is_import_path
+from depthmup_flax.user_code.named import is_import_path, is_module
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.
@@ -123,17 +124,28 @@ def find_source(name: str) -> tuple[Source, str]:
     source = SOURCES.get(word)
     if source is not None and (bool(place) if source.has_place else not colon):
         return source, place
-    meant = closest(word, SOURCES)
-    if word.endswith(".txt"):
-        guess = f"text:{name}"
-    elif "/" in word:
-        guess = f"folder:{name}"
-    elif meant is None and is_import_path(name):
-        guess = f"python:{name}"
-    elif meant is None:
-        guess = f"tfds:{word}"
-    else:
-        guess = f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
-    hint = f" Did you mean {guess!r}?" if word and guess != name else ""
+    guess = _meant(name)
+    hint = " Data from elsewhere, such as Hugging Face, come from a function of yours."
+    if guess != name:
+        hint = f" Did you mean {guess!r}?"
     *most, last = (source.form for source in SOURCES.values())
     raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}.{hint}")
+
+
+def _meant(name: str) -> str:
+    """What a wrong ``data.name`` probably means; itself if nothing is probable."""
+    word, colon, place = name.partition(":")
+    meant, module = closest(word, SOURCES), word.partition(".")[0]
+    if os.path.isdir(os.path.expanduser(name)):
+        return f"folder:{name}"
+    if name.endswith(".txt"):
+        return f"text:{name}"
+    if meant is not None:
+        return f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
+    if module.isidentifier() and is_module(module):  # which is not imported
+        path = name if colon else ":".join(word.rsplit(".", 1))
+        if is_import_path(path):
+            return f"python:{path}"
+    if colon or os.path.splitext(name)[1] or not name:
+        return name
+    return f"folder:{name}" if os.sep in name else f"tfds:{name}"
