@@ -272,8 +272,9 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     if meant := closest(names[0], section):
         after = names[1:] if isinstance(section[meant], ConfigDict) else []
         return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
-    elsewhere = [other for other in field_paths(config) if other.rpartition(".")[2] == names[-1]]
-    return f"{missing}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else did_you_mean(names[0], section)}"
+    known = field_paths(config)
+    meant = next((other for other in known if other.rpartition(".")[2] == names[-1]), closest(names[-1], known))
+    return f"{missing}: {f'did you mean {meant!r}?' if meant else did_you_mean(names[0], section)}"
 
 
 def to_json(config: ConfigDict) -> str:

@@ -22,9 +22,9 @@ def require_memory(experiment: Experiment, parts: int = 1) -> None:
     if available is not None and needed > available:
         model = experiment.config.model
         raise InputError(
-            f"model.width is {model.width} and model.depth is {model.depth}: the {experiment.parameters:.3g} parameters "
-            f"and their optimizer state take {needed / _GIB:,.0f} GiB on a device of {available / _GIB:,.0f} GiB. Use a "
-            "smaller network, or split it over devices, --config.mesh.fsdp=N."
+            f"model.width is {model.width} and model.depth is {model.depth}: {experiment.parameters:.3g} parameters "
+            f"and their optimizer state take {needed / _GIB:.3g} GiB, and a device has {available / _GIB:.3g} GiB. Use "
+            "a smaller network; depthmup train can also split one over devices, --config.mesh.fsdp=N."
         )
 
 

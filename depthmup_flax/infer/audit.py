@@ -158,7 +158,9 @@ def audit(
     except InputError as error:
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         own = wrong and closest(wrong[1], inspect.signature(audit).parameters)
-        raise InputError(f"{error}. Did you mean {own!r}, an argument of audit?") if own else error
+        if not own:
+            raise
+        raise InputError(f"{error}. Did you mean {own!r}, an argument of audit?") from error
     for name in known.keys() - mine.graph.replaced - base_model.graph.replaced:
         raise InputError(
             f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."

@@ -23,7 +23,7 @@ from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.precision import IN_BFLOAT16, Precision, product_precision, readout_precision
 from depthmup_flax.util.types import Dtype, Scalar
 
@@ -220,6 +220,10 @@ class ResidualBranch(nn.Module):
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[...] -> [...]`` in the dtype of ``h`` or of its shortcut, whatever the branch's dtype."""
         require_parametrization(self.parametrization)
+        if isinstance(self.branch, type) or not callable(self.branch):
+            raise InputError(
+                f"branch is {shown(self.branch)}: use an instance of a module, or a function h -> increment."
+            )
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
         skip = h if self.shortcut is None else self.shortcut(h)

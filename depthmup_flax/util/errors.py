@@ -77,10 +77,11 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def shown(value: object) -> str:
     """A value in an error sentence: its ``repr`` if that is short, else its type."""
-    text = repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return text if len(text) <= _LONGEST and "\n" not in text else f"a {type(value).__name__}"
+    text = repr(value)
+    is_short = len(text) <= _LONGEST and "\n" not in text and not text.startswith("<")
+    return text if is_short else f"a {type(value).__name__}"
 
 
 def printable(text: str) -> str:

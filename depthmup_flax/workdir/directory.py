@@ -66,6 +66,8 @@ class Claim:
 
 def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
+    if not isinstance(text, (str, os.PathLike)):
+        raise InputError(f"the work directory is {text!r}: use a path, such as 'runs/digits'.")
     if not os.fspath(text):
         raise InputError("the work directory is '': name one, such as runs/digits.")
     try:
