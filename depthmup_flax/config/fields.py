@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from depthmup_flax.config.flags import TYPES
 from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
@@ -22,7 +23,7 @@ from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.records.provenance import settings_differences, unusual_settings
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.util.errors import InputError, closest, did_you_mean
+from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
 # Fields of `Parametrization`; by default they have the preset's value.
@@ -244,7 +245,8 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     try:
         section[name] = value
     except TypeError as error:
-        raise InputError(f"{path} is {value!r}: use a value of type {section.get_type(name).__name__}.") from error
+        expected, _ = TYPES.get(section.get_type(name), ("True or False", ""))
+        raise InputError(f"{path} is {shown(value)}: use {expected}.") from error
 
 
 def set_model(config: ConfigDict, name: str) -> None:

@@ -113,7 +113,7 @@ def _single(flag: str, values: Sequence[str | None]) -> str | None:
 
 
 # Type -> what to use, and an example.
-_TYPES: dict[type, tuple[str, str]] = {
+TYPES: dict[type, tuple[str, str]] = {
     int: ("a whole number", "8"),
     float: ("a number", "0.5"),
     str: ("a name", "name"),
@@ -125,7 +125,7 @@ def wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
     """The error about a flag whose text is not of type ``kind``, with an example."""
     if kind is bool:
         return f"{flag} is {text!r}: use True or False."
-    expected, other = _TYPES[kind]
+    expected, other = TYPES[kind]
     shown = other if example is None or example == () else str(example)
     return f"{flag} is {text!r}: use {expected}, such as {flag}={shlex.quote(shown)}."
 

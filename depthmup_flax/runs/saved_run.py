@@ -17,15 +17,10 @@ RESTORE = "restore the file, or name another run"  # the remedy for a file that 
 
 def require_run(path: pathlib.Path) -> None:
     """Raises `InputError` unless a directory holds a run that has started."""
-    name = str(path)
-    if (path / "sweep.json").exists():
-        raise InputError(
-            f"{name!r} holds a sweep, which keeps records and no parameters: read them with depthmup report {name}, or "
-            "train one of its networks with depthmup train."
-        )
-    workdirs.require_kind(path, workdirs.RUN, "name the --workdir of a training run, such as runs/digits")
+    remedy = "name the --workdir of a training run, such as runs/digits. depthmup report reads a sweep"
+    workdirs.require_kind(path, workdirs.RUN, remedy)
     if not (path / "config.json").exists():
-        raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
+        raise InputError(f"the run in {str(path)!r} has saved nothing yet: wait for its first checkpoint.")
 
 
 def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:

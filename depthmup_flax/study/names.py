@@ -34,10 +34,9 @@ def field_of(config: ConfigDict, name: str) -> str:
         return _SHORT[name]
     fields = [path for path in known if path.rpartition(".")[2] == name]
     if not fields:
-        near = closest(name, [*known, *(path.rpartition(".")[2] for path in known), *_SHORT])
-        meant = f"Did you mean {near!r}?" if near else "Use learning_rate, or a field that depthmup config shows."
-        of_task = f" What a dm.Task reads is named first, dm.Study(..., hyper={{{name!r}: VALUE}})." * ("." not in name)
-        raise InputError(f"{name} is not a hyperparameter of this study: {meant}{of_task}")
+        near = closest(name, [*(path.rpartition(".")[2] for path in known), *_SHORT, *known])
+        use = f"use hyper={{{name!r}: VALUE}} for what a dm.Task reads, or a field that depthmup config shows."
+        raise InputError(f"{name} is not a hyperparameter of this study: {f'did you mean {near!r}?' if near else use}")
     if len(fields) > 1:
         raise InputError(f"{name} may be {' or '.join(fields)}: write the whole name, **{{{fields[0]!r}: VALUE}}.")
     return fields[0]
@@ -57,6 +56,7 @@ def in_python(sentence: str, config: ConfigDict) -> str:
     known = field_paths(config)
     count = collections.Counter(path.rpartition(".")[2] for path in known)
     short = {path: _ARGUMENTS.get(path, name) for path in known if count[name := path.rpartition(".")[2]] == 1}
+    short = {path: name for path, name in short.items() if not path.startswith("hyper.")}
     short |= {path: name for path, name in _ARGUMENTS.items() if path in known}
     paths = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     field = re.compile(rf"(?<![\w.'/])(?:--)?(?:config\.)?(?:grids\.\w+\.|base\.)?({paths})(?![\w.]*\w)")

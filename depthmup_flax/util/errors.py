@@ -48,7 +48,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # What other libraries call our fields -> the last part of our name.
 _ELSEWHERE = {
-    **dict.fromkeys(("lr", "eta", "rate"), "learning_rate"),
+    **dict.fromkeys(("lr", "eta"), "learning_rate"),
     **dict.fromkeys(("wd", "decay"), "weight_decay"),
     **dict.fromkeys(("bs", "batch"), "batch_size"),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "features"), "width"),
