@@ -58,6 +58,7 @@ class GivenConfig:
             # A model's name first, because it says which other fields there are.
             for path in sorted(self.fields, key=lambda path: path not in ("model.name", "base.model.name")):
                 _set(config, path, self.fields[path])
+            self._require_epochs(config)
             self._resolved = config
         return self._resolved
 
@@ -67,6 +68,17 @@ class GivenConfig:
 
         config = self.resolved()
         return {path: get_field(config, path) for path in self.fields}
+
+    def _require_epochs(self, config: ConfigDict) -> None:
+        """Raises `InputError` for epochs that steps replace."""
+        for path in {"train.epochs", "base.train.epochs"} & self.fields.keys():
+            of_steps = path.replace("epochs", "steps")
+            train = config.base.train if path.startswith("base.") else config.train
+            if train.steps:
+                unused = f"--config.{path} is {train.epochs:g}, and is not used"
+                raise InputError(
+                    f"{unused}: {of_steps} is {train.steps}, which replaces it. Add --config.{of_steps}=0."
+                )
 
     def _add_scale(self) -> None:
         """``--config=file.py --config.scale=gpu`` means ``file.py:gpu``."""

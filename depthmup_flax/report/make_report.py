@@ -70,6 +70,8 @@ def make_report(
         not between 0 and 1.
       RunStopped: ``out`` cannot be written.
     """
+    if isinstance(directories, (str, pathlib.Path)):
+        raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)

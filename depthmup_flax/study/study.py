@@ -24,6 +24,7 @@ from depthmup_flax.engine.experiment import build as build_experiment
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit
+from depthmup_flax.infer.parameter_trees import flatten
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
@@ -338,6 +339,7 @@ class Study:
           params: new parameters of a network of this size, in the containers that ``optimizer`` takes.
           width, depth: of the network; by default the base's.
         """
+        flatten(params, "params")  # refuses other trees before the network is traced
         experiment = self._network(self.config(width, depth))
         require_same_shapes(params, experiment.functions(experiment.parametrization).contained(experiment.infos))
         factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)

@@ -125,7 +125,7 @@ def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
     if not directory.is_dir():
         raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
     try:
-        present = kind_of(directory)
+        present = kind_of(directory, wait=False)
     except UnknownWork as error:
         raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
     if present != kind:
@@ -142,8 +142,10 @@ class UnknownWork(InputError):
         self.file = file
 
 
-def kind_of(directory: pathlib.Path) -> str | None:
+def kind_of(directory: pathlib.Path, *, wait: bool = True) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
+
+    ``wait`` some seconds for the mark beside unknown files: a file server may show it later than newer files.
 
     Raises:
       UnknownWork: files of unknown work exist.
@@ -158,7 +160,7 @@ def kind_of(directory: pathlib.Path) -> str | None:
         if unknown is None:
             return None
         try:
-            retried(mark.read_bytes)  # a file server may show the mark later than newer files
+            retried(mark.read_bytes) if wait else mark.read_bytes()
         except FileNotFoundError as error:
             raise UnknownWork(directory, unknown) from error
     named = read_json(mark, "restore it, or choose another directory").get("kind")
