@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported, imported_late
+from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax import coord_check, report, sweep, tune
     from depthmup_flax.engine.task import Task
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
+    from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.papers import theory
     from depthmup_flax.records.columns import read_records
@@ -83,6 +84,7 @@ __all__ = [
     "__version__",
     "adamw",
     "annotated",
+    "attention_fn",
     "audit",
     "classify",
     "clip_by_global_rms",
@@ -117,6 +119,7 @@ _NAMES = {
     "engine.task": "Task",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
+    "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
     "rule.guards.traits": "entrywise",
@@ -142,13 +145,7 @@ _MODULES = {
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    _late = imported_late(__name__, _NAMES)
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            return _late(name)
-        globals()[name] = imported(f"{__name__}.{_MODULES[name]}", f"{__name__}.{name}")
-        return globals()[name]
+    __getattr__ = imported_late(__name__, _NAMES, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """A vision transformer in plain Linen, with blocks under nn.scan; the lines that Depth-muP adds are marked."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,19 +13,6 @@ HEADS = 4  # fixed, so the head dimension grows with width
 RULE = dm.get_parametrization("depth_mup")
 
 
-def attention_fn(width: int):
-    """Flax's attention with the rule's scale instead of 1/sqrt(d); needed only if the head dimension d grows."""
-    d, base_d = width // HEADS, BASE_WIDTH // HEADS
-    factor = RULE.attention_scale(d, base_d) * d**0.5  # Flax divides by sqrt(d)
-
-    # wraps: Flax passes a mask, dropout, ... only if the signature has these arguments.
-    @functools.wraps(nn.dot_product_attention)
-    def attention(query, *args, **kwargs):
-        return nn.dot_product_attention(query * factor, *args, **kwargs)
-
-    return attention
-
-
 class Block(nn.Module):
     """Pre-LN attention and feed-forward, two residual branches."""
 
@@ -38,7 +23,8 @@ class Block(nn.Module):
     def __call__(self, x, _):
         """``[batch, length, width] -> ([batch, length, width], None)``, the signature that nn.scan needs."""
         y = nn.LayerNorm()(x)
-        y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn(self.width))(y, y)  # depth-muP
+        attend = dm.attention_fn(RULE, self.width // HEADS, BASE_WIDTH // HEADS)  # depth-muP
+        y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attend)(y, y)  # depth-muP
         x = x + self.multiplier * y  # depth-muP
         y = nn.Dense(4 * self.width)(nn.LayerNorm()(x))
         y = nn.Dense(self.width)(nn.gelu(y))

@@ -18,6 +18,7 @@ from depthmup_flax import __version__
 from depthmup_flax.commands.parser import is_help_asked_for
 from depthmup_flax.commands.table import COMMANDS, module_and_parser
 from depthmup_flax.commands.user_traceback import user_traceback
+from depthmup_flax.config import shipped
 from depthmup_flax.util.errors import (
     BAD_INPUT,
     STOPPED,
@@ -65,8 +66,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif name in COMMANDS:
         run(name, words)
     else:
-        print(f"error: depthmup has no command {printable(name)!r}: {did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        print(f"error: depthmup has no command {printable(name)!r}: {_command_for(name)}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+
+
+def _command_for(word: str) -> str:
+    """What to type in place of a word that is no command."""
+    if word.startswith("-") or shipped.is_config(word):
+        config = word if word.startswith("--config=") else f"--config={'digits' if word.startswith('-') else word}"
+        return f"a command comes first, such as depthmup train {config}."
+    return did_you_mean(word, COMMANDS)
 
 
 def usage() -> str:
@@ -120,6 +129,10 @@ def _run(name: str, words: Sequence[str]) -> int | None:
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         _leave(TRY_LATER)
+    except MemoryError as error:
+        asked = f" ({error})" if str(error) else ""  # NumPy says for how much
+        print(f"error: the memory of this machine is too small{asked}: use smaller sizes.", file=sys.stderr)
+        _leave(BAD_INPUT, "out of memory")
     except (InputError, RunStopped) as error:
         if getattr(args, "traceback", False) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -95,10 +95,9 @@ class Parser(argparse.ArgumentParser):
             from depthmup_flax.config.fields import default_config, field_paths
             from depthmup_flax.models import MODELS
 
-            known = {path: None for model in MODELS for path in field_paths(default_config(model))}
-            fields = [path for path in known if path.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
-            if fields:
-                return f"unknown flag {name}: fields of the config are set by --config.{fields[0]}."
+            known = {path.rpartition(".")[2]: path for model in MODELS for path in field_paths(default_config(model))}
+            if field := closest(name.rpartition(".")[2].lstrip("-"), known):
+                return f"unknown flag {name}: fields of the config are set by --config.{known[field]}."
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
     def format_help(self) -> str:

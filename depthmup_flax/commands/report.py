@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     if not directories:
         directories = [newest_sweep(_RUNS)]
         print(f"the newest sweep: {directories[0]}", flush=True)
-    for directory in directories:  # before matplotlib is asked for
+    for directory in directories:
         _require_sweep(directory)
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
             return 0
     else:
         report = make_report(directories, out, **options)
-        if args.open:
+        if args.open and report.html:
             _open(report.paths[0])
     print(report.text)
     print("\nwritten:")
@@ -89,11 +89,7 @@ def _require_sweep(directory: pathlib.Path) -> None:
     """`InputError` if a directory on a disk is absent or does not hold a sweep."""
     if buckets.is_bucket(directory) or (directory / "sweep.json").exists():
         return
-    remedy = "name the --workdir of a sweep"
-    if not directory.is_dir():
-        raise InputError(f"{str(directory)!r} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
-    kind = workdirs.kind_of(directory)
-    raise InputError(f"{str(directory)!r} holds {'no sweep' if kind is None else workdirs.NAMES[kind]}: {remedy}.")
+    workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep")
 
 
 def newest_sweep(runs: pathlib.Path) -> pathlib.Path:

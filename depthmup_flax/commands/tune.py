@@ -15,6 +15,7 @@ depthmup config digits explains the fields of the config.
 """
 
 import argparse
+import dataclasses
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated
@@ -75,14 +76,7 @@ def main(args: argparse.Namespace) -> None:
         sizes[name] = size or target.model[f"base_{name}"]
         if not sizes[name]:
             raise InputError(f"--proxy.{name} is not set, and neither is model.base_{name}: set --proxy.{name}.")
-    rule = RescalingRule(
-        averages=args.rescale_averages,
-        decay=args.rescale_decay,
-        warmup=args.rescale_warmup,
-        batch_exponent=args.rescale_batch_exponent,
-        duration_exponent=args.rescale_duration_exponent,
-    )
-    rescaling = Rescaling(args.target_batch_size, args.target_steps, rule)
+    rescaling = Rescaling(args.target_batch_size, args.target_steps, _rescaling_rule(args))
     cache_compilations()
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
     grid = tuning_sweep(proxy, args.tune or [], args.octaves, args.seeds)
@@ -98,3 +92,11 @@ def main(args: argparse.Namespace) -> None:
         objective=args.objective,
         compare=args.compare,
     )
+
+
+def _rescaling_rule(args: argparse.Namespace) -> RescalingRule:
+    fields = {field.name: getattr(args, f"rescale_{field.name}") for field in dataclasses.fields(RescalingRule)}
+    try:
+        return RescalingRule(**fields)
+    except InputError as error:
+        raise InputError(f"--rescale.{error}") from error

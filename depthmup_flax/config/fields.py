@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from depthmup_flax.config.flags import TYPES
 from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
@@ -22,7 +23,7 @@ from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.records.provenance import settings_differences, unusual_settings
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.util.errors import InputError, closest, did_you_mean
+from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
 # Fields of `Parametrization`; by default they have the preset's value.
@@ -119,10 +120,17 @@ _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
 )
 
 
+def require_command(config: ConfigDict, command: str) -> None:
+    """Raises `InputError` unless a config is one that this command takes: train, for a single run, sweep or limits."""
+    own = "sweep" if "grids" in config else "limits" if "figure" in config else "train"
+    if own != command:
+        of = {"sweep": "a sweep's", "limits": "a theory figure's", "train": "a run's"}[own]
+        raise InputError(f"this config is {of}: run it with depthmup {own}. depthmup config lists configs by command.")
+
+
 def validate(config: ConfigDict) -> None:
     """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
-    if "grids" in config:
-        raise InputError("this config is a sweep's: run it with depthmup sweep.")
+    require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
     _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name), "")
     require_set(config)
@@ -237,7 +245,8 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     try:
         section[name] = value
     except TypeError as error:
-        raise InputError(f"{path} is {value!r}: use a value of type {section.get_type(name).__name__}.") from error
+        expected, _ = TYPES.get(section.get_type(name), ("True or False", ""))
+        raise InputError(f"{path} is {shown(value)}: use {expected}.") from error
 
 
 def set_model(config: ConfigDict, name: str) -> None:
@@ -265,8 +274,9 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     if meant := closest(names[0], section):
         after = names[1:] if isinstance(section[meant], ConfigDict) else []
         return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
-    elsewhere = [other for other in field_paths(config) if other.rpartition(".")[2] == names[-1]]
-    return f"{missing}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else did_you_mean(names[0], section)}"
+    known = field_paths(config)
+    meant = next((other for other in known if other.rpartition(".")[2] == names[-1]), closest(names[-1], known))
+    return f"{missing}: {f'did you mean {meant!r}?' if meant else did_you_mean(names[0], section)}"
 
 
 def to_json(config: ConfigDict) -> str:

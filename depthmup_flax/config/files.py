@@ -61,6 +61,8 @@ def load(named: str) -> ConfigDict:
       InputError: the file cannot be read, or ``get_config`` fails or returns something else.
     """
     path, *arguments = named.split(":", 1)
+    if path.endswith((".json", ".yaml", ".yml", ".toml")):
+        raise InputError(f"--config={named} is no Python file: {NAME_A_CONFIG}.")
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         name = path.removeprefix("configs/").removesuffix(".py")
         remedy = f"use --config={name}" if name in shipped.names() else NAME_A_CONFIG

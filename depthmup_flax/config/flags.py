@@ -58,6 +58,7 @@ class GivenConfig:
             # A model's name first, because it says which other fields there are.
             for path in sorted(self.fields, key=lambda path: path not in ("model.name", "base.model.name")):
                 _set(config, path, self.fields[path])
+            self._require_epochs(config)
             self._resolved = config
         return self._resolved
 
@@ -67,6 +68,17 @@ class GivenConfig:
 
         config = self.resolved()
         return {path: get_field(config, path) for path in self.fields}
+
+    def _require_epochs(self, config: ConfigDict) -> None:
+        """Raises `InputError` for epochs that steps replace."""
+        for path in {"train.epochs", "base.train.epochs"} & self.fields.keys():
+            of_steps = path.replace("epochs", "steps")
+            train = config.base.train if path.startswith("base.") else config.train
+            if train.steps:
+                unused = f"--config.{path} is {train.epochs:g}, and is not used"
+                raise InputError(
+                    f"{unused}: {of_steps} is {train.steps}, which replaces it. Add --config.{of_steps}=0."
+                )
 
     def _add_scale(self) -> None:
         """``--config=file.py --config.scale=gpu`` means ``file.py:gpu``."""
@@ -113,7 +125,7 @@ def _single(flag: str, values: Sequence[str | None]) -> str | None:
 
 
 # Type -> what to use, and an example.
-_TYPES: dict[type, tuple[str, str]] = {
+TYPES: dict[type, tuple[str, str]] = {
     int: ("a whole number", "8"),
     float: ("a number", "0.5"),
     str: ("a name", "name"),
@@ -125,7 +137,7 @@ def wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
     """The error about a flag whose text is not of type ``kind``, with an example."""
     if kind is bool:
         return f"{flag} is {text!r}: use True or False."
-    expected, other = _TYPES[kind]
+    expected, other = TYPES[kind]
     shown = other if example is None or example == () else str(example)
     return f"{flag} is {text!r}: use {expected}, such as {flag}={shlex.quote(shown)}."
 
@@ -147,7 +159,9 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
     except (KeyError, TypeError) as error:
         raise InputError(unknown_field(config, path)) from error
     if isinstance(present, ConfigDict):
-        raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{next(iter(present), 'field')}.")
+        naming = [field for field in ("name", "preset") if field in present and texts != [None]]
+        example = f"{naming[0]}={shlex.quote(str(texts[-1]))}" if naming else next(iter(present), "field")
+        raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{example}.")
     if texts == ["None"] and _is_unset_by_default(config, path):
         return set_field(config, path, None)
     kind = section.get_type(name)

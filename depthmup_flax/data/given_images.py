@@ -12,12 +12,14 @@ import numpy as np
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import BadExample, Encoded, decode, in_threads, pixels, printable_path
 from depthmup_flax.data.sources.folder import SUFFIXES
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, shown
 
 
 def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     """Images ``[B, *shape]`` in 0..255: uint8 as given, or float32 from floats in 0..1; else `InputError`."""
     array = np.asarray(images)
+    if array.dtype.kind in "USO":
+        raise InputError(f"images is {shown(images)}: use an array of images, such as run.read_images(['image.png']).")
     if array.ndim != 4 or array.shape[1:] != shape:
         wanted = f"[B, {', '.join(map(str, shape))}]"
         hint = "Add the axis B, images[None]" if array.shape == shape else "Resize them, or read files"
@@ -44,13 +46,15 @@ def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], conf
         config = dataclasses.replace(config, image_size=height)
 
     def read(path: pathlib.Path) -> np.ndarray:
-        shown = printable_path(os.fspath(path))
+        name = printable_path(os.fspath(path))
+        if not path.is_file():
+            raise InputError(f"there is no file {name!r}: name image files.")
         try:
-            image = decode(Encoded(shown, os.fspath(path), 0), channels, config)
+            image = decode(Encoded(name, os.fspath(path), 0), channels, config)
         except BadExample as error:
-            raise InputError(f"{shown} cannot be read as an image ({error.reason}): name another file.") from error
+            raise InputError(f"{name} cannot be read as an image ({error.reason}): name another file.") from error
         if image.shape != shape:
-            raise InputError(f"{shown} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize the image.")
+            raise InputError(f"{name} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize the image.")
         return image
 
     images = in_threads(read, paths, config.read_threads)

@@ -25,6 +25,7 @@ from depthmup_flax.config.fields import (
     validate,
 )
 from depthmup_flax.data import Dataset, load, steps_of_epoch
+from depthmup_flax.data.sources.registry import find_source
 from depthmup_flax.engine.losses import Loss, named_loss
 from depthmup_flax.engine.multi_step import Periods
 from depthmup_flax.engine.network import network_task, our_functions, row_major_gradients, state_of, without_boxes
@@ -348,6 +349,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     require_no_hyper(config)
     new_model = functools.partial(create_model, parametrization=parametrization, **config.model)
     new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
+    _require_kind(config.model.name, config.data.name)
     dataset = load(config.data)
     _require_fit(config.model.name, dataset)
     model = new_model(num_classes=dataset.num_classes)
@@ -356,7 +358,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
     steps = _steps(config.train, dataset)
-    return NetworkExperiment(
+    experiment = NetworkExperiment(
         config=config,
         dataset=dataset,
         parametrization=parametrization,
@@ -367,6 +369,9 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         axes=axes_from_annotations(shapes),
         optimizer=make_optimizer(config, info, parametrization, steps["total_steps"]),
     )
+    if config.loss != "cross_entropy":  # which fits every data set of classes
+        _require_step(experiment)
+    return experiment
 
 
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
@@ -406,10 +411,15 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         audited=found,
         init_factors=network.init_factors(dataset.input_spec, rule, found.info),
     )
-    require_pure(
-        experiment.workload.step({}), (experiment.state_shapes(), abstract_batch(config, dataset)), f"{model.name}"
-    )
+    _require_step(experiment)
     return experiment
+
+
+def _require_step(experiment: NetworkExperiment) -> None:
+    """Traces a training step, in which the loss may fail or be impure."""
+    config, dataset = experiment.config, experiment.dataset
+    arguments = experiment.state_shapes(), abstract_batch(config, dataset)
+    require_pure(experiment.workload.step({}), arguments, config.model.name)
 
 
 def hyperparameters(config: ConfigDict) -> dict[str, float]:
@@ -439,20 +449,27 @@ def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
     return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
 
 
+_READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data
+
+
+def _require_kind(name: str, data: str) -> None:
+    """The model must read what sources of this kind hold; the user's arrays are looked at once they are loaded."""
+    holds, reads = find_source(data)[0].kind, _READS[MODELS[name].input_kind]
+    if holds not in ("arrays", reads):
+        fitting = " or ".join(repr(other) for other, model in MODELS.items() if _READS[model.input_kind] == holds)
+        raise InputError(
+            f"model.name is {name!r}, which reads {reads}, but data.name is {data!r}, which holds {holds}: use "
+            f"model.name = {fitting}, or other data."
+        )
+
+
 def _require_fit(name: str, dataset: Dataset) -> None:
     """The model must read what the data set holds."""
-    plural = {"image": "images", "tokens": "tokens"}
-    reads, holds = MODELS[name].input_kind, dataset.input_kind
-    if holds == "arrays":
+    reads = MODELS[name].input_kind
+    if dataset.input_kind != reads:
         raise InputError(
-            f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
+            f"model.name is {name!r}, which reads {_READS[reads]}, but data.name is {dataset.name!r}, which holds "
             f"{dataset.describe()}: use a network of your own, or other data."
-        )
-    if reads != holds:
-        fitting = " or ".join(repr(other) for other, model in MODELS.items() if model.input_kind == holds)
-        raise InputError(
-            f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
-            f"{plural[holds]}: use model.name = {fitting}, or other data."
         )
     if not dataset.num_classes:
         raise InputError(

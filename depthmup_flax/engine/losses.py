@@ -118,7 +118,16 @@ def named_loss(name: str, model: Any) -> Loss:
     return OfBatch(resolve(name, "loss"), name)
 
 
+def _require_array(loss: str, outputs: Any) -> None:
+    if not hasattr(outputs, "shape"):
+        returns = f"a {type(outputs).__name__} of {shapes_of(outputs)}"
+        raise InputError(
+            f"loss is {loss!r}: the network returns {returns}. Return one array, or use a loss of your own."
+        )
+
+
 def _loss_and_accuracy(logits: jax.Array, labels: jax.Array) -> Metrics:
+    _require_array("cross_entropy", logits)
     if not jnp.issubdtype(labels.dtype, jnp.integer) or jnp.shape(logits)[:-1] != labels.shape:
         raise InputError(
             f"loss is 'cross_entropy': the outputs are {shapes_of(logits)} and the targets {shapes_of(labels)}. "
@@ -131,6 +140,7 @@ def _loss_and_accuracy(logits: jax.Array, labels: jax.Array) -> Metrics:
 
 def squared_errors(outputs: jax.Array, targets: jax.Array) -> Metrics:
     """``(output - target)^2``."""
+    _require_array("squared_error", outputs)
     if jnp.shape(outputs) != jnp.shape(targets):
         raise InputError(
             f"loss is 'squared_error': the outputs are {shapes_of(outputs)} and the targets {shapes_of(targets)}. Give "

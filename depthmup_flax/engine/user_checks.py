@@ -90,7 +90,7 @@ def require_data_parallel(config: ConfigDict) -> None:
 
 def require_labels(dataset: Dataset, outputs: Any) -> None:
     """The labels of a user's data are classes of the outputs, of whose shapes this is a tree; for cross-entropy."""
-    if not isinstance(dataset, UserDataset) or not dataset.num_classes or not hasattr(outputs, "shape"):
+    if not isinstance(dataset, UserDataset) or not dataset.num_classes or not getattr(outputs, "shape", ()):
         return
     lowest, highest, classes = dataset.lowest_target, dataset.num_classes - 1, outputs.shape[-1]
     if lowest < 0 or highest >= classes:

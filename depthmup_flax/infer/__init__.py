@@ -2,7 +2,7 @@
 
 from depthmup_flax.infer.audit import Audit, audit
 from depthmup_flax.infer.audit_table import Finding, NotJudged
-from depthmup_flax.infer.initial_scale import rescale_init
+from depthmup_flax.infer.initial_scale import init_factors, multiplied, rescale_init
 from depthmup_flax.infer.roles_from_shapes import infer_info
 
-__all__ = ["Audit", "Finding", "NotJudged", "audit", "infer_info", "rescale_init"]
+__all__ = ["Audit", "Finding", "NotJudged", "audit", "infer_info", "init_factors", "multiplied", "rescale_init"]

@@ -7,7 +7,9 @@ role, sums with the stream give the branches, and constant factors, compared bet
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -26,10 +28,10 @@ from depthmup_flax.infer.parameter_trees import Globs, series
 from depthmup_flax.infer.parameter_uses import LOOKUP
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
 from depthmup_flax.infer.traced_model import Traced, traced_pair
-from depthmup_flax.rule.annotations import Axes
+from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -148,9 +150,17 @@ def audit(
     """
     require_parametrization(rule)
     scaled, known = scaled_axes(axes), known or {}
-    mine, base_model = (
-        as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
-    )
+    require_axes("overrides", overrides or {})
+    try:
+        mine, base_model = (
+            as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
+        )
+    except InputError as error:
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        own = wrong and closest(wrong[1], inspect.signature(audit).parameters)
+        if not own:
+            raise
+        raise InputError(f"{error}. Did you mean {own!r}, an argument of audit?") from error
     for name in known.keys() - mine.graph.replaced - base_model.graph.replaced:
         raise InputError(
             f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."

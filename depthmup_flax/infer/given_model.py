@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import numbers
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,7 +21,7 @@ from depthmup_flax.infer.dataflow import Graph
 from depthmup_flax.infer.inlined_trace import Known, trace
 from depthmup_flax.infer.parameter_trees import Leaf
 from depthmup_flax.rule.info_trees import is_equinox, is_nnx
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
 Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
@@ -56,6 +58,7 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
     or does not return ``output``.
     """
+    _require_batch(x)
     inputs = jax.tree.map(_abstract, x)
     try:
         return _as_model(model, inputs, argument, output, kwargs, known)
@@ -65,16 +68,42 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
         raise InputError(_failed_call(model, inputs, argument, error)) from error
 
 
+def _require_batch(x: Any) -> None:
+    """Raises `InputError` for what is no batch, such as its shape."""
+    leaves = jax.tree.leaves(x)
+    are_numbers = bool(leaves) and all(isinstance(leaf, numbers.Number) for leaf in leaves)
+    if are_numbers and isinstance(x, (tuple, list)) and all(isinstance(n, int) for n in x):
+        example = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+        raise InputError(f"x is {x!r}, which is a shape: pass a batch, or its shape and type, such as {example}.")
+    known = all(hasattr(leaf, "shape") or isinstance(leaf, numbers.Number) for leaf in leaves)
+    if x is None or are_numbers or not known:
+        raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
+
+
 def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
-    shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(inputs))
     message = (str(error).strip().splitlines() or [""])[0]
-    text = f"the call {argument}(x) with x of shape {shapes} failed, {type(error).__name__}: {message}"
+    text = f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}"
     is_pair = isinstance(model, tuple)
     call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
     if message.startswith(f"{call}() missing"):
         values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
         text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
+    if type(error).__name__ == "ScopeCollectionNotFound":
+        text += " Write the function as lambda params, x: module.apply({'params': params}, x)."
+    elif isinstance(inputs, dict):
+        text += ". The model gets the dictionary: pass one of its entries, or a tuple, whose parts are arguments."
+    elif isinstance(inputs, tuple):
+        text += ". The parts of a tuple are arguments of the model."
     return text
+
+
+def _typed(x: Any) -> str:
+    """``float32[2, 8]``, ``{'image': float32[2, 8]}``: a batch in an error."""
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{name!r}: {_typed(value)}' for name, value in x.items())}}}"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(_typed, x))})"
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
 
 
 def _as_model(
@@ -92,10 +121,7 @@ def _as_model(
         (function, params), state = model, ()
         apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
     else:
-        raise InputError(
-            f"{argument} is {type(model).__name__}: pass a Linen, NNX or Equinox module, or a pair (function, "
-            "parameters) with function(parameters, x)."
-        )
+        raise InputError(f"{argument} is {shown(model)}: {_instead(model)}.")
     leaves, structure = trees.flatten(params, argument)
     inner = jax.tree.structure(params)
 
@@ -104,6 +130,25 @@ def _as_model(
 
     graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
     return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
+
+
+def _instead(model: Any) -> str:
+    """What to pass in place of what is no model."""
+    if isinstance(model, type) and issubclass(model, _modules()):
+        return f"pass an instance, {model.__name__}(...), with its width and depth"
+    if isinstance(getattr(model, "__self__", None), _modules()):
+        return "pass the module itself, without a method"
+    right = "a Linen, NNX or Equinox module, or a pair (function, parameters) with function(parameters, x)"
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
+        return f"pass {right}, in this order"
+    return f"pass what it returns, {right}" if callable(model) else f"pass {right}"
+
+
+def _modules() -> tuple[type, ...]:
+    """The classes of modules, of libraries that are imported."""
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    others = [library.Module for library in (nnx, equinox) if library is not None]
+    return (nn.Module, *others)
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -117,7 +162,7 @@ def selected(result: Any, output: Output) -> Any:
     try:
         return result[output]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else f"{_typed(result)} alone"
         raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from depthmup_flax.infer.matched_layers import nearest
 from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -30,7 +31,8 @@ def rescale_init(
     fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
     the measured correction, it is used instead. That is exactly 1 for a hidden ``lecun_normal``.
 
-    The factors depend on values: under ``jit``, measure `init_factors` outside and apply `multiplied`.
+    Under ``jit`` and ``vmap``, the program measures the factors of each call. To measure once, for all seeds, call
+    `init_factors` outside and apply `multiplied`.
 
     Args:
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
@@ -43,16 +45,17 @@ def rescale_init(
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: leaves are not concrete arrays, ``info`` was made for other parameters, or a parameter has no
-        counterpart in the base model.
+      InputError: leaves are shapes, ``info`` was made for other parameters, a parameter has no counterpart in the base
+        model, or is constant in one model alone; traced, such a parameter becomes NaN.
     """
     return multiplied(params, init_factors(params, base_params, info, parametrization))
 
 
 def init_factors(
     params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
-) -> dict[str, float]:
-    """Path -> the factor that `rescale_init`, with the same arguments, multiplies the parameter by."""
+) -> dict[str, Any]:
+    """Path -> the factor of the parameter in `rescale_init`, which has the same arguments: a float, or traced."""
+    require_parametrization(parametrization)
     (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():
@@ -91,38 +94,46 @@ def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
     return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
 
 
-def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
+def multiplied(params: ArrayTree, factors: Mapping[str, Any]) -> ArrayTree:
     """``params`` times one factor per path; works under ``jit``."""
     leaves, structure = flatten(params, "params")
     # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
     times = lambda leaf, factor: jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), leaf)
-    new = [leaf if factors[path] == 1.0 else times(leaf, factors[path]) for path, leaf in leaves.items()]
+    is_one = lambda factor: isinstance(factor, float) and factor == 1.0
+    new = [leaf if is_one(factors[path]) else times(leaf, factors[path]) for path, leaf in leaves.items()]
     return jax.tree_util.tree_unflatten(structure, new)
 
 
-def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> float:
+def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:
     values = value_of(leaf), value_of(base_leaf)
     for value in values:
-        if isinstance(value, (jax.ShapeDtypeStruct, jax.core.Tracer)):
+        if isinstance(value, jax.ShapeDtypeStruct):
             raise InputError(
-                f"parameter {path!r} is {type(value).__name__}, which has no values: call rescale_init outside jit, "
-                "with the initialized parameters of both models (in a coordinate check, network.rescaled)."
+                f"parameter {path!r} is a ShapeDtypeStruct, which has no values: pass the initialized parameters of "
+                "both models (in a coordinate check, use network.rescaled)."
             )
-    array, base = map(jnp.asarray, values)
     wanted = rule.init_ratio(info)
     if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
-    constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
-    if constant and base_constant:
-        return 1.0
-    if constant or base_constant:
-        alone = f"is constant in {'the model' if constant else 'the base model'} alone"
-        raise InputError(f"parameter {path!r} {alone}: use the same initializers in both models.")
-    std, base_std = (float(jnp.std(x.astype(jnp.float32))) for x in (array, base))
-    measured = wanted * base_std / std
+    array, base = map(jnp.asarray, values)
+    constant, base_constant = (jnp.max(x) == jnp.min(x) for x in (array, base))
+    std, base_std = (jnp.std(x.astype(jnp.float32)) for x in (array, base))
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
     tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
+    factor = jnp.where(constant & base_constant, 1.0, _nearest_power(wanted * base_std / std, info, tolerance))
+    factor = jnp.where(constant != base_constant, math.nan, factor)
+    if isinstance(factor, jax.core.Tracer):
+        return factor
+    if constant != base_constant:
+        alone = f"is constant in {'the model' if constant else 'the base model'} alone"
+        raise InputError(f"parameter {path!r} {alone}: use the same initializers in both models.")
+    return float(factor)
+
+
+def _nearest_power(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
+    """The power of the width ratios that is closest to a measured factor, if its logarithm is within ``tolerance``."""
     halves = (0.0, -0.5, 0.5)
-    powers = [info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)]
-    closest = min(powers, key=lambda power: abs(math.log(measured / power)))
-    return closest if abs(math.log(measured / closest)) <= tolerance else measured
+    powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)])
+    distances = jnp.abs(jnp.log(measured / powers))
+    closest = jnp.argmin(distances)
+    return jnp.where(distances[closest] <= tolerance, powers[closest], measured)

@@ -26,7 +26,7 @@ from depthmup_flax.infer.parameter_axes import (
     with_readout_ratio,
 )
 from depthmup_flax.infer.parameter_trees import Globs, Leaf, shape_of
-from depthmup_flax.rule.annotations import AnnotatedParam, Axes
+from depthmup_flax.rule.annotations import AnnotatedParam, Axes, require_axes
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations, model_width
@@ -77,6 +77,7 @@ def infer_info(
     Raises:
       InputError: a role is ambiguous, a glob matches nothing or too much, the trees differ, or nothing grows.
     """
+    require_axes("overrides", overrides or {})
     leaves, structure = trees.flatten(params, "params")
     base, _ = trees.flatten(base_params, "base_params")
     witness = leaves if delta_params is None else trees.flatten(delta_params, "delta_params")[0]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import numbers
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,6 +18,7 @@ from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
 from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, target_platform, traced_platform
+from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Dtype, Scalar
@@ -115,6 +119,44 @@ def _by_cudnn(
         query_seq_lengths=lengths, key_value_seq_lengths=lengths,
     )  # fmt: skip
     return mixed[..., :head_dim].reshape(q_BxTxN.shape)
+
+
+def attention_fn(
+    rule: Parametrization,
+    head_dim: int,
+    base_head_dim: int,
+    attend: Callable[..., jax.Array] = nn.dot_product_attention,
+) -> Callable[..., jax.Array]:
+    """Flax's attention with the rule's scale of the logits: ``nn.MultiHeadDotProductAttention(attention_fn=...)``.
+
+    Needed only if the head dimension grows: otherwise the rule's scale is Flax's, ``1/sqrt(d)``. With `SelfAttention`
+    it is built in.
+
+    Args:
+      rule: gives `Parametrization.attention_scale`, ``sqrt(d_base) / d`` (arXiv:2203.03466 Def. 4.1).
+      head_dim, base_head_dim: features of a head, here and in the base model.
+      attend: attention that divides the logits by ``sqrt(head_dim)``, ``(query [..., T, H, d], key, value, ...) ->
+        [..., T, H, d]``. For ``nnx.MultiHeadAttention`` pass ``nnx.dot_product_attention``.
+
+    Returns:
+      A function with the arguments of ``attend``.
+
+    Raises:
+      InputError: a dimension is no whole number, or, when it is called, not that of the queries.
+    """
+    require_parametrization(rule)
+    factor = rule.attention_scale(head_dim, base_head_dim) * math.sqrt(head_dim)
+
+    @functools.wraps(attend)  # Flax passes a mask, dropout, ... only if the signature has these arguments
+    def scaled(query: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        if query.shape[-1] != head_dim:
+            raise InputError(
+                f"head_dim is {head_dim}, but the queries have {query.shape[-1]} features in each head: use "
+                "width / heads."
+            )
+        return attend(query * jnp.asarray(factor, query.dtype), *args, **kwargs)
+
+    return scaled
 
 
 def attention(

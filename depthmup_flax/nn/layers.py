@@ -22,8 +22,8 @@ from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.parallel.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.precision import IN_BFLOAT16, Precision, product_precision, readout_precision
 from depthmup_flax.util.types import Dtype, Scalar
 
@@ -154,7 +154,7 @@ class Readout(nn.Module):
 
     Attributes:
       parametrization: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
-      width_ratio: ``m``, the input dimension over the base model's.
+      width_ratio: ``m``, the input dimension over the base model's; 1 in a network that never grows wider.
       sigma: 0 starts at zero.
       out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
       dtype: of the model's computation; ``None`` is that of the input. With bfloat16 the factors of the product, and of
@@ -162,8 +162,8 @@ class Readout(nn.Module):
     """
 
     features: int
-    parametrization: Parametrization = PRESETS["depth_mup"]
-    width_ratio: float = 1.0
+    parametrization: Parametrization
+    width_ratio: float
     sigma: float = 1.0
     use_bias: bool = False
     param_dtype: Dtype = jnp.float32
@@ -206,20 +206,24 @@ class ResidualBranch(nn.Module):
 
     Attributes:
       branch: a module or function ``h -> increment`` of the same shape.
-      depth_ratio: ``r``, the number of branches over the base model's.
+      depth_ratio: ``r``, the number of branches over the base model's; 1 in a network that never grows deeper.
       shortcut: projects ``h`` if the branch changes the shape; outside the branch, without multiplier. ``None`` is the
         identity.
     """
 
     branch: Callable[[jax.Array], jax.Array]
-    parametrization: Parametrization = PRESETS["depth_mup"]
-    depth_ratio: float = 1.0
+    parametrization: Parametrization
+    depth_ratio: float
     shortcut: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[...] -> [...]`` in the dtype of ``h`` or of its shortcut, whatever the branch's dtype."""
         require_parametrization(self.parametrization)
+        if isinstance(self.branch, type) or not callable(self.branch):
+            raise InputError(
+                f"branch is {shown(self.branch)}: use an instance of a module, or a function h -> increment."
+            )
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
         skip = h if self.shortcut is None else self.shortcut(h)

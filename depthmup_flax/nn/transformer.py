@@ -13,7 +13,7 @@ from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
 from depthmup_flax.parallel.sharding import gathered
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.precision import readout_precision
 from depthmup_flax.util.types import Dtype
 
@@ -69,8 +69,8 @@ class Embed(nn.Module):
 
     num_embeddings: int
     features: int
-    parametrization: Parametrization = PRESETS["depth_mup"]
-    width_ratio: float = 1.0
+    parametrization: Parametrization
+    width_ratio: float
     sigma: float = 1.0
     param_dtype: Dtype = jnp.float32
     dtype: Dtype | None = None

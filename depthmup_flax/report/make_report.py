@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import pathlib
 from collections.abc import Sequence
 
 from depthmup_flax.records.table import COMPLETED, TRAIN, Sweep, read_sweep
 from depthmup_flax.report import points, tables, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
-from depthmup_flax.report.style import pictures, require_matplotlib
+from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Report:
     Attributes:
       data: the content of ``report.json``.
       text: for a terminal.
-      paths: of all files, ``report.html`` first.
+      paths: of all files, ``report.html`` first, if there is one.
       html: for a notebook.
     """
 
@@ -38,8 +41,8 @@ class Report:
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_html_(self) -> str:
-        return self.html
+    def _repr_html_(self) -> str | None:
+        return self.html or None
 
 
 def make_report(
@@ -52,6 +55,8 @@ def make_report(
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
+    Without matplotlib there are no figures and no page.
+
     Args:
       directories: of the shards.
       out: directory of the files, each of which is replaced atomically.
@@ -61,11 +66,12 @@ def make_report(
       claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
 
     Raises:
-      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is
-        not between 0 and 1, or matplotlib is not installed.
+      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
+        not between 0 and 1.
       RunStopped: ``out`` cannot be written.
     """
-    require_matplotlib()
+    if isinstance(directories, (str, pathlib.Path)):
+        raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
@@ -82,27 +88,38 @@ def write_report(
     refresh_s: float | None = None,
 ) -> Report:
     """`make_report` of a sweep; with ``refresh_s``, the page reloads after these seconds, without PNG and SVG files."""
-    from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
-
     require_share(tolerance)
     analysis, swapped = analyses(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, analysis, tolerance, claims)
-        files, panels = dict[str, bytes](), []
-        for name, caption, draw in figures.figures_of(analysis, swapped):
-            draw(apart := sheet.Sheet(apart=True))
-            panels.append((name, caption, apart))
-            if refresh_s is None:
-                draw(whole := sheet.Sheet())
-                files |= pictures(whole.figure, name)
-        files["tables.csv"] = points.tables_csv(data).encode()
-        files["points.csv"] = points.points_csv(analysis).encode()
-        html, data_json = page.render(data, panels, analysis, files, refresh_s), json.dumps(data, indent=1) + "\n"
-        written = {"report.html": html.encode(), "report.json": data_json.encode(), **files}
+        csv = {"tables.csv": points.tables_csv(data).encode(), "points.csv": points.points_csv(analysis).encode()}
+        drawn, notebook = dict[str, bytes](), ""
+        if has_matplotlib():
+            drawn, notebook = _drawn(data, analysis, swapped, csv, refresh_s)
+        else:
+            log.warning("no page and no figures: %s", NO_MATPLOTLIB)
+        written = {**drawn, "report.json": (json.dumps(data, indent=1) + "\n").encode(), **csv}
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
-    notebook = page.extract(data, analysis, files)
     return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
+
+
+def _drawn(
+    data: Json, analysis: Analysis, swapped: Analysis | None, csv: dict[str, bytes], refresh_s: float | None
+) -> tuple[dict[str, bytes], str]:
+    """The page and the figures by file name, and the HTML for a notebook."""
+    from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
+
+    pictured, panels = dict[str, bytes](), []
+    for name, caption, draw in figures.figures_of(analysis, swapped):
+        draw(apart := sheet.Sheet(apart=True))
+        panels.append((name, caption, apart))
+        if refresh_s is None:
+            draw(whole := sheet.Sheet())
+            pictured |= pictures(whole.figure, name)
+    files = {**pictured, **csv}
+    html = page.render(data, panels, analysis, files, refresh_s)
+    return {"report.html": html.encode(), **pictured}, page.extract(data, analysis, files)
 
 
 def require_share(tolerance: float) -> None:

@@ -28,10 +28,18 @@ COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
 
 
-def require_matplotlib() -> None:
-    """Raises InputError if matplotlib, an optional dependency, is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("matplotlib, which draws the figures, is not installed: pip install 'depthmup-flax[report]'.")
+NO_MATPLOTLIB = 'matplotlib, which draws them, is not installed. Run pip install "depthmup-flax[report]".'
+
+
+def has_matplotlib() -> bool:
+    """Whether matplotlib, an optional dependency, is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def require_matplotlib(what: str) -> None:
+    """Raises InputError if matplotlib is not installed; ``what`` is drawn."""
+    if not has_matplotlib():
+        raise InputError(f"there is no {what}: {NO_MATPLOTLIB}")
 
 
 def drawable(analysis: Analysis) -> Analysis:

@@ -86,7 +86,7 @@ def watch(
     Ctrl-C came before the first. ``opened`` is called with the path of the first page. Errors are those of `read_sweep`
     and `write_report`.
     """
-    require_matplotlib()
+    require_matplotlib("page to rewrite")
     require_share(tolerance)
     write = functools.partial(write_report, out=out, tolerance=tolerance, loss=loss, claims=claims)
     reported, said, shown = -1, "", False

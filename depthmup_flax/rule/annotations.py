@@ -17,7 +17,7 @@ import jax
 from flax import struct
 
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
 AxisNames = tuple[str | None, ...]
@@ -144,6 +144,17 @@ class Axes:
                 "Axes(names, in_branch=True, depth_ratio=depth / base_depth)."
             )
         return AnnotatedParam(nn.unbox(leaf), **{**fields, "depth_ratio": depth_ratio if in_branch else 1.0})
+
+
+def require_axes(argument: str, given: Mapping[str, Axes]) -> None:
+    """Raises `InputError` unless ``given`` maps globs to `Axes`."""
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{argument} is {shown(given)}: use a dictionary, glob of paths -> Axes(names, in_branch=...)."
+        )
+    for pattern, axes in given.items():
+        if not isinstance(axes, Axes):
+            raise InputError(f"{argument}[{pattern!r}] is {shown(axes)}: use Axes(names, in_branch=...).")
 
 
 def require_axis_names(axes: AxisNames) -> None:

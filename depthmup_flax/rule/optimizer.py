@@ -246,6 +246,8 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     and so is their root mean square. At the base model it is
     ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
+    if not hasattr(threshold, "dtype") and not (isinstance(threshold, numbers.Real) and threshold > 0):
+        raise InputError(f"threshold is {threshold!r}: use a number above 0.")
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params

@@ -36,7 +36,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, shown
 from depthmup_flax.util.types import Scalar
 
 
@@ -349,13 +349,13 @@ PRESETS: Mapping[str, Parametrization] = {
 def require_parametrization(rule: object) -> None:
     """Raises `InputError` for anything else, such as the name of a preset."""
     if not isinstance(rule, Parametrization):
-        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
+        raise InputError(f"rule is {shown(rule)}: pass a Parametrization, dm.get_parametrization('depth_mup').")
 
 
 def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:
     """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``."""
     if preset not in PRESETS:
-        raise InputError(f"parametrization.preset is {preset!r}: {did_you_mean(preset, PRESETS)}")
+        raise InputError(f"parametrization.preset is {shown(preset)}: {did_you_mean(str(preset), PRESETS)}")
     fields = [f.name for f in dataclasses.fields(Parametrization)]
     for name in overrides:
         if name not in fields:

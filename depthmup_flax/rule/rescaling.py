@@ -142,6 +142,8 @@ def rescaled_hyperparameters(
     Raises:
       InputError: a value is out of range, or the optimizer has no known rule.
     """
+    if not isinstance(tuned, Hyperparameters):
+        raise InputError(f"tuned is {tuned!r}: use dm.Hyperparameters(learning_rate=..., batch_size=..., steps=...).")
     exponents = _exponents(optimizer, rule)
     batch_size = tuned.batch_size if batch_size is None else _require_whole("batch_size", batch_size)
     if steps is None:

@@ -16,6 +16,7 @@ from depthmup_flax.rule.annotations import (
     Axes,
     AxisNames,
     is_annotated,
+    require_axes,
     require_axis_names,
 )
 from depthmup_flax.rule.info_trees import path_name
@@ -48,6 +49,7 @@ def info_from_annotations(
     params: ArrayTree, base_params: ArrayTree, overrides: Mapping[str, Axes] | None = None
 ) -> InfoTree:
     """`param_info` from two trees of annotated parameters (arrays or shapes), the model's and the base model's."""
+    require_axes("overrides", overrides or {})
     leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=is_annotated)[0])
     unused = set(overrides or {})
@@ -137,9 +139,12 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
             "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
         )
     if role is Role.OUTPUT and not math.isclose(box.width_ratio or 0, ratio["in"]):
+        remedy = "give the readout width_ratio = width / base width, with the same base"
+        if ratio["in"] < 1:
+            remedy = "were model and base swapped? The model comes first"
         raise InputError(
             f"parameter {name!r} belongs to a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} "
-            "times as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
+            f"times as wide as in the base model: {remedy}."
         )
     in_axes, out_axes = _matrix_axes(box.names) if role is Role.HIDDEN else ((), ())
     return ParamInfo(

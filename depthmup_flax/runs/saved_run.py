@@ -17,20 +17,10 @@ RESTORE = "restore the file, or name another run"  # the remedy for a file that 
 
 def require_run(path: pathlib.Path) -> None:
     """Raises `InputError` unless a directory holds a run that has started."""
-    name = str(path)
-    if not path.exists():
-        raise InputError(f"there is no directory {name!r}: name the --workdir of a training run, such as runs/digits.")
-    kind = workdirs.kind_of(path) if path.is_dir() else None
-    if kind == workdirs.SWEEP:
-        raise InputError(
-            f"{name!r} holds a sweep, which keeps records and no parameters: read them with depthmup report {name}, or "
-            "train one of its networks with depthmup train."
-        )
-    if kind != workdirs.RUN:
-        holds = "no training run" if kind is None else f"{workdirs.NAMES[kind]}, not a training run"
-        raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
+    remedy = "name the --workdir of a training run, such as runs/digits. depthmup report reads a sweep"
+    workdirs.require_kind(path, workdirs.RUN, remedy)
     if not (path / "config.json").exists():
-        raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
+        raise InputError(f"the run in {str(path)!r} has saved nothing yet: wait for its first checkpoint.")
 
 
 def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:

@@ -162,6 +162,8 @@ class TrainedRun:
         Raises:
           InputError: a file cannot be read, or cannot be brought to the network's size.
         """
+        if isinstance(paths, (str, os.PathLike)):
+            raise InputError(f"paths is {os.fspath(paths)!r}: use several, [{os.fspath(paths)!r}].")
         fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
         return given_images.read_images(list(map(pathlib.Path, paths)), self._images.image_shape, fields)
 

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from depthmup_flax.config.user_code import PYTHON
+from depthmup_flax.infer.parameter_trees import flatten, shape_of
 from depthmup_flax.records.table import CONTINUOUS
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 def model_name(build: Any) -> str:
@@ -37,6 +40,10 @@ def data_name(data: Any) -> str:
     """``config.data.name`` for a name, splits, or a function that returns them."""
     if isinstance(data, str):
         return data
+    if isinstance(data, (tuple, list)) and len(data) in (2, 4) and all(hasattr(part, "dtype") for part in data):
+        raise InputError(
+            f"data has {len(data)} arrays: it must be (train, test), such as ((x_train, y_train), (x_test, y_test))."
+        )
     if not (callable(data) or (isinstance(data, (tuple, list)) and len(data) in (2, 3))):
         raise InputError(
             f"data is {type(data).__name__}: it must be (train, test), (train, test, prepare), a function that returns "
@@ -47,6 +54,8 @@ def data_name(data: Any) -> str:
 
 def checked_hyper(hyper: Mapping[str, float]) -> dict[str, float]:
     """``config.hyper``; `InputError` for a name of another field, or what is no number."""
+    if not isinstance(hyper, Mapping):
+        raise InputError(f"hyper is {hyper!r}: use a dictionary of numbers, such as {{'temperature': 0.1}}.")
     own = {path.rpartition(".")[2]: path for path in CONTINUOUS}
     for name, value in hyper.items():
         if name in own:
@@ -56,8 +65,21 @@ def checked_hyper(hyper: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in hyper.items()}
 
 
+def require_same_shapes(params: ArrayTree, infos: InfoTree) -> None:
+    """Raises `InputError` unless parameters are those of the network that ``infos`` describe, in its containers."""
+    given, known = flatten(params, "params")[0], flatten_info(infos)
+    for path in sorted(given.keys() | known.keys()):
+        shapes = [shape_of(tree[path]) if path in tree else None for tree in (given, known)]
+        if shapes[0] != shapes[1]:
+            has, wants = ("no such parameter" if shape is None else f"shape {shape}" for shape in shapes)
+            right = "pass new parameters of a network of this width and depth"
+            raise InputError(f"params has {has} at {path!r}, and the network {wants}: {right}.")
+
+
 def size_of(name: str, value: Any) -> int:
     """A width or depth, checked."""
+    if isinstance(value, Mapping):
+        raise InputError(f"{name} is a {type(value).__name__}: pass hyperparameters as keywords, **best.")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
     return int(value)

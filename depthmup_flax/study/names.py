@@ -1,8 +1,13 @@
-"""Names of a Study's values: short ones, such as ``learning_rate``, and dotted fields of the config."""
+"""Names of a Study's values: short ones, such as ``learning_rate``, and dotted fields of the config.
+
+Rooms below speak of fields and flags; `in_python` turns their errors into the names of a Study.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +34,37 @@ def field_of(config: ConfigDict, name: str) -> str:
         return _SHORT[name]
     fields = [path for path in known if path.rpartition(".")[2] == name]
     if not fields:
-        near = closest(name, [*known, *(path.rpartition(".")[2] for path in known), *_SHORT])
-        meant = f"Did you mean {near!r}?" if near else "Use learning_rate, or a field that depthmup config shows."
-        of_task = f" What a dm.Task reads is named first, dm.Study(..., hyper={{{name!r}: VALUE}})." * ("." not in name)
-        raise InputError(f"{name} is not a hyperparameter of this study: {meant}{of_task}")
+        near = closest(name, [*(path.rpartition(".")[2] for path in known), *_SHORT, *known])
+        use = f"use hyper={{{name!r}: VALUE}} for what a dm.Task reads, or a field that depthmup config shows."
+        raise InputError(f"{name} is not a hyperparameter of this study: {f'did you mean {near!r}?' if near else use}")
     if len(fields) > 1:
         raise InputError(f"{name} may be {' or '.join(fields)}: write the whole name, **{{{fields[0]!r}: VALUE}}.")
     return fields[0]
+
+
+# Fields that a Study has under other names than their last part.
+_ARGUMENTS = {path: name for name, path in _SHORT.items()} | {"model.name": "build", "data.name": "data"}
+_SESSION = re.compile(r"'?(?:python:)?session:([^@\s']+)@[0-9a-f]{8}'?")  # of `depthmup_flax.user_code.named.register`
+
+
+def in_python(sentence: str, config: ConfigDict) -> str:
+    """An error sentence with the arguments that the user of a Study typed, in place of fields and flags.
+
+    ``config.grids.proxy.optimizer.learning_rate has '1e-3'`` becomes ``learning_rate has '1e-3'``, and ``--overwrite``
+    ``overwrite=True``. Fields whose last part other fields have, too, stay whole.
+    """
+    known = field_paths(config)
+    count = collections.Counter(path.rpartition(".")[2] for path in known)
+    short = {path: _ARGUMENTS.get(path, name) for path in known if count[name := path.rpartition(".")[2]] == 1}
+    short = {path: name for path, name in short.items() if not path.startswith("hyper.")}
+    short |= {path: name for path, name in _ARGUMENTS.items() if path in known}
+    paths = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    field = re.compile(rf"(?<![\w.'/])(?:--)?(?:config\.)?(?:grids\.\w+\.|base\.)?({paths})(?![\w.]*\w)")
+    sentence = re.sub(r"\bdata\.name is 'python:session:[^']*': ", "data: ", sentence)
+    sentence = _SESSION.sub(lambda match: match[1], sentence)
+    sentence = field.sub(lambda match: short.get(match[1], match[1]), sentence)
+    sentence = re.sub(r"--config\.(?:\w+\.)*(\w+)", r"\1", sentence).replace("config.extend", "extend")
+    return re.sub(r"(?<![\w-])--(\w+)", r"\1", sentence.replace("--overwrite", "overwrite=True"))
 
 
 def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:

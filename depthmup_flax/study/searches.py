@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ml_collections import ConfigDict
@@ -107,11 +107,13 @@ class Grids:
 
     def _seed_values(self) -> tuple[int, ...]:
         seeds, first = self.seeds, self.config.seed
-        if isinstance(seeds, int) and seeds < 1:
+        several = isinstance(seeds, Iterable) and not isinstance(seeds, (str, Mapping))
+        values = as_tuple(seeds)
+        if not all(isinstance(value, int) for value in values) or (not several and values[0] < 1):
             raise InputError(
-                f"seeds is {seeds}: use a whole number of at least 1, or several seeds, such as (0, 1, 2)."
+                f"seeds is {seeds!r}: use a whole number of at least 1, or several seeds, such as (0, 1, 2)."
             )
-        return tuple(range(first, first + seeds)) if isinstance(seeds, int) else as_tuple(seeds)
+        return values if several else tuple(range(first, first + values[0]))
 
     def _directory(self, kind: str, paths: set[str]) -> pathlib.Path:
         return self.workdir / "_".join([kind, *sorted(path.rpartition(".")[2] for path in paths)])

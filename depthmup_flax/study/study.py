@@ -24,11 +24,12 @@ from depthmup_flax.engine.experiment import build as build_experiment
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit
+from depthmup_flax.infer.parameter_trees import flatten
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, model_name, size_of
-from depthmup_flax.study.names import field_of, rule_section, set_values
+from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, model_name, require_same_shapes, size_of
+from depthmup_flax.study.names import field_of, in_python, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
 from depthmup_flax.study.searches import Grids, searched, swept, tuned
 from depthmup_flax.study.shown_progress import shown_progress
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_STEPS = 1000  # of a run
 _TRIALS = 32  # of a sampler
 # In place of the audit's note, as a study makes the initial values itself.
 _INITIAL_VALUES = (
@@ -59,15 +61,29 @@ _INITIAL_VALUES = (
 _SIZES = ("model.width", "model.depth", "model.base_width", "model.base_depth")
 
 
+def _with_own_names(method: Callable[..., T]) -> Callable[..., T]:
+    """A method whose errors name the arguments that were typed, see `in_python`."""
+
+    @functools.wraps(method)
+    def named(self: Study, *args: Any, **values: Any) -> T:
+        try:
+            return method(self, *args, **values)
+        except InputError as error:
+            error.args = (in_python(str(error), vars(self).get("_config") or default_config()),)
+            raise
+
+    return named
+
+
 def _shown(method: Callable[..., T]) -> Callable[..., T]:
-    """A method that shows its progress, unless the study is quiet."""
+    """A method that shows its progress, unless the study is quiet; its errors see `_with_own_names`."""
 
     @functools.wraps(method)
     def shown(self: Study, *args: Any, **values: Any) -> T:
         with contextlib.nullcontext() if self._quiet else shown_progress():
             return method(self, *args, **values)
 
-    return shown
+    return _with_own_names(shown)
 
 
 class Study:
@@ -88,7 +104,8 @@ class Study:
       rule: a preset, or a `Parametrization`.
       loss: ``"cross_entropy"``, ``"squared_error"``, or a function ``(outputs, targets) -> scalar``.
       optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or another optax direction.
-      steps: of every run. The loss that is compared is the mean of the last fifth.
+      steps: of every run, by default 1000, or what ``epochs`` makes. The loss that is compared is the mean of the last
+        fifth.
       batch_size: examples of a step.
       seed: the first one.
       hyper: further numbers that a `Task` reads: ``{"temperature": 0.1}``.
@@ -105,6 +122,7 @@ class Study:
       InputError: one of them is wrong.
     """
 
+    @_with_own_names
     def __init__(
         self,
         build: Callable[..., Any] | str,
@@ -114,7 +132,7 @@ class Study:
         rule: str | Parametrization = "depth_mup",
         loss: str | Callable[[Any, Any], Any] = "cross_entropy",
         optimizer: str = "adam",
-        steps: int = 1000,
+        steps: int | None = None,
         batch_size: int = 64,
         seed: int = 0,
         hyper: Mapping[str, float] | None = None,
@@ -134,6 +152,10 @@ class Study:
             raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
         width, depth = size_of("the width in base", base[0]), size_of("the depth in base", base[1])
         config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+        if steps is None:
+            steps = 0 if {"epochs", "train.epochs"} & settings.keys() else _STEPS
+        elif "epochs" in settings:
+            raise InputError(f"steps is {steps} and epochs is {settings['epochs']}: leave one out.")
         config.parametrization.update(rule_section(rule))
         with config.unlocked():
             config.hyper = checked_hyper(hyper or {})
@@ -166,6 +188,7 @@ class Study:
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
         return pathlib.Path(directory)
 
+    @_with_own_names
     def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
         """The config of a run, as the commands have it; by default of the proxy."""
         config = self._config.copy_and_resolve_references()
@@ -175,6 +198,7 @@ class Study:
         validate(config)
         return config
 
+    @_with_own_names
     def audit(self, width: int | None = None, depth: int | None = None) -> Audit:
         """What the forward pass of a network lacks; ``print`` shows it with the code to write. Nothing is computed.
 
@@ -259,7 +283,7 @@ class Study:
         """
         grids = dataclasses.replace(self._grids(seeds, lanes, overwrite, on_record), shard=shard)
         sizes = {
-            name: tuple(size_of(name, value) for value in as_tuple(values))
+            name: tuple(size_of(f"{name}s", value) for value in as_tuple(values))
             for name, values in (("width", widths), ("depth", depths))
         }
         return swept(grids, grids.axes(values), sizes, extend)
@@ -284,6 +308,7 @@ class Study:
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}
 
+    @_with_own_names
     def optimizer(
         self, width: int | None = None, depth: int | None = None, **values: Any
     ) -> optax.GradientTransformation:
@@ -303,6 +328,7 @@ class Study:
         info = jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
         return make_optimizer(experiment.config, info, rule, experiment.total_steps)
 
+    @_with_own_names
     def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
         """Initial values for your own loop, as ``train`` has them: the rule's, from those that your code makes.
 
@@ -313,7 +339,9 @@ class Study:
           params: new parameters of a network of this size, in the containers that ``optimizer`` takes.
           width, depth: of the network; by default the base's.
         """
+        flatten(params, "params")  # refuses other trees before the network is traced
         experiment = self._network(self.config(width, depth))
+        require_same_shapes(params, experiment.functions(experiment.parametrization).contained(experiment.infos))
         factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
         factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
         contained = experiment.functions(experiment.parametrization).contained(factors)

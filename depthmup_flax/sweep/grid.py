@@ -81,8 +81,14 @@ def at_scale(scale: str, **choices: Any) -> Any:
 
 
 def powers_of_two(low: float, high: float, step: float = 1.0) -> tuple[float, ...]:
-    """``2^low, 2^(low + step), ..., 2^high``."""
-    return tuple(2.0 ** (low + i * step) for i in range(round((high - low) / step) + 1))
+    """``2^low, 2^(low + step), ..., 2^high``; `InputError` unless whole steps lead from ``low`` to ``high``."""
+    steps = (high - low) / step if step else math.nan
+    if not (steps >= 0 and math.isclose(steps, round(steps), abs_tol=1e-6)):
+        raise InputError(
+            f"powers_of_two({low:g}, {high:g}, {step:g}) has no values: its arguments are exponents, the lowest, the "
+            "highest and the step, such as powers_of_two(-12, -5)."
+        )
+    return tuple(2.0 ** (low + i * step) for i in range(round(steps) + 1))
 
 
 def sweep_info(config: ConfigDict) -> SweepInfo:
@@ -165,11 +171,7 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 
 
 def _validate(config: ConfigDict) -> None:
-    if "grids" not in config:
-        raise InputError(
-            "this config has no grids: it describes one run. Train it with depthmup train, or use one of the sweeps "
-            "that depthmup config lists."
-        )
+    configs.require_command(config, "sweep")
     configs.validate(config.base)
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
         raise InputError(

@@ -56,6 +56,8 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             for one in {_optimizer(run): run.config for run in group_runs}.values():
                 require_optimizer(one, make_parametrization(one))
         except InputError as error:
+            if not values:
+                raise
             raise InputError(f"in the runs with {label}: {error}") from error
         groups.append(Group(experiment, group_runs, label))
     return groups

@@ -25,6 +25,7 @@ from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
+from depthmup_flax.engine.memory import require_memory
 from depthmup_flax.parallel import sharding
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.columns import flat
@@ -38,7 +39,7 @@ from depthmup_flax.sweep.lane_count import Chosen, choose_program, first_program
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import Batch
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, delete_tree, read_json, retried, write_atomically
@@ -90,10 +91,13 @@ def sweep(
       Preempted: the process was preempted, and its state is saved.
       RunStopped: the work directory cannot be written.
     """
+    _require_arguments(shard, lanes, on_record)
     load = load or LoadOnce()
     runs = expand(config)
     planned = plan(config, runs, load)
     groups = groups_of_shard(config, planned, shard)
+    for group in groups:
+        require_memory(group.experiment)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
@@ -112,6 +116,17 @@ def sweep(
             runner = _Runner(config, claim, writer, done, lanes, load, saved, on_record)
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
+
+
+def _require_arguments(shard: tuple[int, int], lanes: int | None, on_record: OnRecord | None) -> None:
+    is_whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    pair = isinstance(shard, (tuple, list)) and len(shard) == 2 and all(map(is_whole, shard))
+    if not pair or shard[0] >= shard[1]:
+        raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
+    if lanes is not None and not is_whole(lanes):
+        raise InputError(f"lanes is {lanes!r}: use None for a benchmark, 0 for all runs of a group, or a number.")
+    if on_record is not None and not callable(on_record):
+        raise InputError(f"on_record is {shown(on_record)}: use a function of a record, such as wandb.log.")
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@ from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.engine.experiment import Experiment, NetworkExperiment, build
+from depthmup_flax.engine.memory import require_memory
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.optimizers import learning_rate
 from depthmup_flax.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
@@ -150,6 +151,7 @@ def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, j
     require_writers(config, writers)  # before the data are opened, which may take minutes
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
+    require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     return experiment, mesh
 

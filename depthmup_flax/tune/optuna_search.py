@@ -44,14 +44,16 @@ def search(
       InputError: a range is none, Optuna is not installed, or every point diverged.
     """
     for name, value in (("trials", trials), ("at_once", at_once)):
-        if value < 1:
-            raise InputError(f"{name} is {value}: use a whole number of at least 1.")
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
     for name, ends in ranges.items():
         if not _is_range(ends):
             raise InputError(f"{name} is {ends!r}: a sampler takes a range (lowest, highest), such as (1e-4, 1e-1).")
     require("optuna", "a search with a sampler")
     import optuna
 
+    if sampler is not None and not isinstance(sampler, optuna.samplers.BaseSampler):
+        raise InputError(f"sampler is {sampler!r}: use one of optuna.samplers, or None for its TPESampler.")
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True) if sampler is None else copy.deepcopy(sampler)
     study = optuna.create_study(sampler=sampler)
     while (done := len(study.trials)) < trials:

@@ -49,6 +49,8 @@ def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> 
             "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
             f"target's depth, --proxy.depth={target.model.depth}."
         )
+    if steps < 0:
+        raise InputError(f"--proxy.steps is {steps}: use a whole number of at least 0.")
     if steps:
         # Averaged over a whole short run, the loss would measure how early it falls.
         average = proxy.train.average_steps or max(1, steps // 5)

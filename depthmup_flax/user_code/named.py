@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -30,7 +31,7 @@ def is_import_path(name: Any) -> bool:
     return isinstance(name, str) and (name.startswith(_SESSION) or _IMPORT_PATH.fullmatch(name) is not None)
 
 
-def resolve(name: str, field: str) -> Any:
+def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
     """The object that an import path, or a name of `register`, means.
 
     The current directory is importable, as with ``python -m``.
@@ -38,6 +39,7 @@ def resolve(name: str, field: str) -> Any:
     Args:
       name: ``"module.path:attribute"``; the attribute may have dots.
       field: names the setting in errors, such as ``"config.model.name"``.
+      example: an import path for errors.
 
     Raises:
       InputError: there is no such module or attribute.
@@ -51,8 +53,11 @@ def resolve(name: str, field: str) -> Any:
             )
         return _registered[name][0]
     if not is_import_path(name):
-        raise InputError(f"{field} is {name!r}: use an import path, such as my_package.net:Net.")
+        raise InputError(f"{field} is {name!r}: use an import path, such as {example}.")
     module_name, _, attributes = name.partition(":")
+    if module_name.endswith(".py"):
+        meant = f"{module_name.removesuffix('.py')}:{attributes}"
+        raise InputError(f"{field} is {name!r}: an import path names a module, not a file. Did you mean {meant!r}?")
     found: Any = _module(module_name, name, field)
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
@@ -118,7 +123,7 @@ def _module(module_name: str, name: str, field: str) -> types.ModuleType:
     remedy = (
         f"Did you mean {path + module_name[len(missing) :] + ':' + name.partition(':')[2]!r}?"
         if near
-        else f"Run it from the directory that holds {missing.partition('.')[0]}."
+        else f"Install it, or run the command from the directory that holds {missing.partition('.')[0]}."
     )
     raise InputError(f"{field} is {name!r}: there is no module {missing}. {remedy}")
 
@@ -127,6 +132,11 @@ def _modules_in(package: str) -> list[str]:
     """The modules of a package; of the current directory for ""."""
     path = getattr(sys.modules.get(package), "__path__", ()) if package else [os.getcwd()]
     return [module.name for module in pkgutil.iter_modules(path)]
+
+
+def is_module(name: str) -> bool:
+    """Whether a top-level module can be found; it is not imported."""
+    return name in sys.modules or name in _modules_in("") or importlib.util.find_spec(name) is not None
 
 
 @functools.cache

@@ -33,20 +33,55 @@ BAD_INPUT = 2  # rerunning the command fails again
 STOPPED = 74  # EX_IOERR of sysexits.h
 PREEMPTED = TRY_LATER = 75  # EX_TEMPFAIL: rerun the command
 
+_LONGEST = 60  # characters of a value in a sentence
+_MOST_NAMES = 20  # that a sentence lists
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the closest known name, or all of them."""
     names = sorted(known)
     if close := closest(name, names):
         return f"did you mean {close!r}?"
-    return f"use {'one of ' * (len(names) > 1)}{', '.join(names)}."
+    more = [f"... ({len(names)} in all)"] if len(names) > _MOST_NAMES else []
+    return f"use {'one of ' * (len(names) > 1)}{', '.join([*names[:_MOST_NAMES], *more])}."
+
+
+# What other libraries call our fields -> the last part of our name.
+_ELSEWHERE = {
+    **dict.fromkeys(("lr", "eta"), "learning_rate"),
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("bs", "batch"), "batch_size"),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "features"), "width"),
+    **dict.fromkeys(("layers", "num_layers", "n_layer", "n_layers"), "depth"),
+    **dict.fromkeys(("activation", "act"), "nonlinearity"),
+    "max_steps": "steps",
+    "num_epochs": "epochs",
+    "beta1": "b1",
+    "beta2": "b2",
+    "muadam": "adamw",
+}
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is closest to ``name``, ignoring case; ``None`` if none is close."""
+    """The known name that is closest to ``name``, ignoring case; ``None`` if none is close.
+
+    Names may be dotted. A name that other libraries use for a known one is close to it.
+    """
     by_lower = {other.lower(): other for other in known}
-    similar = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    lower = str(name).lower()
+    here = _ELSEWHERE.get(lower.rpartition(".")[2])
+    similar = [other for other in by_lower if lower not in by_lower and other.rpartition(".")[2] == here]
+    similar = similar or difflib.get_close_matches(lower, by_lower, n=1)
     return by_lower[similar[0]] if similar else None
+
+
+def shown(value: object) -> str:
+    """A value in an error sentence: its ``repr`` if that is short, else its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text = repr(value)
+    is_short = len(text) <= _LONGEST and "\n" not in text and not text.startswith("<")
+    return text if is_short else f"a {type(value).__name__}"
 
 
 def printable(text: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
+from depthmup_flax.util.errors import closest
 from depthmup_flax.util.extras import missing
 
 
@@ -20,14 +21,27 @@ def imported(module: str, why: str) -> ModuleType:
         raise explained from error
 
 
-def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package; ``names`` maps its modules to the names that each defines, with spaces."""
+def imported_late(
+    package: str, names: Mapping[str, str], modules: Mapping[str, str] | None = None
+) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package.
+
+    Args:
+      package: its name.
+      names: module of the package -> the names that it defines, with spaces.
+      modules: attribute that is a module -> the module.
+    """
     module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
+    modules = modules or {}
 
     def get(name: str) -> object:
-        if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(imported(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
+        if name not in module_of and name not in modules:
+            meant = None if name.startswith("_") else closest(name, [*module_of, *modules])
+            hint = f". Did you mean {meant!r}?" if meant else ""
+            sentence = f"module {package!r} has no attribute {name!r}{hint}"
+            raise AttributeError(sentence, obj=sys.modules[package])  # with a name, Python would add a hint of its own
+        module = imported(f"{package}.{module_of.get(name) or modules[name]}", f"{package}.{name}")
+        value = getattr(module, name) if name in module_of else module
         setattr(sys.modules[package], name, value)
         return value
 

@@ -66,6 +66,8 @@ class Claim:
 
 def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
+    if not isinstance(text, (str, os.PathLike)):
+        raise InputError(f"the work directory is {text!r}: use a path, such as 'runs/digits'.")
     if not os.fspath(text):
         raise InputError("the work directory is '': name one, such as runs/digits.")
     try:
@@ -117,11 +119,37 @@ def claimed(
         yield claim
 
 
-def kind_of(directory: pathlib.Path) -> str | None:
+def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
+    """Raises `InputError`, which ends with ``remedy``, unless a directory can be read as this kind of work."""
+    name, wanted = repr(str(directory)), NAMES[kind].removeprefix("a ")
+    if not directory.is_dir():
+        raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
+    try:
+        present = kind_of(directory, wait=False)
+    except UnknownWork as error:
+        raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
+    if present != kind:
+        holds = f"no {wanted}" if present is None else f"{NAMES[present]}, not {NAMES[kind]}"
+        raise InputError(f"{name} holds {holds}: {remedy}.")
+
+
+class UnknownWork(InputError):
+    """A directory holds a ``file`` that another program may have written."""
+
+    def __init__(self, directory: pathlib.Path, file: str) -> None:
+        holds = f"holds {file!r}, which another program may have written"
+        super().__init__(f"workdir {str(directory)!r} {holds}: choose another directory.")
+        self.file = file
+
+
+def kind_of(directory: pathlib.Path, *, wait: bool = True) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
 
+    ``wait`` some seconds for the mark beside unknown files: a file server may show it later than newer files.
+
     Raises:
-      InputError: the mark is damaged, or files of unknown work exist.
+      UnknownWork: files of unknown work exist.
+      InputError: the mark is damaged.
     """
     mark = directory / MARK
     if not mark.exists():
@@ -132,10 +160,9 @@ def kind_of(directory: pathlib.Path) -> str | None:
         if unknown is None:
             return None
         try:
-            retried(mark.read_bytes)  # a file server may show the mark later than newer files
+            retried(mark.read_bytes) if wait else mark.read_bytes()
         except FileNotFoundError as error:
-            holds = f"holds {unknown!r} of unknown work: choose another directory."
-            raise InputError(f"workdir {str(directory)!r} {holds}") from error
+            raise UnknownWork(directory, unknown) from error
     named = read_json(mark, "restore it, or choose another directory").get("kind")
     if named not in NAMES:
         raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")

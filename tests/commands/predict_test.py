@@ -82,7 +82,7 @@ WRONG = [
     (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
     (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),
     (["RUN", "IMAGES", "--which=7"], "which is 7: use 'latest', 'best' or a saved step: "),
-    (["nowhere", "IMAGES"], "there is no directory 'nowhere'"),
+    (["nowhere", "IMAGES"], "'nowhere' does not exist"),
 ]
 
 

@@ -1,8 +1,5 @@
 """The check names what is wrong, and where."""
 
-import functools
-import math
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -158,14 +155,8 @@ class AttentionNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        d, base_d = self.width // 2, BASE_WIDTH // 2
-        factor = 1.0 if self.usual_scale else RULE.attention_scale(d, base_d) * math.sqrt(d)
-
-        # wraps: Flax passes the arguments that it finds in the signature.
-        @functools.wraps(nn.dot_product_attention)
-        def attention(query, *args, **kwargs):
-            return nn.dot_product_attention(query * factor, *args, **kwargs)
-
+        ours = dm.attention_fn(RULE, self.width // 2, BASE_WIDTH // 2)
+        attention = nn.dot_product_attention if self.usual_scale else ours
         h = nn.Dense(self.width, use_bias=False, name="stem")(x)
         h = h + 0.5 * nn.MultiHeadDotProductAttention(2, attention_fn=attention, name="attention")(h, h)
         h = h.mean(1) * RULE.readout_multiplier(self.width / BASE_WIDTH)

@@ -218,7 +218,7 @@ def derivatives():
 
 def lookup_collectives():
     """Shapes that devices exchange for a look-up in a split table of 48 x 16 numbers, and for its gradient."""
-    mesh, embed = sharding.make_mesh({"data": 2, "fsdp": 4, "tensor": 1}), Embed(48, 16)
+    mesh, embed = sharding.make_mesh({"data": 2, "fsdp": 4, "tensor": 1}), Embed(48, 16, dm.PRESETS["mup"], 1.0)
 
     def loss(params, tokens):
         with sharding.activations_on(mesh):

@@ -12,6 +12,7 @@ from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax import InputError, get_parametrization, infer_info, rescale_init
+from depthmup_flax.infer import init_factors, multiplied
 
 RULE = get_parametrization("depth_mup")
 NORMAL = nn.initializers.normal(0.02)
@@ -74,14 +75,36 @@ def test_initial_values_of_an_nnx_model_can_be_corrected():
     np.testing.assert_allclose(wide.layers[1].kernel[...], before / 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("init", [NORMAL, nn.initializers.xavier_normal()])  # exact powers; a measured factor
+def test_traced_initial_values_are_those_that_eager_calls_give(init):
+    seeds = jnp.arange(3)
+    base = weights(init, 32, 100)
+    info = infer_info(jax.eval_shape(lambda: weights(init, 128, 0)), base, depth_ratio=1.0, readout="head")
+    of_seed = lambda rng: rescale_init(weights(init, 128, rng), base, info, RULE)
+    eager = [of_seed(int(rng)) for rng in seeds]
+    together = jax.jit(jax.vmap(of_seed))(seeds)
+    factors = init_factors(weights(init, 128, 0), base, info, RULE)  # once, for all seeds
+    once = jax.vmap(lambda rng: multiplied(weights(init, 128, rng), factors))(seeds)
+    for path, leaf in eager[0].items():
+        np.testing.assert_allclose(together[path], np.stack([one[path] for one in eager]), rtol=1e-6)
+        np.testing.assert_allclose(once[path][0], leaf, rtol=1e-6)
+
+
+def test_a_traced_parameter_that_is_constant_in_one_model_alone_becomes_nan():
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
+    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    new = jax.jit(lambda w: rescale_init({**params, "w": w}, base, info, RULE))(jnp.zeros((128, 128)))
+    assert {path for path, leaf in new.items() if not np.isfinite(leaf).all()} == {"w"}
+
+
 def test_what_cannot_be_rescaled_is_named():
     params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
     info = infer_info(params, base, depth_ratio=1.0, readout="head")
     abstract = jax.eval_shape(lambda: params)
-    with pytest.raises(InputError, match="is ShapeDtypeStruct, which has no values: call rescale_init outside jit"):
+    with pytest.raises(InputError, match="is a ShapeDtypeStruct, which has no values"):
         rescale_init(abstract, base, info, RULE)
-    with pytest.raises(InputError, match="which has no values: call rescale_init outside jit"):
-        jax.jit(lambda p: rescale_init(p, base, info, RULE))(params)
+    with pytest.raises(InputError, match="rule is 'depth_mup'"):
+        rescale_init(params, base, info, "depth_mup")
     with pytest.raises(InputError, match=r"'bias' has shape \(32,\), but info was made for \(128,\)"):
         rescale_init(base, base, info, RULE)
     with pytest.raises(InputError, match="'w' is constant in the model alone"):

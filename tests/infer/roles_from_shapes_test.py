@@ -300,7 +300,7 @@ def test_other_boxes_are_opened():
         @nn.compact
         def __call__(self, x):
             init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
-            h = ResidualBranch(nn.Dense(self.width, kernel_init=init, name="block"))(
+            h = ResidualBranch(nn.Dense(self.width, kernel_init=init, name="block"), RULE, 1.0)(
                 nn.Dense(self.width, name="stem")(x)
             )
             return nn.Dense(2, name="head")(h)

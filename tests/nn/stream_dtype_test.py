@@ -78,7 +78,7 @@ def test_a_short_training_with_layers_in_bfloat16_has_the_losses_of_float32_with
 
 def test_a_branch_of_a_rounded_stream_is_multiplied_in_float32_and_rounded_once():
     h, increment = jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16), jnp.linspace(3, 5, 64, dtype=jnp.bfloat16)
-    found = dm.ResidualBranch(lambda _: increment, depth_ratio=7.0).apply({}, h)
+    found = dm.ResidualBranch(lambda _: increment, dm.PRESETS["depth_mup"], 7.0).apply({}, h)
     expected = np.asarray(h, np.float64) + 7**-0.5 * np.asarray(increment, np.float64)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, expected.astype(jnp.bfloat16))

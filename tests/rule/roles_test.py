@@ -33,6 +33,7 @@ from depthmup_flax.rule.info_trees import flatten_info, info_from_json, info_to_
 from depthmup_flax.rule.roles import info_from_annotations
 
 IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+RULE = PRESETS["depth_mup"]
 
 
 def summary(leaf: ParamInfo) -> tuple:
@@ -132,8 +133,8 @@ class Theirs(nn.Module):
     def __call__(self, x):
         stem_init = annotated(nn.initializers.lecun_normal(), ("fixed_in", "width_out"))
         h = nn.Dense(self.width, kernel_init=stem_init, use_bias=False, name="stem")(x)
-        h = ResidualBranch(nn.Dense(self.width, use_bias=False, name="block"), depth_ratio=2.0)(h)
-        return Readout(10, width_ratio=self.width / 8, name="head")(h)
+        h = ResidualBranch(nn.Dense(self.width, use_bias=False, name="block"), RULE, 2.0)(h)
+        return Readout(10, RULE, self.width / 8, name="head")(h)
 
 
 def test_a_leaf_without_a_role_is_an_error_that_says_what_to_write():
@@ -158,7 +159,7 @@ def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_t
         @nn.compact
         def __call__(self, x):
             shared = Dense(4, name="outside_but_first_used_inside")
-            h = ResidualBranch(lambda z: Dense(4, name="made_inside")(shared(z)), depth_ratio=3.0)(x)
+            h = ResidualBranch(lambda z: Dense(4, name="made_inside")(shared(z)), RULE, 3.0)(x)
             return Dense(4, name="after")(h)
 
     leaves = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))
@@ -174,7 +175,7 @@ def test_a_shared_branch_parameter_that_was_recorded_outside_is_an_error_not_a_w
         @nn.compact
         def __call__(self, x):
             shared = Dense(4, name="shared")
-            return ResidualBranch(shared)(shared(x))
+            return ResidualBranch(shared, RULE, 1.0)(shared(x))
 
     with pytest.raises(InputError, match=r"'shared/kernel' of a residual branch was created outside"):
         param_info(Net(), Net(), jnp.zeros((1, 4)))
@@ -189,7 +190,7 @@ def test_flax_jit_does_not_carry_roles_from_one_place_or_model_to_another():
         @nn.compact
         def __call__(self, x):
             h = jitted(4, name="before")(x)
-            h = ResidualBranch(jitted(4, name="inside"), depth_ratio=self.ratio)(h)
+            h = ResidualBranch(jitted(4, name="inside"), RULE, self.ratio)(h)
             return jitted(4, name="after")(h)
 
     for ratio in (4.0, 9.0):
@@ -206,7 +207,7 @@ def test_parameters_of_setup_are_recorded_by_the_scope_around_them():
         def setup(self):
             with residual_scope(4.0):
                 self.kernel = self.param("kernel", annotated(nn.initializers.ones, ("width_in", "width_out")), (4, 4))
-            self.residual = ResidualBranch(lambda h: h @ self.kernel, depth_ratio=4.0)
+            self.residual = ResidualBranch(lambda h: h @ self.kernel, RULE, 4.0)
 
         def __call__(self, x):
             return self.residual(x)
@@ -248,7 +249,7 @@ def test_roles_are_found_through_scan_and_remat():
         @nn.compact
         def __call__(self, h, _):
             dense = Dense(self.width)
-            return ResidualBranch(lambda z: dense(nn.relu(z)), depth_ratio=2.0)(h), None
+            return ResidualBranch(lambda z: dense(nn.relu(z)), RULE, 2.0)(h), None
 
     class Net(nn.Module):
         width: int
@@ -342,27 +343,27 @@ class Misnamed(nn.Module):
         (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
         (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
         (
-            lambda: ResidualBranch(nn.Dense(1)).init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: ResidualBranch(nn.Dense(1), RULE, 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "maps shape (2, 4) to (2, 1), and the shortcut to (2, 4): they must agree",
         ),
         (
-            lambda: ResidualBranch(nn.Dense(4), depth_ratio=0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: ResidualBranch(nn.Dense(4), RULE, 0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "depth_ratio is 0: use depth / base_depth",
         ),
         (
-            lambda: Readout(4, width_ratio=-1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: Readout(4, RULE, -1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "Readout.width_ratio is -1.0",
         ),
         (
-            lambda: Readout(PRESETS["ode"], 4).init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: Readout(PRESETS["ode"], 4, 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "Readout.features is Parametrization: it must be a whole number. Write Readout(features, parametrization",
         ),
         (
-            lambda: Readout(4, "ode").init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: Readout(4, "ode", 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "rule is 'ode': pass a Parametrization, such as",
         ),
         (
-            lambda: ResidualBranch(nn.Dense(4), "ode").init(jax.random.key(0), jnp.zeros((2, 4))),
+            lambda: ResidualBranch(nn.Dense(4), "ode", 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
             "rule is 'ode': pass a Parametrization, such as",
         ),
         (

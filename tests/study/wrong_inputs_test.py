@@ -49,11 +49,25 @@ def task(width, depth):
 
 
 GRID = {"learning_rate": (0.1, 0.2)}
+VECTORS = ((X[:15], X[:15, :3]), (X[15:], X[15:, :3]))
+
+
+def output(function):
+    """A network whose result is ``function`` of the logits."""
+
+    class Changed(Net):
+        @nn.compact
+        def __call__(self, x):
+            return function(Net(self.width, self.depth, self.rule)(x))
+
+    return Changed
+
+
 WRONG = {  # call -> words of the sentence
     "a network in place of its class": (lambda: study(Net(8, 2, dm.PRESETS["sp"])), "build is Net", "lambda width"),
     "no depth": (lambda: study(lambda width: Net(width, 2, dm.PRESETS["sp"])), "'depth'", "build(width, depth"),
     "one split": (lambda: study(data=X), "data is ndarray", "(train, test)"),
-    "four splits": (lambda: study(data=(X, Y, X, Y)), "data is tuple", "(train, test)"),
+    "four arrays": (lambda: study(data=(X, Y, X, Y)), "data has 4 arrays", "(train, test)"),
     "a data set that is not there": (lambda: study(data="digitz").tune(), "digitz", "digits"),
     "a base of one number": (lambda: study(base=64), "base is 64", "(64, 4)"),
     "a base of no width": (lambda: study(base=(0, 4)), "the width in base is 0", "at least 1"),
@@ -63,7 +77,7 @@ WRONG = {  # call -> words of the sentence
     "a loss that is no function": (lambda: study(loss=3), "loss is 3", "cross_entropy"),
     "a loss that is not there": (lambda: study(loss="huber").tune(**GRID), "loss is 'huber'", "import path"),
     "an optimizer that is not there": (lambda: study(optimizer="addam").tune(**GRID), "addam", "adam"),
-    "no steps": (lambda: study(steps=1.5), "train.steps is 1.5", "int"),
+    "no steps": (lambda: study(steps=1.5), "steps is 1.5", "whole number"),
     "a large batch": (lambda: study(batch_size=100).tune(**GRID), "batch_size is 100", "15"),
     "a setting that is not there": (lambda: study(**{"train.eval_evry": 3}), "train.eval_evry", "train.eval_every"),
     "sizes as settings": (lambda: study(width=32), "width is 32", "base="),
@@ -80,7 +94,7 @@ WRONG = {  # call -> words of the sentence
     "no values": (lambda: study().tune(learning_rate=()), "learning_rate is empty", "at least one"),
     "a negative rate": (lambda: study().tune(learning_rate=(-1, 1)), "-1", "positive"),
     "no seeds": (lambda: study().tune(**GRID, seeds=0), "seeds is 0", "at least 1"),
-    "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "float"),
+    "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "a number"),
     "half a layer": (lambda: study().config(8, 2.5), "depth is 2.5", "whole number"),
     "a sampler with a grid": (
         lambda: study().tune(learning_rate=(0.1, 0.2, 0.4), trials=4),
@@ -92,6 +106,56 @@ WRONG = {  # call -> words of the sentence
     "multipliers that are missing": (lambda: study(Plain).optimizer(32, 4), "does not follow the rule", "audit=False"),
     "the optimizer of a task": (lambda: study(task, hyper={"rate": 1}).optimizer(8, 2), "dm.Task", "use that one"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task", "Audit"),
+    # Arguments as they were typed, not the fields and flags of the commands.
+    "a preset with a hyphen": (lambda: study(rule="depth-mup"), "rule is 'depth-mup': did you mean 'depth_mup'"),
+    "an optimizer's class": (lambda: study(optimizer="Adam").tune(**GRID), "optimizer is 'Adam'", "'adam'"),
+    "a model's name": (lambda: study("resmlp"), "build is 'resmlp'", "'res_mlp'"),
+    "a text for a size": (lambda: study(steps="100"), "steps is '100': use a whole number"),
+    "a text for the batch": (lambda: study(batch_size="5"), "batch_size is '5'", "whole number"),
+    "a text for a rate": (lambda: study().tune(learning_rate="1e-3"), "learning_rate has '1e-3'", "positive"),
+    "a rate twice": (lambda: study().tune(learning_rate=(0.1, 0.1)), "learning_rate has 0.1 twice"),
+    "a negative extension": (lambda: study().tune(**GRID, extend=-1), "extend is -1", "at least 0"),
+    "a split of lists": (lambda: study(data=(X.tolist(), Y.tolist())).tune(**GRID), "data: train[0] is a list", "pair"),
+    "texts as labels": (
+        lambda: study(data=((X[:15], Y[:15].astype(str)), (X[15:], Y[15:].astype(str)))).tune(**GRID),
+        "data: train[1] is an array of",
+        "numbers",
+    ),
+    "a loss of each example": (
+        lambda: study(loss=optax.softmax_cross_entropy_with_integer_labels).train(),
+        "loss is softmax_cross_entropy_with_integer_labels: it returns float32[5]",
+        "mean over the batch",
+    ),
+    "a field of the network": (lambda: study(lambda width, depth, heads: None), "heads=VALUE"),
+    # The first hours.
+    "inputs and targets": (lambda: study(data=(X, Y)), "data has 2 arrays", "(x_train, y_train)"),
+    "a list for hyper": (lambda: study(hyper=["a"]), "hyper is ['a']", "dictionary"),
+    "epochs and steps": (lambda: study(epochs=3), "steps is 5 and epochs is 3", "leave one out"),
+    "a number as directory": (lambda: study(workdir=3), "the work directory is 3", "path"),
+    "lr": (lambda: study().tune(lr=(0.1, 0.2)), "lr is not", "did you mean 'learning_rate'?"),
+    "a text for seeds": (lambda: study().tune(**GRID, seeds="3"), "seeds is '3'", "whole number"),
+    "half a seed": (lambda: study().tune(**GRID, seeds=1.5), "seeds is 1.5", "(0, 1, 2)"),
+    "lanes of the command": (lambda: study().tune(**GRID, lanes="auto"), "lanes is 'auto'", "None"),
+    "a shard beyond the last": (lambda: study().sweep(depths=(4,), **GRID, shard=(2, 2)), "shard is (2, 2)", "(0, 4)"),
+    "a shard of the command": (lambda: study().sweep(depths=(4,), **GRID, shard="0/2"), "shard is '0/2'", "(0, 4)"),
+    "a hook that is none": (lambda: study().tune(**GRID, on_record="x"), "on_record is 'x'", "function"),
+    "a sampler's name": (lambda: study().tune(**GRID, sampler="tpe"), "sampler is 'tpe'", "optuna.samplers"),
+    "a text for trials": (lambda: study().tune(**GRID, trials="4"), "trials is '4'", "whole number"),
+    "widths as text": (lambda: study().sweep(widths="8,16", **GRID), "widths is '8,16'", "whole number"),
+    "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "width is a dict", "**best"),
+    "all variables": (lambda: study().rescale_init({"params": {}}, 16, 4), "params has an entry 'params'"),
+    "another network's values": (
+        lambda: study().rescale_init({"a": X}, 16, 4),
+        "no such parameter at 'Dense_0/bias'",
+        "this width",
+    ),
+    "logits in a dictionary": (
+        lambda: study(output(lambda z: {"logits": z})).train(),
+        "returns a dict of float32[5, 3]",
+        "one array",
+    ),
+    "a sum of logits": (lambda: study(output(lambda z: z.sum())).train(), "the outputs are float32[]", "integers"),
+    "vectors for labels": (lambda: study(data=VECTORS).train(), "the targets float32[5, 3]", "integers"),
     "records that are not there": (lambda: dm.read_records("/nowhere"), "'/nowhere'", "workdir"),
     "all runs diverge": (
         lambda: study(loss=lambda z, y: z.sum() * np.inf).tune(**GRID, seeds=1, extend=0),
@@ -107,6 +171,17 @@ def test_a_wrong_input_ends_in_one_sentence_that_names_it_and_the_remedy(wrong):
     with pytest.raises(InputError) as error:
         call()
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_epochs_replace_the_default_number_of_steps():
+    train = dm.Study(Net, SPLITS, base=(8, 2), epochs=3, batch_size=5).config().train
+    assert (train.steps, train.epochs) == (0, 3)
+    assert dm.Study(Net, SPLITS, base=(8, 2)).config().train.steps > 0
+
+
+def test_names_of_fields_that_several_sections_have_stay_whole():
+    with pytest.raises(InputError, match=r"^optimizer\.kwargs\.eps is -1"):
+        study().tune(**GRID, **{"optimizer.kwargs.eps": (-1.0,)})
 
 
 def test_an_error_in_their_loss_says_which_function_failed_with_which_shapes():

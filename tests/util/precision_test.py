@@ -75,7 +75,7 @@ def test_a_setting_of_the_user_holds(setting, precision):
 )
 def test_a_readouts_factors_and_those_of_its_gradients_have_the_precision_of_the_models_dtype(dtype, named):
     x = jnp.ones((2, 8))
-    logits = lambda x: dm.Readout(5, dtype=dtype).init_with_output(jax.random.key(0), x)[0]
+    logits = lambda x: dm.Readout(5, dm.PRESETS["mup"], 1.0, dtype=dtype).init_with_output(jax.random.key(0), x)[0]
     products = re.findall(r"precision=(.*)", str(jax.make_jaxpr(jax.grad(lambda x: jnp.sin(logits(x)).sum()))(x)))
     assert set(products) == named
     for stream in (x, x.astype(dtype)):

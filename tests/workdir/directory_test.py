@@ -98,7 +98,10 @@ def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
 
 def test_records_of_unknown_work_are_refused_and_kept(tmp_path):
     (tmp_path / "records.jsonl").write_text("hours of work")
-    with pytest.raises(InputError, match=r"holds 'records.jsonl' of unknown work"), claimed(tmp_path, COORD_CHECK):
+    with (
+        pytest.raises(InputError, match=r"holds 'records.jsonl', which another program"),
+        claimed(tmp_path, COORD_CHECK),
+    ):
         pytest.fail("the work began")
     assert content(tmp_path) == {tmp_path / "records.jsonl": b"hours of work"}
 
@@ -110,7 +113,9 @@ def test_files_of_another_program_are_refused_and_kept(name, overwrite, tmp_path
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text('{"model_type": "bert"}')
     before = content(tmp_path)
-    with pytest.raises(InputError, match=rf"holds {name.split('/')[0]!r} of unknown work: choose another"):
+    with pytest.raises(
+        InputError, match=rf"holds {name.split('/')[0]!r}, which another program may have written: choose"
+    ):
         train_and_evaluate(config(), tmp_path, overwrite=overwrite)
     assert content(tmp_path) == before
 

@@ -87,7 +87,7 @@ def test_a_run_in_s3_that_is_interrupted_ends_as_an_undisturbed_one(s3, tmp_path
     read, copy = load_run("s3://bucket/run", which="best"), load_run(tmp_path / "copy", which="best")
     assert read.result == copy.result
     jax.tree.map(np.testing.assert_array_equal, read.params, copy.params)
-    with pytest.raises(InputError, match="there is no directory 's3://bucket/nothing'"):
+    with pytest.raises(InputError, match="'s3://bucket/nothing' does not exist"):
         load_run("s3://bucket/nothing")
 
 

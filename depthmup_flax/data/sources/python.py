@@ -63,7 +63,7 @@ PYTHON = Source("python:<module>:<function>", load_python, "arrays", ())
 
 def _parts(path: str, where: str) -> tuple[Any, Any, UserPrepare | None]:
     """Training and test data, and prepare."""
-    found = resolve(path, "the function in data.name")
+    found = resolve(path, "the function in data.name", "my_package.data:load")
     if callable(found):
         with calling(path):
             found = found()

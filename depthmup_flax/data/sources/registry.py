@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import numbers
+import os
 from collections.abc import Callable
 
 from depthmup_flax.data.augmentation import check_augmentation
@@ -14,13 +15,14 @@ from depthmup_flax.data.sources.source import Source
 from depthmup_flax.data.sources.text_file import TEXT
 from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
-from depthmup_flax.user_code.named import is_import_path
+from depthmup_flax.user_code.named import is_import_path, is_module
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.
 SOURCES: dict[str, Source] = {
     source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT, PYTHON)
 }
+_LARGEST_SIDE = 2**14
 _CHOICES = {"placement": ("auto", "device", "stream"), "on_bad_example": ("error", "skip"), "tokenizer": TOKENIZERS}
 
 
@@ -96,6 +98,8 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     share = fields.validation_fraction
     if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
         raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
+    if fields.image_size > _LARGEST_SIDE:
+        raise InputError(f"data.image_size is {fields.image_size}: use at most {_LARGEST_SIDE} pixels.")
     if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
         raise InputError(
             f"data.suffixes is {fields.suffixes!r}: {min(unknown)!r} is not read. Separate some of "
@@ -123,17 +127,28 @@ def find_source(name: str) -> tuple[Source, str]:
     source = SOURCES.get(word)
     if source is not None and (bool(place) if source.has_place else not colon):
         return source, place
-    meant = closest(word, SOURCES)
-    if word.endswith(".txt"):
-        guess = f"text:{name}"
-    elif "/" in word:
-        guess = f"folder:{name}"
-    elif meant is None and is_import_path(name):
-        guess = f"python:{name}"
-    elif meant is None:
-        guess = f"tfds:{word}"
-    else:
-        guess = f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
-    hint = f" Did you mean {guess!r}?" if word and guess != name else ""
+    guess = _meant(name)
+    hint = " Data from elsewhere, such as Hugging Face, come from a function of yours."
+    if guess != name:
+        hint = f" Did you mean {guess!r}?"
     *most, last = (source.form for source in SOURCES.values())
     raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}.{hint}")
+
+
+def _meant(name: str) -> str:
+    """What a wrong ``data.name`` probably means; itself if nothing is probable."""
+    word, colon, place = name.partition(":")
+    meant, module = closest(word, SOURCES), word.partition(".")[0]
+    if os.path.isdir(os.path.expanduser(name)):
+        return f"folder:{name}"
+    if name.endswith(".txt"):
+        return f"text:{name}"
+    if meant is not None:
+        return f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
+    if module.isidentifier() and is_module(module):  # which is not imported
+        path = name if colon else ":".join(word.rsplit(".", 1))
+        if is_import_path(path):
+            return f"python:{path}"
+    if colon or os.path.splitext(name)[1] or not name:
+        return name
+    return f"folder:{name}" if os.sep in name else f"tfds:{name}"

@@ -29,7 +29,8 @@ def _read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
     field = f"data.name is 'text:{path}'"
     file = os.path.expanduser(path)
     if not os.path.isfile(file):
-        raise NotHere(f"{field}: there is no file {file!r}. Give the path of a text file.")
+        problem = f"{file!r} is no file" if os.path.exists(file) else f"there is no file {file!r}"
+        raise NotHere(f"{field}: {problem}. Give the path of a text file.")
     try:
         with open(file, "rb") as opened:
             content = opened.read()

@@ -88,8 +88,9 @@ def run(
 
     InputError for an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
-    module = figure_module(config.get("figure"))
-    require_matplotlib()
+    configs.require_command(config, "limits")
+    module = figure_module(config.figure)
+    require_matplotlib("figure")
     cases = module.cases(config)
     with workdirs.claimed(workdir, workdirs.LIMITS) as claim:
         directory = claim.directory
