@@ -14,7 +14,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
     base = default_config("res_mlp")
     base.model.update(base_width=32, base_depth=4, width=32, depth=4)
-    base.optimizer.update(name="adam", learning_rate=1e-3, frozen=("stem", "readout"))
+    base.optimizer.update(name="adam", learning_rate=1e-3)
     base.train.update(
         batch_size=64,
         steps=at_scale(scale, smoke=20, cpu=200),

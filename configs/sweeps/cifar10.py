@@ -1,0 +1,52 @@
+"""Does the rate transfer where nothing is frozen and nothing memorized: residual MLP on CIFAR-10, Adam, two rules.
+
+    depthmup sweep --config=sweeps/cifar10 --workdir=runs/cifar10
+    depthmup report runs/cifar10
+
+The figure of the README. Every layer is trained, in two passes over all 50,000 images at 16 x 16 pixels, with a warm-up
+and a cosine. The control is the standard parametrization; over depth alone muP has the same runs. ``joint`` multiplies
+width and depth by four. Grid, length and seeds were committed before the runs.
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import default_config
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep."""
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(64, 4))
+    steps = at_scale(scale, smoke=20, cpu=1562)
+    base = default_config("res_mlp")
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    base.data.update(name="tfds:cifar10", image_size=16)
+    if scale == "smoke":
+        base.data.update(name="synthetic", train_examples=256, test_examples=64)
+    base.optimizer.update(name="adam", warmup_steps=steps // 15, schedule="cosine")
+    base.train.update(batch_size=64, epochs=0.0, steps=steps, average_steps=steps // 20, log_every=steps // 20)
+    common = {
+        "parametrization.preset": ("depth_mup", "sp"),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1, 2, 3, 4)),
+    }
+    grids = {
+        "depths": {
+            "model.depth": at_scale(scale, smoke=(2, 8), cpu=(4, 16, 64)),
+            "optimizer.learning_rate": powers_of_two(-13, -6, at_scale(scale, smoke=3, cpu=1)),
+            **common,
+        },
+        "joint": {
+            "model.width": (4 * width,),
+            "model.depth": (4 * depth,),
+            "optimizer.learning_rate": powers_of_two(-12, -7, at_scale(scale, smoke=3, cpu=1)),
+            **common,
+        },
+    }
+    return sweep_config(
+        base,
+        grids,
+        figure="cifar10",
+        title="Learning rate over depth, and over width and depth: residual MLP on CIFAR-10, every layer trained",
+        scale=scale,
+        extend=2,
+    )
