@@ -1,11 +1,11 @@
-"""Does the rate transfer where nothing is frozen and nothing memorized: residual MLP on CIFAR-10, Adam, two rules.
+"""Start here. CIFAR-10, learning rate of a residual MLP over depth, and over width and depth together.
 
-    depthmup sweep --config=sweeps/cifar10 --workdir=runs/cifar10
-    depthmup report runs/cifar10
+    depthmup sweep --config=sweeps/cifar10
+    depthmup report
 
-The figure of the README. Every layer is trained, in two passes over all 50,000 images at 16 x 16 pixels, with a warm-up
-and a cosine. The control is the standard parametrization; over depth alone muP has the same runs. ``joint`` multiplies
-width and depth by four. Grid, length and seeds were committed before the runs.
+The figure of the README: every layer is trained with Adam, a warm-up and a cosine, in two passes over all 50,000 images
+at 16 x 16 pixels. The control is the standard parametrization; over depth alone muP has the same runs. ``joint``
+multiplies width and depth by four. Grid, length and seeds were committed before the runs.
 """
 
 from ml_collections import ConfigDict
