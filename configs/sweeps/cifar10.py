@@ -5,7 +5,8 @@
 
 The figure of the README: every layer is trained with Adam, a warm-up and a cosine, in two passes over all 50,000 images
 at 16 x 16 pixels. The control is the standard parametrization; over depth alone muP has the same runs. ``joint``
-multiplies width and depth by four. Grid, length and seeds were committed before the runs.
+doubles the width at four times the depth. Grid, length and seeds were committed before the runs; then, before a run of
+it had started, ``joint`` became half as wide, for time.
 """
 
 from ml_collections import ConfigDict
@@ -36,7 +37,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             **common,
         },
         "joint": {
-            "model.width": (4 * width,),
+            "model.width": (2 * width,),
             "model.depth": (4 * depth,),
             "optimizer.learning_rate": powers_of_two(-12, -7, at_scale(scale, smoke=3, cpu=1)),
             **common,
