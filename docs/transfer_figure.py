@@ -5,6 +5,7 @@ Loss against learning rate at several sizes without and with Depth-muP; records:
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 import figure_look
@@ -17,7 +18,8 @@ from depthmup_flax.report.transfer import Row
 
 HERE = pathlib.Path(__file__).parent
 PANELS = {"sp": "without the rule", "depth_mup": "Depth-muP"}
-LOW, TOP = 1.34, 1.72
+LOW, TOP = 1.31, 1.72
+CHANCE = math.log(10)
 
 
 def label(row: Row) -> str:
@@ -33,10 +35,12 @@ def draw(axes: Axes, rows: list[Row]) -> None:
         curve, wide = row.curve, row.curve.width > 64
         color = "#d55e00" if wide else matplotlib.colormaps["viridis_r"](0.25 + 0.75 * depths.index(curve.depth) / 2)
         means, deviations = curve.losses.mean(0), curve.losses.std(0, ddof=1)
+        learns = means < CHANCE
         if row.trains:
-            look = {"color": color, "marker": "s" if wide else "o", "markersize": 3.5}
-            axes.plot(curve.x, means, label=label(row), **look)
-            axes.fill_between(curve.x, means - deviations, means + deviations, color=color, alpha=0.2, linewidth=0)
+            look = {"color": color, "marker": "s" if wide else "o", "markersize": 3.5, "label": label(row)}
+            axes.plot(curve.x[learns], means[learns], **look)
+            low, high = (means - deviations)[learns], (means + deviations)[learns]
+            axes.fill_between(curve.x[learns], low, high, color=color, alpha=0.2, linewidth=0)
     untrained = ", ".join(label(row) for row in rows if not row.trains)
     if untrained:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
@@ -55,7 +59,7 @@ def main() -> None:
         axes.set(
             xlabel="learning rate",
             title=title,
-            xlim=(2**-13.3, 2**-3.7),
+            xlim=(2**-13.3, 2**-4.3),
             ylim=(LOW, TOP),
             xticks=[2.0**k for k in (-12, -9, -6)],
         )
