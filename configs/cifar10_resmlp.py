@@ -2,8 +2,8 @@
 
     depthmup train --config=cifar10_resmlp --workdir=runs/cifar10_resmlp
 
-The figure has depths 8 to 1024 (--config.model.depth). Prepare the data once (README) and set its directory with
---config.data.data_dir. Small scale, 35 seconds on 2 CPU cores, 10 of them to read the images: training loss of
+The figure has depths 8 to 1024 (--config.model.depth). Prepare the data once (docs/training.md) and set its directory
+with --config.data.data_dir. Small scale, 35 seconds on 2 CPU cores, 10 of them to read the images: training loss of
 the last 1000 steps 1.206 +- 0.004, test accuracy 48.9 % +- 0.7 (n = 3 seeds, standard deviation):
 
     depthmup train --config=cifar10_resmlp --workdir=runs/resmlp_small --config.model.depth=16

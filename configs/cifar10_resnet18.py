@@ -2,7 +2,7 @@
 
     depthmup train --config=cifar10_resnet18 --workdir=runs/resnet18
 
-Prepare the data once (README) and set its directory with --config.data.data_dir. The paper prints no learning rate:
+Prepare the data once (docs/training.md) and set its directory with --config.data.data_dir. The paper prints no rate:
 this one is between two tried at a quarter of the width for 300 steps (train loss 1.785 at 0.05, 1.783 at 0.2;
 one seed). Small scale, 200 to 300 seconds on 2 shared CPU cores: training loss of the first epoch 1.528 +- 0.008, test
 accuracy 52.2 % +- 1.4 (n = 2 seeds, standard deviation):

@@ -2,7 +2,7 @@
 
     depthmup train --config=imagenet_resnet18 --workdir=runs/imagenet_resnet18
 
-Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's own files (README). Not run on ImageNet
+Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's files (docs/input.md). Not run on ImageNet
 itself. Small scale, on 20 classes of Tiny ImageNet (10,000 images of 64 pixels), for two epochs at a quarter of the
 width: train loss 2.655 at 0.003, 2.528 at 0.01, 2.557 at 0.03 (one seed each). Four epochs at 0.02: training loss of
 the last 2.265, test accuracy 33.8 % (one seed, 106 seconds on 2 shared CPU cores):

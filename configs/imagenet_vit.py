@@ -2,7 +2,7 @@
 
     depthmup train --config=imagenet_vit --workdir=runs/imagenet_vit
 
-Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's own files (README). Not run on ImageNet
+Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's files (docs/input.md). Not run on ImageNet
 itself; the rate is the one of tiny_imagenet_vit.py. Small scale, on 20 classes of Tiny ImageNet (10,000 images of 64
 pixels), 60 to 105 seconds on 2 shared CPU cores: training loss of the last of 4 epochs 2.463 +- 0.004, test accuracy
 25.1 % +- 1.2 (n = 2 seeds, standard deviation; 16 patches are few):

@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 scale=$1
 shift
 mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
-others="digits lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
+others="digits cifar10 lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
   which_exponent_mlp which_exponent_gpt which_exponent_vit
   ntk linear_kernel linear_limit limit_convergence training_curve phase_diagram diversity"

@@ -1,5 +1,5 @@
-"""Every Python block of README.md and docs/ runs alone; every command of README.md and docs/your_network.md runs, or
-needs what is not here.
+"""Every Python block of README.md and docs/ runs alone; every command of README.md and of two pages runs, or needs what
+is not here.
 
 A block runs in a new namespace, in a directory with the runs and files of `_provide`. A block that begins with
 ``# name.py`` is also that file, for the page's other blocks. A line above a block changes this:
@@ -196,8 +196,12 @@ def test_the_configs_that_commands_name_exist(page):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "names"),
-    [(README, {"train", "sweep", "report"}), (ROOT / "docs" / "your_network.md", {"train", "tune"})],
-    ids=["README.md", "your_network.md"],
+    [
+        (README, {"tune"}),
+        (ROOT / "docs" / "getting_started.md", {"train", "sweep", "report"}),
+        (ROOT / "docs" / "your_network.md", {"train", "tune"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, pathlib.Path) else "",
 )
 def test_the_commands_of_a_page_run(page, names, place):
     """In order, in one directory that has the page's files, shortened by flags."""

@@ -25,8 +25,8 @@ def import_all():
             importlib.import_module(module.name)
 
 
-def readme_example(root):
-    text = (root / "README.md").read_text()
+def front_page_example(root):
+    text = (root / "docs" / "index.md").read_text()
     example = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL).group(1)
     names = {}
     exec(example, names)
@@ -55,7 +55,7 @@ def main():
     present = [name for name in FROM_EXTRAS if importlib.util.find_spec(name)]
     assert not present, f"not an environment with the core alone: it has {', '.join(present)}"
     import_all()
-    readme_example(pathlib.Path(__file__).parents[1])
+    front_page_example(pathlib.Path(__file__).parents[1])
     report = docstring_example(dm.coord_check)["report"]
     assert report.ok is not None
     assert abs(float(dm.theory.gram([[1.0, 0.0], [0.0, 2.0]])[1, 1]) - 2.0) < 1e-6

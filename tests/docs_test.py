@@ -11,9 +11,13 @@ import pathlib
 import re
 import sys
 
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
 import pytest
 
 import depthmup_flax
+import depthmup_flax as dm
 from depthmup_flax.commands.table import COMMANDS
 from depthmup_flax.config import shipped as shipped_configs
 
@@ -82,10 +86,21 @@ def test_commands_of_pages_exist():
             assert shipped_configs.path_of(config)
 
 
-def test_the_front_page_has_the_example_of_the_readme():
-    example = re.search(r"<!-- example -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert example
-    assert ("python", example[1]) in blocks("index.md")
+def sides_of_the_diff(page):
+    """The program before and after the README's diff."""
+    diff = re.search(r"<!-- diff -->\n```diff\n(.*?)```", page.read_text(), re.DOTALL)
+    return ["".join(line[1:] or "\n" for line in diff[1].splitlines(keepends=True) if line[0] != out) for out in "+-"]
+
+
+def test_readme_and_front_page_have_the_same_diff_and_what_it_adds_is_all_that_the_audit_asks_for():
+    before, after = sides_of_the_diff(ROOT / "README.md")
+    assert [before, after] == sides_of_the_diff(DOCS / "index.md")
+    known = {"nn": nn, "dm": dm, "optax": optax, "rule": dm.get_parametrization("depth_mup"), "x": jnp.ones((1, 784))}
+    exec(before, plain := dict(known))
+    assert dm.audit(plain["Net"](64, 8), plain["Net"](32, 4), known["x"]).verdict == "missing"
+    exec(after, ruled := dict(known))
+    assert ruled["audit"].verdict == "ok"
+    assert isinstance(ruled["optimizer"], optax.GradientTransformation)
 
 
 def shown_and_printed(page):

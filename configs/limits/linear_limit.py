@@ -1,7 +1,7 @@
 """Linear residual networks in training on images against theory, over width and depth (TP6 Fig. 8 and 9, section 10.1).
 
     depthmup limits --config=limits/linear_limit --workdir=runs/linear_limit
-    ... --config.data.name=tfds:mnist                   # the paper's set, once prepared; or folder:DIR, see README
+    ... --config.data.name=tfds:mnist                   # the paper's set, prepared; or folder:DIR, see docs/input.md
 
 Claim: root mean squares of layers after 1, 5 and 10 steps approach theory at their depth as n^-1 in square error, and
 theory approaches infinite depth as L^-1. 2.5 minutes on two cores, with MNIST.

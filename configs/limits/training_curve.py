@@ -1,7 +1,7 @@
 """The training curve that theory computes, with no fitted parameter, against networks of many widths and depths.
 
     depthmup limits --config=limits/training_curve --workdir=runs/training_curve
-    ... --config.data.name=tfds:cifar10                 # once prepared; or folder:DIR, see README
+    ... --config.data.name=tfds:cifar10                 # once prepared; or folder:DIR, see docs/input.md
 
 Residual MLPs with ReLU, all layers trained, take full-batch steps of SGD on a few images. B24's mean field theory
 computes their outputs at infinite width and depth. Claim: the square error of a network is a sum of two parts, of order

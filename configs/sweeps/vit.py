@@ -1,4 +1,4 @@
-"""Learning rate over depth: vision transformer with and without LayerNorm, Adam (B24 Fig. 3).
+"""Start here. A vision transformer, with and without LayerNorm, learning rate over depth, Adam (B24 Fig. 3).
 
     depthmup sweep --config=sweeps/vit --workdir=runs/vit
 

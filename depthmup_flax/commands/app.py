@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 from depthmup_flax import __version__
 from depthmup_flax.commands.parser import is_help_asked_for
-from depthmup_flax.commands.table import COMMANDS, module_and_parser
+from depthmup_flax.commands.table import COMMANDS, GROUPS, module_and_parser
 from depthmup_flax.commands.user_traceback import user_traceback
 from depthmup_flax.config import shipped
 from depthmup_flax.util.errors import (
@@ -80,7 +80,8 @@ def _command_for(word: str) -> str:
 
 def usage() -> str:
     """The help of ``depthmup`` itself."""
-    commands = "\n".join(f"  {name:11} {what}" for name, what in COMMANDS.items())
+    rows = lambda group: "\n".join(f"  {name:11} {what}" for name, what in group.items())
+    commands = "\n\n".join(f"{heading}\n{rows(group)}" for heading, group in GROUPS.items())
     return f"""\
 depthmup: tune a small network once, train a deeper, wider one with the same hyperparameters.
 

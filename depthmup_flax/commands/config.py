@@ -23,6 +23,7 @@ import re
 import shlex
 import shutil
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from depthmup_flax.commands.parser import Parser
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 _GROUPS = {"": "train", "sweeps": "sweep", "limits": "limits"}  # of shipped configs, before "/" -> command
+_START = "Start here. "  # how the docstrings of the first sweeps begin
+_KINDS = ("", ": start here", ": the figures of the papers", ": beyond the papers")  # of configs; all but one of sweeps
 _LEFT = 30  # columns of "name=value"
 _LONG = 60  # columns of a value; longer tuples are abbreviated
 
@@ -91,16 +94,30 @@ def main(args: argparse.Namespace) -> None:
 
 
 def listing() -> str:
-    """The shipped configs by command, each with the first line of its docstring."""
+    """The shipped configs by command and kind, each with the first line of its docstring."""
     blocks = []
     for group, command in _GROUPS.items():
-        names = [name for name in shipped.names() if name.rpartition("/")[0] == group]
-        width = max(map(len, names))
-        summaries = (_summary(shipped.path_of(name)) for name in names)
-        clipped = (textwrap.shorten(text, _columns() - width - 4, placeholder=" ...") for text in summaries)
-        rows = [f"  {name:{width}}  {text}" for name, text in zip(names, clipped, strict=True)]
-        blocks.append("\n".join([f"depthmup {command} --config=NAME", *rows]))
+        of_group = [name for name in shipped.names() if name.rpartition("/")[0] == group]
+        summaries = {name: _summary(shipped.path_of(name)) for name in of_group}
+        for kind in _KINDS:
+            rows = {name: text.removeprefix(_START) for name, text in summaries.items() if _kind(group, text) == kind}
+            blocks += [_block(f"depthmup {command} --config=NAME{kind}", rows)] if rows else []
     return "\n\n".join([*blocks, "depthmup config NAME explains one, depthmup config --copy NAME my.py copies it."])
+
+
+def _block(heading: str, rows: Mapping[str, str]) -> str:
+    """Names and texts under a heading; each fits a line."""
+    width = max(map(len, rows))
+    shorten = lambda text: textwrap.shorten(text, _columns() - width - 4, placeholder=" ...")
+    return "\n".join([heading, *(f"  {name:{width}}  {shorten(text)}" for name, text in rows.items())])
+
+
+def _kind(group: str, summary: str) -> str:
+    """The one of `_KINDS` of a config."""
+    if group != "sweeps":
+        return _KINDS[0]
+    of_paper = "TP6" in summary or "B24" in summary
+    return _KINDS[1] if summary.startswith(_START) else _KINDS[2] if of_paper else _KINDS[3]
 
 
 def copied(name: str, target: str) -> str:

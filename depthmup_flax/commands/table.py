@@ -7,20 +7,29 @@ from types import ModuleType
 
 from depthmup_flax.commands.parser import Parser
 
-# Name -> what it does. Each is a module of this package with define(parser) and main(args).
-COMMANDS = {
-    "train": "train one network",
-    "sweep": "train a grid over learning rate, width, depth, seed, ...",
-    "report": "figures, tables and a verdict from a sweep",
-    "tune": "tune a small network and write the config of the large one",
-    "check": "the coordinate check: does a network follow the rule?",
-    "predict": "apply a trained network",
-    "plan": "memory, time and communication on devices that you do not have",
-    "limits": "theory of infinite networks against trained ones",
-    "config": "list the shipped configs; explain or copy one",
-    "doctor": "what is installed and what is missing",
-    "completion": "a script for the TAB key of bash, zsh, fish",
+# Heading -> name -> what it does. Each is a module of this package with define(parser) and main(args).
+GROUPS = {
+    "everyday": {
+        "train": "train one network",
+        "tune": "tune a small network and write the config of the large one",
+        "sweep": "train a grid over learning rate, width, depth, seed, ...",
+        "report": "figures, tables and a verdict from a sweep",
+        "predict": "apply a trained network",
+    },
+    "verify": {
+        "check": "the coordinate check: does a network follow the rule?",
+        "plan": "memory, time and communication on devices that you do not have",
+        "doctor": "what is installed and what is missing",
+    },
+    "configs and shell": {
+        "config": "list the shipped configs; explain or copy one",
+        "completion": "a script for the TAB key of bash, zsh, fish",
+    },
+    "papers": {
+        "limits": "theory of infinite networks against trained ones",
+    },
 }
+COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 
 
 def module_and_parser(name: str) -> tuple[ModuleType, Parser]:

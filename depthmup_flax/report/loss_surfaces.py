@@ -97,6 +97,7 @@ class Network:
 class Surface(Network):
     """Losses over x and y."""
 
+    point: Json  # of one of its runs: dotted config field -> value
     y: np.ndarray  # (Y,)
     ended: np.ndarray  # (Y, X), number of runs
 
@@ -226,6 +227,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
         losses=losses,
         diverged=ended - np.isfinite(losses).sum(0),
         slices=slices,
+        point=first.point,
         y=np.array(y),
         ended=ended,
     )

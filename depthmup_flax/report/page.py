@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from depthmup_flax.records.table import TRAIN
-from depthmup_flax.report import tables
+from depthmup_flax.report import settings, tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import EVALUATED, number
 from depthmup_flax.report.sheet import Band, Sheet
@@ -73,6 +73,7 @@ def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
         f"<p><b>{escape(data['headline'])}</b></p>\n"
         + f"<ul>{_items([*tables.other_verdicts(data), *data['notes']])}</ul>\n"
         + _tables(data, analysis)
+        + f"<p>{escape(settings.sentence(data['settings']))}</p>\n"
         + (f'<img alt="{escape(data["headline"])}" src="{address}" style="max-width: 100%">\n' if picture else "")
     )
 
@@ -111,9 +112,10 @@ def _claims(data: Json) -> str:
 
 
 def _facts(data: Json) -> str:
-    """The axes of the sweep, devices and versions."""
+    """What was trained, the axes of the sweep, devices and versions."""
     facts = {
         "figure, scale": f"{data['figure']}, {data['scale']}",
+        **data["settings"],
         **{axis: ", ".join(map(number, values)) for axis, values in data["axes"].items()},
         "devices": "; ".join(data["devices"]),
         "time": tables.duration(data["hours"]),

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from depthmup_flax.records.table import TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import transfer, verdict
+from depthmup_flax.report import settings, transfer, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Analysis, Row, Variant
@@ -43,6 +43,7 @@ def as_data(
         "loss": analysis.loss,
         "second": analysis.other.axis if analysis.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
+        "settings": settings.settings(info, analysis),
         "runs": len(records),
         "diverged": sum(int(surface.diverged.sum()) for surface in analysis.surfaces),
         "seeds": sorted({record.seed for record in records}),
@@ -251,7 +252,8 @@ def as_text(data: Json, analysis: Analysis) -> str:
     if data["claims"]:
         lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
     facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {duration(data['hours'])}"
-    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), facts])
+    trained = settings.sentence(data["settings"])
+    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), trained, facts])
 
 
 def other_verdicts(data: Json) -> list[str]:

@@ -106,7 +106,8 @@ def verdicts(analysis: Analysis, tolerance: float = TOLERANCE) -> list[Verdict]:
             continue
         others = [row for row in variant.rows if row is not variant.base]
         larger = [row for row in others if row.curve.width >= base.width and row.curve.depth >= base.depth]
-        axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in analysis.axes}
+        through_base = [axis for axis in analysis.axes if axis.fixed == base.size(axis.other)]
+        axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in through_base}
         axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
         results += [_verdict(analysis, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
     return results

@@ -1,4 +1,4 @@
-"""What a user types and sees: the command line, the README, and what importing the package costs."""
+"""What a user types and sees: the command line, the first pages, and what importing the package costs."""
 
 import importlib.util
 import os
@@ -79,8 +79,8 @@ require_unchanged("train_and_evaluate")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_readme_example_runs_and_prints_the_audit(tmp_path):
-    text = (ROOT / "README.md").read_text()
+def test_the_example_of_the_front_page_runs_and_prints_the_audit(tmp_path):
+    text = (ROOT / "docs" / "index.md").read_text()
     example = tmp_path / "example.py"
     example.write_text(re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL).group(1))
     done = run_command(example)
@@ -91,8 +91,8 @@ def test_the_readme_example_runs_and_prints_the_audit(tmp_path):
     assert "ok: every factor was read" in done.stdout
 
 
-def test_the_readme_lists_every_room_and_every_file_beside_them():
-    block = (ROOT / "README.md").read_text().split("## Files")[1].split("```")[1]
+def test_contributors_read_of_every_room_and_every_file_beside_them():
+    block = (ROOT / "CONTRIBUTING.md").read_text().split("## Files")[1].split("```")[1]
     listed = set()
     for line in block.strip("\n").splitlines():
         indent, names = re.match(r"( *)(\S+(?: \S+)*)(?:  |$)", line).groups()

@@ -40,10 +40,20 @@ def test_every_field_of_a_default_config_has_its_own_explanation(model):
 
 def test_the_list_has_every_shipped_config_in_a_line_of_a_terminal():
     lines = shown().splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
-        shipped_configs.names(), key=lambda name: (name.startswith("limits/"), name.startswith("sweeps/"), name)
-    )
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(shipped_configs.names())
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_list_has_groups_of_one_command_and_three_sweeps_to_start_with():
+    groups = {}
+    for block in shown().split("\n\n")[:-1]:
+        heading, *rows = block.splitlines()
+        groups[heading] = [row.split()[0] for row in rows]
+    folders = {heading: {name.rpartition("/")[0] for name in names} for heading, names in groups.items()}
+    assert all(len(of_group) == 1 for of_group in folders.values())
+    first, *rest = [names for heading, names in groups.items() if folders[heading] == {"sweeps"}]
+    assert first == ["sweeps/cifar10", "sweeps/digits", "sweeps/vit"]
+    assert all("sweeps/megatron" not in names or "sweeps/muon" not in names for names in rest)
 
 
 def test_a_config_is_explained_with_values_and_defaults_and_without_loading_data():
@@ -65,7 +75,7 @@ def test_flags_and_a_section_change_what_is_shown():
 def test_a_sweep_shows_its_axes_and_what_it_changes_and_all_fields_of_its_runs_if_asked():
     text = shown("sweeps/digits")
     assert "model.depth=(4, 16, 64)     L, the number of residual blocks" in text
-    assert "* frozen=('stem', 'readout')" in text
+    assert "* base_width=32" in text
     assert "weight_decay" not in text
     assert "weight_decay=0.0" in shown("sweeps/digits", "base")
     assert "seeds=16 " in shown("limits/ntk", "--config.scale=smoke")

@@ -1,5 +1,6 @@
 """Verdicts of sweeps whose truth is planted: words, coverage of intervals, error rates, the seeds that would do."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -53,6 +54,16 @@ def test_a_rate_that_moves_little_transfers_and_one_that_moves_far_does_not():
     assert ours.sentence.startswith("depth_mup transfers over depth: the learning rate tuned at depth 4 costs 0.0")
     assert " in training loss at depth 64; the optimum drifts by +0." in ours.sentence
     assert "mup does not transfer over depth" in theirs.sentence
+
+
+def test_networks_that_are_wider_and_deeper_than_the_base_say_nothing_about_width_alone():
+    whole = planted({"depth_mup": 0.0})
+    sizes = {"model.width": (64, 128), **whole.info.axes}
+    sweep = sweep_of(lambda point: 2 + 0.03 * (math.log2(point[X]) + 8) ** 2, {k: tuple(v) for k, v in sizes.items()})
+    is_run = lambda record: record.width == 64 or record.depth == 16
+    sweep = dataclasses.replace(sweep, records=[record for record in sweep.records if is_run(record)])
+    judged = {one.axis: one.row.size for one in verdicts(study_of(sweep))}
+    assert judged == {"depth": (64, 64), "width and depth": (128, 16)}
 
 
 def test_the_headline_judges_the_rule_against_its_control():

@@ -2,7 +2,7 @@
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
 `nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
-infinite depth; `finite_size` splits the distance of finite networks to the limit. The README has an example.
+infinite depth; `finite_size` splits the distance of finite networks to the limit. docs/theory.md has an example.
 """
 
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error

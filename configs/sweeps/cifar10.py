@@ -1,0 +1,45 @@
+"""Start here. CIFAR-10, learning rate of a residual MLP over depth, and over width and depth together.
+
+    depthmup sweep --config=sweeps/cifar10
+    depthmup report
+
+The figure of the README: every layer is trained with Adam, a warm-up and a cosine, in two passes over all 50,000 images
+at 16 x 16 pixels. The control is the standard parametrization; over depth alone muP has the same runs. ``joint``
+doubles the width at four times the depth. Grid, length and seeds were committed before the runs; then, before a run of
+it had started, ``joint`` became half as wide, for time.
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import default_config
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep."""
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(64, 4))
+    steps = at_scale(scale, smoke=20, cpu=1562)
+    base = default_config("res_mlp")
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    base.data.update(name="tfds:cifar10", image_size=16)
+    if scale == "smoke":
+        base.data.update(name="synthetic", train_examples=256, test_examples=64)
+    base.optimizer.update(name="adam", warmup_steps=steps // 15, schedule="cosine")
+    base.train.update(batch_size=64, epochs=0.0, steps=steps, average_steps=steps // 20, log_every=steps // 20)
+    common = {
+        "parametrization.preset": ("depth_mup", "sp"),
+        "optimizer.learning_rate": powers_of_two(-13, -6, at_scale(scale, smoke=3, cpu=1)),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1, 2, 3, 4)),
+    }
+    grids = {
+        "depths": {"model.depth": at_scale(scale, smoke=(2, 8), cpu=(4, 16, 64)), **common},
+        "joint": {"model.width": (2 * width,), "model.depth": (4 * depth,), **common},
+    }
+    return sweep_config(
+        base,
+        grids,
+        figure="cifar10",
+        title="Learning rate over depth, and over width and depth: residual MLP on CIFAR-10, every layer trained",
+        scale=scale,
+        extend=2,
+    )

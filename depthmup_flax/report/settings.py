@@ -1,0 +1,95 @@
+"""What the runs of a report trained, from their configs: model, rule, optimizer, frozen layers, length, data, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from depthmup_flax.records.run_hash import ADDED, EXECUTION
+from depthmup_flax.records.table import SEED, SweepInfo
+from depthmup_flax.report.loss_surfaces import number
+from depthmup_flax.report.transfer import Analysis
+from depthmup_flax.util.types import Json
+
+_SIZES = ("model.width", "model.depth", "model.stage_sizes")
+_OF_TEXT = ("data.context", "data.tokenizer")
+_IN_A_LINE = ("model", "rule", "optimizer", "frozen layers", "training", "data")
+
+Values: TypeAlias = Mapping[str, list[Any]]  # dotted config field -> its values in the curves, each once
+
+
+def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
+    """Names of settings -> their values. Of a field in which curves differ: all values; the curves' names have it.
+
+    The axes along each curve are left out; so are fields that are not set, or zero where zero switches them off.
+    """
+    values = _values(info, analysis)
+    fixed = "optimizer.frozen" in values and values["optimizer.frozen"] == [[]]
+    rows = {
+        "model": _one("model.name", values),
+        "fields of the model": _fields("model", values),
+        "rule": _listed(_one("parametrization.preset", values), _fields("parametrization", values)),
+        "optimizer": _listed(_one("optimizer.name", values), _fields("optimizer", values)),
+        "frozen layers": "none, every layer is trained" if fixed else _one("optimizer.frozen", values),
+        "training": _length(values),
+        "data": _listed(_one("data.name", values), _fields("data", values)),
+        "loss": _one("loss", values),
+        "hyper": _fields("hyper", values),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def sentence(rows: Mapping[str, str]) -> str:
+    """The main rows of `settings` in one line."""
+    return "; ".join(f"{name}: {rows[name]}" for name in _IN_A_LINE if name in rows)
+
+
+def _values(info: SweepInfo, analysis: Analysis) -> Values:
+    along = {analysis.scale.axis, analysis.other.axis if analysis.other else "", SEED, *_SIZES, *EXECUTION}
+    values: dict[str, list[Any]] = {}
+    for surface in analysis.surfaces:
+        for path, value in ({"loss": ADDED["loss"]} | _flat(info.base) | surface.point).items():
+            if path not in along and value not in values.setdefault(path, []):
+                values[path].append(value)
+    is_text = any(str(name).startswith("text:") for name in values.get("data.name", []))
+    return {path: of_path for path, of_path in values.items() if is_text or path not in _OF_TEXT}
+
+
+def _flat(tree: Json, path: str = "") -> Json:
+    """Dotted config field -> value."""
+    flat: Json = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else number(value)
+
+
+def _one(path: str, values: Values) -> str:
+    """``adam``, or ``adam or muon``."""
+    found = values.get(path, [])
+    numbers = all(isinstance(value, (int, float)) for value in found)
+    return " or ".join(map(_shown, sorted(found) if numbers else found))
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _fields(section: str, values: Values) -> str:
+    """The fields of a section that are set and have no place of their own: ``norm=none, sigma=1``."""
+    named = (f"{section}.name", "parametrization.preset", "optimizer.frozen", "data.suffixes")
+    paths = [path for path in values if path.startswith(f"{section}.") and path not in named]
+    off: tuple[Any, ...] = (None, "", [], *([] if section == "parametrization" else [0]))
+    shown = {path: len(values[path]) > 1 or values[path][0] not in off for path in paths}
+    short = lambda path: path.removeprefix(f"{section}.").removeprefix("kwargs.")
+    return ", ".join(f"{short(path)}={_one(path, values)}" for path in paths if shown[path])
+
+
+def _length(values: Values) -> str:
+    """``200 steps of 64 examples``, or ``20 epochs in steps of 64 examples``."""
+    steps, epochs, batch = (_one(f"train.{name}", values) for name in ("steps", "epochs", "batch_size"))
+    length = f"{steps} steps" if steps not in ("", "0") else f"{epochs} epochs in steps" if epochs else ""
+    return f"{length} of {batch} examples" if length and batch else length
