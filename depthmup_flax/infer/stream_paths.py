@@ -63,7 +63,7 @@ class StreamPaths:
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
         self.summed = [0] * size  # the same, or with something added
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
-        self._again = 0  # arrays that later layers add again: no branches, and no streams with branches of their own
+        self._again = 0  # arrays that sums with something new are added to another stream, as a velocity is
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
@@ -201,7 +201,8 @@ class StreamPaths:
             if start < 0 or self._is_constant(branch):
                 continue
             if old := self._old(branch, start):
-                self._again |= old & ~bit
+                if not self._copies(branch, self.starts[old.bit_length() - 1]):
+                    self._again |= old & ~bit
                 continue
             ends = frozenset[str]()
             if self.after[branch] & bit:
@@ -262,10 +263,14 @@ class StreamPaths:
 
     def _is_next(self, node: int, start: int) -> bool:
         """Whether a loop carries a sum to its next round, up to a factor, in place of an array."""
-        now = self.graph.nodes[start].params["next"] if self.graph.nodes[start].op == "carry" else -1
-        while now > node and (reads := self._single(now)):
-            now = reads[0]
-        return now == node
+        carry = self.graph.nodes[start]
+        return carry.op == "carry" and self._copies(carry.params["next"], node)
+
+    def _copies(self, node: int, array: int) -> bool:
+        """Whether a node is an earlier array, up to a factor."""
+        while node > array and (reads := self._single(node)):
+            node = reads[0]
+        return node == array
 
     def _single(self, node: int) -> list[int]:
         """The one array that a node is, up to a factor, or nothing."""

@@ -350,6 +350,76 @@ def stacked(net: Net, x: jax.Array) -> jax.Array:
     return net.head(net.norm("norm", h))
 
 
+def multiplied_sums(net: Net, x: jax.Array) -> jax.Array:
+    """The multiplier is behind the sum, and its inverse on the shortcut."""
+    h = net.dense("stem", x)
+    for i in range(net.depth):
+        c = net.multiplier("mlp", i)
+        h = (h / c + net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))) * c
+    return net.head(h)
+
+
+def deep_norm(net: Net, x: jax.Array) -> jax.Array:
+    """Norms behind sums whose shortcuts are multiplied by the inverse."""
+    h = net.dense("stem", x)
+    for i in range(net.depth):
+        h = net.norm(f"block{i}/norm", h / net.multiplier("mlp", i) + net.mlp(f"block{i}/mlp", h))
+    return net.head(h)
+
+
+def velocity(damping: float) -> Body:
+    """Branches are added to a velocity, which the stream follows."""
+
+    def body(net: Net, x: jax.Array) -> jax.Array:
+        h, v = net.dense("stem", x), 0.0
+        for i in range(net.depth):
+            v = damping * v + net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))
+            h = h + v
+        return net.head(net.norm("norm", h))
+
+    return body
+
+
+def scanned_velocity(damping: float) -> Body:
+    """The same in ``lax.scan``."""
+
+    def body(net: Net, x: jax.Array) -> jax.Array:
+        layers = [net.param(f"blocks/{name}", net.depth, net.width, net.width) for name in ("up", "down")]
+
+        def step(
+            carry: tuple[jax.Array, jax.Array], layer: list[jax.Array]
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            h, v = carry
+            v = damping * v + net.multiplier("mlp", 0) * jnp.tanh(h @ layer[0]) @ layer[1]
+            return (h + v, v), None
+
+        h = net.dense("stem", x)
+        return net.head(net.norm("norm", jax.lax.scan(step, (h, jnp.zeros_like(h)), layers)[0][0]))
+
+    return body
+
+
+def constant_variance(net: Net, x: jax.Array) -> jax.Array:
+    """Sums are divided by the square root of two."""
+    h = net.dense("stem", x)
+    for i in range(net.depth):
+        h = (h + net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))) / 2**0.5
+    return net.head(net.norm("norm", h))
+
+
+def last_pairs(net: Net, x: jax.Array) -> jax.Array:
+    """Pairs that bias the attention, whose last update nothing reads."""
+    h = net.dense("stem", x)
+    z = net.dense("left", x)[:, :, None] + net.dense("right", x)[:, None]
+    for i in range(net.depth):
+        n = net.norm(f"block{i}/n1", h)
+        bias = net.dense(f"block{i}/bias", net.norm(f"block{i}/nz", z), 1)[..., 0]
+        h = h + net.multiplier("att", i) * net.attend(f"block{i}/att", n, n, bias)
+        a = net.dense(f"block{i}/a", net.norm(f"block{i}/na", h))
+        z = z + net.multiplier("pairs", i) * net.dense(f"block{i}/outer", a[:, :, None] * a[:, None])
+    return net.head(net.norm("norm", h))
+
+
 def skips(net: Net, x: jax.Array) -> jax.Array:
     """The output reads a sum over all layers, as in WaveNet."""
     h, total = net.dense("stem", x), 0.0

@@ -11,11 +11,15 @@ from stream_models import (
     as_list,
     audited,
     bottleneck,
+    constant_variance,
+    deep_norm,
     graph,
     highway,
+    last_pairs,
     long_skip,
     mixed,
     mixed_alone,
+    multiplied_sums,
     numbered,
     pairs,
     positions,
@@ -25,11 +29,13 @@ from stream_models import (
     reversible,
     routed,
     scanned_graph,
+    scanned_velocity,
     skips,
     stacked,
     towers,
     translator,
     u_net,
+    velocity,
 )
 
 from depthmup_flax import InputError, Role
@@ -78,6 +84,10 @@ STRUCTURES = {
     "towers": (towers, ("one", "other", "other0"), BOTH),
     "reversible": (reversible, ("one", "other", "one0"), BOTH),
     "pairs": (pairs, ("att", "pairs", "pairs0"), {}),
+    "last_pairs": (last_pairs, ("att", "pairs", "pairs0"), {}),
+    "multiplied_sums": (multiplied_sums, ("mlp", "mlp0", "mlp3"), {}),
+    "deep_norm": (deep_norm, ("mlp", "mlp0", "mlp3"), {}),
+    "stacked": (stacked, ("mlp", "mlp0"), {}),
     "u_net": (u_net, ("down", "low", "up"), {}),
     "long_skip": (long_skip, ("mlp", "mlp1"), {}),
     "quantized": (quantized, ("encoder", "decoder"), {}),
@@ -86,7 +96,7 @@ STRUCTURES = {
     "haiku": (numbered(2), ("mlp", "mlp0"), {"names": as_haiku}),
     "haiku_by_count": (numbered(2), ("mlp", "mlp0"), {"names": as_haiku, "depth_ratio": 2.0}),
 }
-WITH_ATTENTION = ("bias_of_all_layers", "post_norm", "towers", "pairs", "positions")
+WITH_ATTENTION = ("bias_of_all_layers", "post_norm", "towers", "pairs", "last_pairs", "positions")
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -95,12 +105,21 @@ def test_streams_are_read_however_they_are_built(name):
     assert_right_and_mistakes(body, sites, options, {"attention": ATTENTION}.items() if name in WITH_ATTENTION else ())
 
 
-@pytest.mark.parametrize("body", [highway, recalled, stacked, skips])
+@pytest.mark.parametrize(
+    "body", [highway, recalled, skips, velocity(0.5), velocity(1.0), scanned_velocity(0.5), scanned_velocity(1.0)]
+)
 def test_what_every_layer_adds_in_another_way_is_not_passed_in_silence(body):
     result = audited(body)
     assert not found(result)
     assert result.verdict == "not judged"
-    assert "sum" in [one.name for one in result.not_judged], str(result)
+    (place,) = (one for one in result.not_judged if one.name == "sum")
+    assert place.source.startswith("stream_models.py:")
+
+
+def test_a_stream_that_is_multiplied_by_the_same_number_in_every_layer_is_not_passed_in_silence():
+    result = audited(constant_variance)
+    assert not found(result)
+    assert [one.name for one in result.not_judged] == ["stream"]
 
 
 def test_an_encoder_and_a_decoder_that_grow_differently_have_their_own_ratios():
