@@ -1,7 +1,14 @@
-"""Rule against no rule in a minute: scikit-learn's digits, tuned on a residual MLP of 32x4, trained at 128x128.
+"""A first demonstration: tuned on a network of 32x4, trained at 128x128, with the rule and without, on digits.
 
-depthmup tune --config=digits_deep --compare=sp
+    depthmup tune --config=digits_deep --compare=sp --seeds=5
 
+Half a minute on 2 CPU cores. A residual MLP without normalization, every layer trained, 200 steps, scikit-learn's 1500
+images. Test accuracy of the target at the proxy's rate: 97.9 % +- 0.4 under Depth-muP, 9.9 % +- 2.8, which is chance,
+under the standard parametrization (n = 5 seeds, standard deviation). At the proxy's size both are the same network. At
+128x128 no rate trains the standard one (2^-20 to 2^-10, n = 2): depth makes its outputs 1e8 times as large.
+
+With a LayerNorm before each branch (--config.model.norm=layer) it trains, but not well at the proxy's rate: 94.4 % +-
+1.2, and 97.7 % +- 0.4 under Depth-muP (n = 5).
 """
 
 from ml_collections import ConfigDict
@@ -10,7 +17,7 @@ from depthmup_flax.config import from_file
 
 
 def get_config() -> ConfigDict:
-    """The configuration: `digits`, deeper, wider and shorter."""
+    """The configuration: `digits`, deeper and shorter."""
     config = from_file("digits")
     config.model.update(width=128, depth=128, base_width=32, base_depth=4)
     config.train.update(batch_size=64, steps=200, average_steps=50, log_every=50, eval_every=100)

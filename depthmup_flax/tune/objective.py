@@ -16,36 +16,47 @@ FRACTION = 0.1  # of the training examples that are held out, where the config s
 def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
     """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
 
-    ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them.
-    ``auto`` is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for
-    batches without end, whose examples are all new, and for a training step of the user's own without an evaluation.
+    ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them. ``auto``
+    is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for batches
+    without end, whose examples are all new, and where examples cannot be held out: for a training step of the user's
+    own without an evaluation, and for batches of nearly the whole set.
 
     Args:
       objective: of `CHOICES`.
       proxy: the config of the search's runs, changed in place.
-      experiment: what `proxy`, or its target, describes without held-out examples.
+      experiment: what ``proxy``, or its target, describes without held-out examples.
 
     Raises:
       InputError: runs cannot measure it.
     """
     if objective not in CHOICES:
         raise InputError(f"objective is {objective!r}: {did_you_mean(objective, CHOICES)}")
-    evaluates, dataset = experiment.workload.task.evaluate is not None, experiment.dataset
+    fraction = proxy.data.validation_fraction
+    problem = "" if fraction else _why_nothing_is_held_out(experiment)
     if objective == AUTO:
-        objective = VALIDATION if evaluates and dataset.has_epochs else TRAIN
-    if objective != TRAIN and not evaluates:
-        raise InputError(f"objective is {objective!r}, and the task has no evaluate: give it one, or use 'train'.")
-    if objective == TEST and not len(dataset.test):
-        raise InputError(f"objective is 'test', and {dataset.name!r} has no test examples: use 'validation'.")
-    if objective == VALIDATION and not dataset.has_epochs:
-        raise InputError(
-            f"objective is 'validation', and {dataset.name!r} gives batches without end, whose examples are all new: "
-            "use 'train'."
-        )
-    if objective == VALIDATION and not proxy.data.validation_fraction:
+        objective = TRAIN if problem else VALIDATION
+    if objective == VALIDATION and problem:
+        raise InputError(f"objective is 'validation', and {problem}. Or use 'train'.")
+    if objective == TEST and not experiment.workload.evaluates:
+        raise InputError(f"objective is 'test', and {experiment.dataset.name!r} is not evaluated: use 'train'.")
+    if objective == VALIDATION and not fraction:
         proxy.data.validation_fraction = FRACTION
         proxy.train.steps = proxy.train.steps or experiment.total_steps
     return objective
+
+
+def _why_nothing_is_held_out(experiment: Experiment) -> str:
+    """The reason, and the remedy; "" if `FRACTION` of the training examples can be held out and evaluated."""
+    workload, dataset = experiment.workload, experiment.dataset
+    if workload.task.evaluate is None:
+        return "the task has no evaluate: give it one"
+    if not dataset.has_epochs:
+        return f"{dataset.name!r} gives batches without end, whose examples are all new: give a set of examples"
+    train, held_out = len(dataset.train), round(FRACTION * len(dataset.train))
+    if not 0 < held_out <= train - workload.batch_size:
+        rest = f"{held_out} of {train} training examples to hold out leave less than a batch"
+        return f"train.batch_size is {workload.batch_size}: {rest}. Use at most {train - held_out}"
+    return ""
 
 
 def objective_text(objective: str, dataset_size: int, held_out: int) -> str:

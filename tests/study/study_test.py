@@ -40,8 +40,8 @@ class Net(nn.Module):
         return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
 
 
-def classification(**arguments):
-    return dm.Study(Net, split(LABELS), base=(8, 2), steps=STEPS, batch_size=10, **arguments)
+def classification(objective="train", **arguments):
+    return dm.Study(Net, split(LABELS), base=(8, 2), steps=STEPS, batch_size=10, objective=objective, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +50,21 @@ def tuned(tmp_path_factory):
     return study, study.tune(learning_rate=RATES, weight_decay=DECAYS, seeds=SEEDS, extend=0)
 
 
-def loop(optimizer, model, seed, rescale_init=lambda params: params):
-    """The mean training loss of the last fifth, by optax alone."""
+def loop(optimizer, model, seed, rescale_init=lambda params: params, x=X[:40], labels=LABELS[:40]):
+    """The mean training loss of the last fifth, and the loss as a function of examples, by optax alone."""
     loss_of = lambda params, x, y: optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
     gradient = jax.jit(jax.value_and_grad(loss_of))
     params = model.init(jax.random.key(seed), X[:1])
     params = {"params": rescale_init(params["params"])}
     state, losses = optimizer.init(params["params"]), []
     for step in range(STEPS):
-        epoch, position = divmod(step, 4)
-        rows = np.random.default_rng((seed, epoch)).permutation(40)[10 * position :][:10]
-        loss, grads = gradient(params, X[rows], LABELS[rows])
+        epoch, position = divmod(step, len(x) // 10)
+        rows = np.random.default_rng((seed, epoch)).permutation(len(x))[10 * position :][:10]
+        loss, grads = gradient(params, x[rows], labels[rows])
         updates, state = optimizer.update(grads["params"], state, params["params"])
         params = {"params": optax.apply_updates(params["params"], updates)}
         losses.append(float(loss))
-    return np.mean(losses[-(STEPS // 5) :])
+    return np.mean(losses[-(STEPS // 5) :]), lambda x, labels: loss_of(params, x, labels)
 
 
 def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
@@ -77,11 +77,29 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     for record in best.records:
         decay = optax.add_decayed_weights(record["weight_decay"], mask=kernels)
         rate = optax.scale_by_learning_rate(record["learning_rate"])
-        expected = loop(optax.chain(optax.scale_by_adam(), decay, rate), model, record["seed"])
+        expected, _ = loop(optax.chain(optax.scale_by_adam(), decay, rate), model, record["seed"])
         np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
     mean = pandas.DataFrame(best.records).groupby(["learning_rate", "weight_decay"])["train_loss_avg"].mean()
     assert best["weight_decay"] == mean.idxmin()[1]
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
+
+
+def test_runs_are_compared_on_a_tenth_of_the_training_examples_that_they_do_not_train_on():
+    study = classification(objective="auto")
+    best = study.tune(learning_rate=RATES, seeds=1, extend=0)
+    order, model = np.random.default_rng(0).permutation(40), Net(8, 2, dm.get_parametrization("depth_mup"))
+    held_out, rest = order[:4], order[4:]
+    for record in best.records:
+        optimizer = optax.adam(record["learning_rate"])
+        expected, loss = loop(optimizer, model, record["seed"], x=X[rest], labels=LABELS[rest])
+        np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
+        np.testing.assert_allclose(record["validation_loss"], loss(X[held_out], LABELS[held_out]), rtol=2e-5)
+        assert record["test_loss"] is None
+    lowest = min(best.records, key=lambda record: record["validation_loss"])
+    assert abs(np.log2(best["learning_rate"] / lowest["learning_rate"])) <= 0.5
+    # Its report compares the same loss; a large run trains on all examples and is evaluated on the test set.
+    assert read_sweep([best.directory]).info.objective == "validation"
+    assert study.config(16, 4, **best).data.validation_fraction == 0
 
 
 @pytest.mark.slow
@@ -89,7 +107,7 @@ def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(
     study, best = tuned
     result = study.train(16, 4, **best)
     model, rescale = Net(16, 4, dm.get_parametrization("depth_mup")), lambda params: study.rescale_init(params, 16, 4)
-    expected = loop(study.optimizer(16, 4, **best), model, 0, rescale)
+    expected, _ = loop(study.optimizer(16, 4, **best), model, 0, rescale)
     np.testing.assert_allclose(result["train_loss_avg"], expected, rtol=2e-5)
     assert result == study.train(16, 4, **best)  # it is there already
     assert result["config_hash"] == config_hash(study.config(16, 4, **best))

@@ -55,11 +55,12 @@ def test_a_grid_is_extended_where_the_objective_is_lowest_at_its_edge(objective,
     assert [run.point[RATE] for runs, _ in extension(config, expand(config), done) for run in runs] == extended
 
 
-def described(evaluates=True, has_epochs=True, test=5):
+def described(evaluates=True, has_epochs=True, test=5, train=100, batch_size=90):
     """What `prepare_objective` reads of an experiment."""
-    dataset = types.SimpleNamespace(name="d", has_epochs=has_epochs, test=range(test))
+    dataset = types.SimpleNamespace(name="d", has_epochs=has_epochs, train=range(train))
     task = types.SimpleNamespace(evaluate=(lambda: None) if evaluates else None)
-    return types.SimpleNamespace(dataset=dataset, workload=types.SimpleNamespace(task=task), total_steps=70)
+    workload = types.SimpleNamespace(task=task, batch_size=batch_size, evaluates=evaluates and test > 0)
+    return types.SimpleNamespace(dataset=dataset, workload=workload, total_steps=70)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,8 @@ def described(evaluates=True, has_epochs=True, test=5):
         ("auto", {"test": 0}, "validation", FRACTION, 70),
         ("auto", {"has_epochs": False}, "train", 0.0, 0),
         ("auto", {"evaluates": False}, "train", 0.0, 0),
+        ("auto", {"batch_size": 91}, "train", 0.0, 0),
+        ("auto", {"train": 4, "batch_size": 2}, "train", 0.0, 0),
         ("train", {}, "train", 0.0, 0),
         ("test", {}, "test", 0.0, 0),
     ],
@@ -87,6 +90,7 @@ def test_runs_over_a_set_hold_examples_out_and_take_the_steps_of_the_whole_set(a
         ("best", {}),
         ("validation", {"evaluates": False}),
         ("validation", {"has_epochs": False}),
+        ("validation", {"batch_size": 91}),
         ("test", {"test": 0}),
         ("test", {"evaluates": False}),
     ],
