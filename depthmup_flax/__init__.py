@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from depthmup_flax.study.study import Study
     from depthmup_flax.sweep.grid import powers_of_two
     from depthmup_flax.util.errors import InputError
-
-__version__ = "0.1.0"
+    from depthmup_flax.util.version import __version__
 
 __all__ = [
     "GPT",
@@ -116,6 +115,7 @@ __all__ = [
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
 _NAMES = {
     "util.errors": "InputError",
+    "util.version": "__version__",
     "engine.task": "Task",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",

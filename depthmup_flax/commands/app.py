@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
-from depthmup_flax import __version__
 from depthmup_flax.commands.parser import is_help_asked_for
 from depthmup_flax.commands.table import COMMANDS, GROUPS, module_and_parser
 from depthmup_flax.commands.user_traceback import user_traceback
@@ -32,6 +31,7 @@ from depthmup_flax.util.errors import (
     printable,
 )
 from depthmup_flax.util.extras import missing
+from depthmup_flax.util.version import __version__
 
 _PRINTING = ("config", "doctor", "completion")  # these end when their reader does, as in | head
 _EXAMPLES = """\

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from depthmup_flax import __version__
 from depthmup_flax.config import fields as configs
 from depthmup_flax.models.base import ResidualNetwork
 from depthmup_flax.rule.info_trees import path_name
@@ -17,6 +16,7 @@ from depthmup_flax.runs.saved_run import RESTORE
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import Json
+from depthmup_flax.util.version import __version__
 from depthmup_flax.workdir.buckets import is_bucket
 from depthmup_flax.workdir.directory import as_path
 from depthmup_flax.workdir.files import read_json, write_atomically
