@@ -4,7 +4,7 @@ is not here.
 A block runs in a new namespace, in a directory with the runs and files of `_provide`. A block that begins with
 ``# name.py`` is also that file, for the page's other blocks. A line above a block changes this:
 ``<!-- slow -->`` runs it with the slow tests, ``<!-- not run: REASON -->`` does not run it, and
-``<!-- needs: PACKAGE ... -->`` runs it where these are installed.
+``<!-- needs: PACKAGE ... -->`` runs it where these are installed; ``<!-- slow, needs: PACKAGE ... -->`` both.
 
 docs/your_model.md has a test of its own, which also compares what its blocks print, and so have the slow ones of
 docs/theory.md.
@@ -61,7 +61,7 @@ def blocks_of(page, language):
 def marks(block):
     if block.note.startswith("not run: "):
         return pytest.mark.skip(reason=block.note)
-    return pytest.mark.slow if block.note == "slow" else ()
+    return pytest.mark.slow if block.note.startswith("slow") else ()
 
 
 def as_parameters(blocks):
@@ -98,7 +98,7 @@ def _provide(text, place):
 
 @pytest.mark.parametrize("block", as_parameters(BLOCKS))
 def test_a_python_block_runs_alone(block, place, monkeypatch):
-    for package in block.note.removeprefix("needs: ").split() if block.note.startswith("needs: ") else ():
+    for package in block.note.partition("needs: ")[2].split():
         if importlib.util.find_spec(package) is None:  # importing Keras chooses its backend
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("MPLBACKEND", "Agg")

@@ -31,6 +31,8 @@ def write(run: TrainedRun, path: str | os.PathLike[str]) -> None:
     from safetensors.numpy import save
 
     file = as_path(path)
+    if not is_bucket(file) and file.is_dir():
+        raise InputError(f"path is {str(path)!r}, a directory: name a file, such as {str(file / 'net.safetensors')!r}.")
     if not is_bucket(file) and not file.parent.is_dir():
         raise InputError(f"path is {str(path)!r}: there is no directory {str(file.parent)!r}. Create it.")
     leaves = [leaf for tree in (run.params, run.collections) for leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -147,6 +147,8 @@ def test_without_the_package_or_the_directory_one_sentence_says_what_to_do(undis
     run = dm.load_run(undisturbed)
     with pytest.raises(dm.InputError, match="there is no directory"):
         run.save_safetensors(tmp_path / "absent" / "net.safetensors")
+    with pytest.raises(dm.InputError, match="a directory: name a file"):
+        run.save_safetensors(tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(dm.InputError, match=r"depthmup-flax\[safetensors\]"):
         run.save_safetensors(tmp_path / "net.safetensors")
