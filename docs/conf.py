@@ -25,6 +25,7 @@ extensions = [
     "field_sections",
     "references",
     "repository_links",
+    "typography",
 ]
 exclude_patterns = ["_build", "_extensions", "README.md", "**/.ipynb_checkpoints"]
 
@@ -57,6 +58,7 @@ html_show_sphinx = False
 html_last_updated_fmt = None
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_sidebars = {"**": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # the search field is above
 html_theme_options = {
     "repository_url": repository,
