@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,6 +12,7 @@ from depthmup_flax.report.document import document, downloads, items, picture
 from depthmup_flax.report.loss_surfaces import EVALUATED, number
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.transfer import Analysis
+from depthmup_flax.util import notebook_html
 from depthmup_flax.util.types import Json
 
 _FEW_VERDICTS = 4  # more are folded
@@ -51,14 +51,13 @@ def render(
 
 def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
     """The verdicts, the tables and the first figure of ``files`` as HTML for a notebook's cell."""
-    picture = next((content for name, content in files.items() if name.endswith(".png")), None)
-    address = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else ""
+    main = next((content for name, content in files.items() if name.endswith(".png")), None)
     return (
-        f"<p><b>{escape(data['headline'])}</b></p>\n"
-        + f"<ul>{items([*tables.other_verdicts(data), *data['notes']])}</ul>\n"
+        notebook_html.heading(data["headline"])
+        + notebook_html.items([*tables.other_verdicts(data), *data["notes"]])
         + _tables(data, analysis)
-        + f"<p>{escape(settings.sentence(data['settings']))}</p>\n"
-        + (f'<img alt="{escape(data["headline"])}" src="{address}" style="max-width: 100%">\n' if picture else "")
+        + notebook_html.paragraphs([settings.sentence(data["settings"])])
+        + (notebook_html.image(main, data["headline"]) if main else "")
     )
 
 
