@@ -126,7 +126,7 @@ def newest_work(runs: pathlib.Path) -> pathlib.Path:
     """The directory of the newest sweep or run below ``runs``, by its last write; `InputError` if there is none."""
     found = []
     for path, folders, files in os.walk(runs):
-        if _OF_SWEEP <= set(files) or _OF_RUN <= set(files):
+        if _OF_SWEEP.issubset(files) or _OF_RUN.issubset(files):
             folders.clear()
             directory = pathlib.Path(path)
             if workdirs.kind_of(directory) in (workdirs.SWEEP, workdirs.RUN):

@@ -46,7 +46,8 @@ def _draw_run(frame: Frame, run: Run, metric: str, color: str) -> np.ndarray:
     for split in SPLITS:
         steps, values = thinned(*run.points(split, metric))
         if len(steps):
-            frame.axes.plot(steps, values, color=color, **_STYLES[split])
+            look = {"marker": "."} if len(steps) == 1 else {}  # a line of one point is invisible
+            frame.axes.plot(steps, values, color=color, **look | _STYLES[split])
         for step, value in zip(steps, values, strict=True):
             frame.value(step, value, f"{run.name}\nstep {step:.0f}\n{split} {metric} {value:.4g}")
         drawn.append(values)
