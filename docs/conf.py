@@ -40,7 +40,8 @@ suppress_warnings = ["myst.header"]  # a page may start with "###" after a table
 default_role = "py:obj"
 nitpicky = True
 # Names that signatures have from imports for type checkers alone; the docstrings say what they are.
-nitpick_ignore = [("py:class", name) for name in ("optuna.samplers.BaseSampler", "OnRecord", "CheckReport", "Point")]
+_UNDOCUMENTED = ("optuna.samplers.BaseSampler", "OnRecord", "CheckReport", "Point", "Evaluated")
+nitpick_ignore = [("py:class", name) for name in _UNDOCUMENTED]
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # "a, b: text" describes two arguments
 napoleon_custom_sections = [("Fields", "params_style"), ("Values", "params_style")]
