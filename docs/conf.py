@@ -25,6 +25,7 @@ extensions = [
     "field_sections",
     "references",
     "repository_links",
+    "typography",
 ]
 exclude_patterns = ["_build", "_extensions", "README.md", "**/.ipynb_checkpoints"]
 
@@ -39,7 +40,8 @@ suppress_warnings = ["myst.header"]  # a page may start with "###" after a table
 default_role = "py:obj"
 nitpicky = True
 # Names that signatures have from imports for type checkers alone; the docstrings say what they are.
-nitpick_ignore = [("py:class", name) for name in ("optuna.samplers.BaseSampler", "OnRecord", "CheckReport", "Point")]
+_UNDOCUMENTED = ("optuna.samplers.BaseSampler", "OnRecord", "CheckReport", "Point", "Evaluated")
+nitpick_ignore = [("py:class", name) for name in _UNDOCUMENTED]
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # "a, b: text" describes two arguments
 napoleon_custom_sections = [("Fields", "params_style"), ("Values", "params_style")]
@@ -57,6 +59,7 @@ html_show_sphinx = False
 html_last_updated_fmt = None
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_sidebars = {"**": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # the search field is above
 html_theme_options = {
     "repository_url": repository,

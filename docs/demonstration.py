@@ -19,6 +19,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+import figure_look
 import jax
 import numpy as np
 from generated_parts import with_part
@@ -30,7 +31,6 @@ from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.plan.programs import compile_run
 from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
-from depthmup_flax.report.style import canvas
 from depthmup_flax.sweep import sweep, sweep_config
 
 RECORDS = pathlib.Path(__file__).parent / "demonstration"
@@ -281,18 +281,21 @@ def contrasts(found: Outcomes) -> str:
 
 def figure(found: Outcomes) -> None:
     """Writes demonstration.png."""
-    drawing, panels = canvas(1, len(found), width=3.6, height=3.2)
-    for (name, ways), axes in zip(found.items(), panels[0], strict=True):
+    drawing, axes_of = figure_look.panels(len(found), 3.4)
+    for (name, ways), axes in zip(found.items(), axes_of, strict=True):
         for color, way in zip(COLORS, dict.fromkeys(one.way for one in ways), strict=True):
             own = [one for one in ways if one.way == way]
             low, middle, high = zip(*(one.quartiles() for one in own), strict=True)
             costs = [one.cost for one in own]
             axes.plot(costs, middle, color=color, marker="o", markersize=4, label=way)
             axes.fill_between(costs, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.set(title=PAIRS[name].title, xlabel="cost, in runs of the large network")
+        networks, _, measure = PAIRS[name].title.partition(": ")
+        axes.set(title=networks.replace(", ", ",\n"), ylabel=measure, xticks=(2, 4, 6, 8))
+        axes.locator_params(axis="y", nbins=5)
         axes.grid(alpha=0.25)
-    panels[0][0].legend(fontsize=8)
-    drawing.savefig(RECORDS / "demonstration.png", dpi=150)
+    drawing.supxlabel("cost, in runs of the large network", fontsize="medium")
+    drawing.legend(handles=axes_of[0].get_lines(), loc="outside upper center", ncols=2, frameon=False)
+    drawing.savefig(RECORDS / "demonstration.png", dpi=200)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Write the verdict, tables, figures and page of a sweep.
+"""Write the verdict, tables, figures and page of a sweep, or the curves of training runs.
 
     depthmup report [DIR ...] [FLAG ...]
 
@@ -6,9 +6,11 @@ Examples:
     depthmup report
     depthmup report runs/sweeps/digits --open
     depthmup report runs/part0 runs/part1 --out=runs/report
+    depthmup report runs/small runs/large --open
 
-DIR is the --workdir of a sweep; several are the shards of one sweep. The default
-is the newest sweep below ./runs.
+DIR is the --workdir of a sweep; several are the shards of one sweep. Or each DIR
+is that of a training run, finished or not. The default is the newest sweep or run
+below ./runs.
 Exit codes: 0 success, 2 bad input.
 """
 
@@ -19,11 +21,13 @@ import pathlib
 import shlex
 import sys
 import webbrowser
+from collections.abc import Sequence
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.papers import claims
-from depthmup_flax.report import make_report, verdict
+from depthmup_flax.report import Report, make_report, verdict
+from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.watch import watch
 from depthmup_flax.util import messages
@@ -32,6 +36,7 @@ from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
 _RUNS = pathlib.Path("runs")  # where commands write by default
+_OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
 
 
 def define(parser: Parser) -> None:
@@ -57,8 +62,11 @@ def main(args: argparse.Namespace) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
     directories = [workdirs.as_path(argument) for argument in args.words]
     if not directories:
-        directories = [newest_sweep(_RUNS)]
-        print(f"the newest sweep: {directories[0]}", flush=True)
+        directories = [newest_work(_RUNS)]
+        kind = "training run" if _are_runs(directories) else "sweep"
+        print(f"the newest {kind}: {directories[0]}", flush=True)
+    if _are_runs(directories):
+        return _show(make_history(directories, _for_runs(args, directories[0])), args)
     for directory in directories:
         _require_sweep(directory)
     out = (
@@ -73,16 +81,38 @@ def main(args: argparse.Namespace) -> int:
             return 0
     else:
         report = make_report(directories, out, **options)
-        if args.open and report.html:
-            _open(report.paths[0])
-    print(report.text)
-    print("\nwritten:")
-    for path in report.paths:
-        print(f"  {path}")
+    _show(report, args)
     tuned = directories[0] / "tuned.py"
     tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
     messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
     return 0
+
+
+def _show(report: Report, args: argparse.Namespace) -> int:
+    """Prints a report's text and files, and opens its page if asked to; returns the exit code."""
+    if args.open and report.html and not args.watch:  # which has opened it
+        _open(report.paths[0])
+    print(report.text)
+    if report.paths:
+        print("\nwritten:")
+    for path in report.paths:
+        print(f"  {path}")
+    return 0
+
+
+def _are_runs(directories: Sequence[pathlib.Path]) -> bool:
+    """Whether all directories hold training runs."""
+    with buckets.reachable(directories):
+        marked = [(directory / workdirs.MARK).exists() for directory in directories]
+        return all(marked) and all(workdirs.kind_of(directory, wait=False) == workdirs.RUN for directory in directories)
+
+
+def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
+    """Where the report of runs goes; `InputError` if a flag for sweeps is given."""
+    for name, default in (("watch", False), ("tolerance", verdict.TOLERANCE), ("loss", None)):
+        if getattr(args, name) != default:
+            raise InputError(f"--{name} is for sweeps, and {str(first)!r} holds a training run: leave it out.")
+    return workdirs.as_path(args.out) if args.out else first / "report"
 
 
 def _require_sweep(directory: pathlib.Path) -> None:
@@ -92,20 +122,20 @@ def _require_sweep(directory: pathlib.Path) -> None:
     workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep")
 
 
-def newest_sweep(runs: pathlib.Path) -> pathlib.Path:
-    """The directory of the newest sweep below ``runs``, by its last write; `InputError` if there is none."""
+def newest_work(runs: pathlib.Path) -> pathlib.Path:
+    """The directory of the newest sweep or run below ``runs``, by its last write; `InputError` if there is none."""
     found = []
     for path, folders, files in os.walk(runs):
-        if "sweep.json" in files:
+        if _OF_SWEEP.issubset(files) or _OF_RUN.issubset(files):
             folders.clear()
             directory = pathlib.Path(path)
-            if workdirs.kind_of(directory) == workdirs.SWEEP:
-                files_of_sweep = [directory / "sweep.json", *directory.glob("records*.jsonl*")]
-                found.append((max(file.stat().st_mtime_ns for file in files_of_sweep), directory))
+            if workdirs.kind_of(directory) in (workdirs.SWEEP, workdirs.RUN):
+                written = [directory / name for name in files if name.startswith(("sweep.json", "metrics", "records"))]
+                found.append((max(file.stat().st_mtime_ns for file in written), directory))
     if not found:
         raise InputError(
-            f"there is no sweep below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run one: "
-            "depthmup sweep --config=sweeps/digits."
+            f"there is no sweep and no run below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run "
+            "one: depthmup sweep --config=sweeps/digits."
         )
     return max(found)[1]
 

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import pathlib
+from typing import TypeAlias
 
 from depthmup_flax.coord_check.diagnosis import Cause
 from depthmup_flax.coord_check.figure import draw
@@ -28,6 +29,7 @@ from depthmup_flax.coord_check.judgment import (
 )
 from depthmup_flax.coord_check.recorded_sizes import AT_ONCE, EVERYTHING, Record
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.util import notebook_html
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.workdir.files import write_atomically
 
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 _SHOWN_LAYERS = 8
 _SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
 _COLUMN = 58  # characters
+
+Cells: TypeAlias = tuple[str, str, str, str, str, str]
+_HEADER: Cells = ("", "size of", "step", "exponent", "theory", "verdict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,23 +73,54 @@ class Report:
         """The text with a line for every quantity."""
         return self._text(len(self.quantities), len(self.quantities))
 
+    def _repr_html_(self) -> str:
+        """The same screen in a notebook."""
+        text = notebook_html.heading(self._rule) + notebook_html.paragraphs([self._how])
+        for axis in self._axes:
+            verdict, cells, hidden = self._axis(axis, _SHOWN_FAILURES, _SHOWN_PASSED)
+            text += notebook_html.heading(verdict) + notebook_html.table([_HEADER, *cells], "<<>>><")
+            text += notebook_html.paragraphs([hidden] if hidden else [])
+        causes = (f"{cause} At {layers}." for cause, layers in self._causes)
+        return text + notebook_html.paragraphs([*causes, *(f"note: {note}" for note in self.notes)])
+
     def _text(self, failures: int, passed: int) -> str:
-        lines = [
-            f"coordinate check: alpha {self.rule.alpha:g}, gamma {self.rule.gamma:g}, width rule {self.rule.width}",
-            "size ~ width^exponent or depth^exponent; "
-            f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}",
-        ]
-        for axis in sorted({q.axis for q in self.quantities}, reverse=True):
-            lines += ["", *self._axis_lines(axis, failures, passed)]
-        for cause in self.causes:
-            more = len(cause.layers) - _SHOWN_LAYERS
-            shown = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
-            what = "likely cause" if self.failures else "FAIL, though these sizes do not show it"
-            lines += ["", f"{what} ({cause.name}): {cause.text}", f"  at {shown}"]
+        lines = [self._rule, self._how]
+        for axis in self._axes:
+            verdict, cells, hidden = self._axis(axis, failures, passed)
+            lines += ["", verdict, *map(_line, [_HEADER, *cells]), *([f"  {hidden}"] if hidden else [])]
+        for cause, layers in self._causes:
+            lines += ["", cause, f"  at {layers}"]
         return "\n".join([*lines, *(line for note in self.notes for line in ("", f"note: {note}"))])
 
-    def _axis_lines(self, axis: str, failures: int, passed: int) -> list[str]:
-        """A heading, and lines for quantities: failures first, then the largest deviations among what passed."""
+    @property
+    def _rule(self) -> str:
+        return f"coordinate check: alpha {self.rule.alpha:g}, gamma {self.rule.gamma:g}, width rule {self.rule.width}"
+
+    @property
+    def _how(self) -> str:
+        intervals = f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}"
+        return f"size ~ width^exponent or depth^exponent; {intervals}"
+
+    @property
+    def _axes(self) -> list[str]:
+        return sorted({q.axis for q in self.quantities}, reverse=True)
+
+    @property
+    def _causes(self) -> list[tuple[str, str]]:
+        """Each cause in a sentence, and its layers."""
+        what = "likely cause" if self.failures else "FAIL, though these sizes do not show it"
+        sentences = []
+        for cause in self.causes:
+            more = len(cause.layers) - _SHOWN_LAYERS
+            layers = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
+            sentences.append((f"{what} ({cause.name}): {cause.text}", layers))
+        return sentences
+
+    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, list[Cells], str]:
+        """The verdict, the cells of quantities, and how many are not shown; empty if all are.
+
+        Failures come first, then the largest deviations among what passed.
+        """
         quantities = [q for q in self.quantities if q.axis == axis]
         failed = [q for q in quantities if not q.passed]
         others = [q for q in quantities if q.passed]
@@ -102,12 +138,9 @@ class Report:
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
         right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
         counts = f"{right} of {len(quantities)} right" + (f", {unclear} unclear" if unclear else "")
-        return [
-            f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}",
-            f"  {'':<4} {'size of':<{_COLUMN}} {'step':>4}  {'exponent':>16}  {'theory':>6}  verdict",
-            *map(_line, [*failed[:failures], *others[:passed]]),
-            *([f"  and {' and '.join(hidden)}: report.details() (--details)"] if hidden else []),
-        ]
+        cells = list(map(_cells, [*failed[:failures], *others[:passed]]))
+        rest = f"and {' and '.join(hidden)}: report.details() (--details)" if hidden else ""
+        return f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}", cells, rest
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes the files of `write_to` to a directory that no other process uses.
@@ -136,7 +169,12 @@ class Report:
         write_atomically(path / "coord_check.png", draw(self.records, self.failures, title))
 
 
-def _line(q: Quantity) -> str:
+def _line(cells: Cells) -> str:
+    mark, what, step, exponent, theory, words = cells
+    return f"  {mark:<4} {what:<{_COLUMN}} {step:>4}  {exponent:>16}  {theory:>6}  {words}"
+
+
+def _cells(q: Quantity) -> Cells:
     what = {
         ATTENTION_SCALE: f"{ATTENTION_SCALE} x head dimension, {q.name}",
         "activation": f"activation {q.name}",
@@ -150,7 +188,7 @@ def _line(q: Quantity) -> str:
     if len(what) > _COLUMN:
         what = f"{what[: _COLUMN // 2 - 1]}...{what[-(_COLUMN - _COLUMN // 2 - 2) :]}"
     theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
-    return f"  {_mark(q):<4} {what:<{_COLUMN}} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {_words(q)}"
+    return _mark(q), what, str(q.step), str(q.fit), theory, _words(q)
 
 
 def _mark(q: Quantity) -> str:

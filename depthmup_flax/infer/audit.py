@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, places, printed, summary
+from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, as_html, places, printed, summary
 from depthmup_flax.infer.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
@@ -101,9 +101,16 @@ class Audit:
         """What IPython shows."""
         printer.text(str(self))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self._headline, *self._results)
+
     def __str__(self) -> str:
-        results = self.rows, self.findings, self.not_judged, self.notes, self.width_ratio, self.depth_ratio
-        return printed(self._headline, *results)
+        return printed(self._headline, *self._results)
+
+    @property
+    def _results(self) -> tuple[Any, ...]:
+        return self.rows, self.findings, self.not_judged, self.notes, self.width_ratio, self.depth_ratio
 
 
 def audit(

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 from depthmup_flax.infer.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import ParamInfo
+from depthmup_flax.util import notebook_html
 from depthmup_flax.util.text_table import aligned
+
+_ALIGNS = "<<<>>><"  # of the table's columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +72,46 @@ def printed(
     r: float,
 ) -> str:
     """The verdict of an audit in one line, its table, findings, what was not judged, and notes."""
-    cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
-    cells += map(_cells, grouped(rows, _same).values())
-    lines = aligned(cells, "<<<>>><")
+    lines = aligned(_table(rows), _ALIGNS)
     rule = "-" * max(map(len, lines))
     text = [*_wrapped(verdict, ""), "", lines[0], rule, *lines[1:], rule]
-    ratios = f"width ratio m = {m:g}, depth ratio r = {_depth_ratios(rows, r)}"
-    text += _wrapped(f"{ratios}; factors are relative to the base model", "")
+    text += _wrapped(_ratios(rows, m, r), "")
     text += [line for lines in listed(findings, not_judged) for line in ("", *lines)]
     for note in notes:
         sentences, *code = f"Note: {note}".split("\n")
         text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
+
+
+def as_html(
+    verdict: str,
+    rows: Sequence[Row],
+    findings: Sequence[Finding],
+    not_judged: Sequence[NotJudged],
+    notes: Sequence[str],
+    m: float,
+    r: float,
+) -> str:
+    """What `printed` says, for a notebook."""
+    text = notebook_html.heading(verdict) + notebook_html.table(_table(rows), _ALIGNS)
+    text += notebook_html.paragraphs([_ratios(rows, m, r)])
+    for sentences, code in _with_code(findings, not_judged):
+        text += notebook_html.paragraphs([sentences]) + notebook_html.code(code)
+    for note in notes:
+        sentences, _, code = f"Note: {note}".partition("\n")
+        text += notebook_html.paragraphs([sentences]) + (notebook_html.code(code) if code else "")
+    return text
+
+
+def _table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Header and cells, equal layers in one row."""
+    header = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
+    return [header, *map(_cells, grouped(rows, _same).values())]
+
+
+def _ratios(rows: Sequence[Row], m: float, r: float) -> str:
+    ratios = f"width ratio m = {m:g}, depth ratio r = {_depth_ratios(rows, r)}"
+    return f"{ratios}; factors are relative to the base model"
 
 
 def _depth_ratios(rows: Sequence[Row], r: float) -> str:
@@ -95,12 +126,18 @@ def _depth_ratios(rows: Sequence[Row], r: float) -> str:
 
 def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
-    missing = [(f"{n}. {one.name}: {one.text}", one.code) for n, one in enumerate(findings, start=1)]
-    unknown = [(f"?  not judged, {one.place}: {one.text}", one.code) for one in not_judged]
+    written = len(findings)
+    texts = [(_wrapped(text, "   "), f"   {code}") for text, code in _with_code(findings, not_judged)]
     return [
-        *([*_wrapped(text, "   "), f"   write: {code}"] for text, code in missing),
-        *([*_wrapped(text, "   "), *_wrapped(f"   do: {code}", "   ")] for text, code in unknown),
+        *([*text, code] for text, code in texts[:written]),
+        *([*text, *_wrapped(code, "   ")] for text, code in texts[written:]),
     ]
+
+
+def _with_code(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[tuple[str, str]]:
+    """Each finding and what to write, then each thing that was not judged and what to do."""
+    missing = [(f"{n}. {one.name}: {one.text}", f"write: {one.code}") for n, one in enumerate(findings, start=1)]
+    return missing + [(f"?  not judged, {one.place}: {one.text}", f"do: {one.code}") for one in not_judged]
 
 
 def places(not_judged: Sequence[NotJudged]) -> str:

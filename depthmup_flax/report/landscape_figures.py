@@ -16,7 +16,7 @@ from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.points import point_text, size_text, surface_points
 from depthmup_flax.report.sheet import Frame, Sheet
-from depthmup_flax.report.transfer import Analysis, Valley, lowest_losses
+from depthmup_flax.report.transfer import Analysis, Valley, log_interval, lowest_losses
 
 
 def draw_heatmap(analysis: Analysis, sheet: Sheet) -> None:
@@ -107,22 +107,22 @@ def draw_parameters(analysis: Analysis, sheet: Sheet) -> None:
     bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
     bands = sheet.add_bands(headings, 1, 1, per_row=len(names), width=5.4, height=3.9)
     sheet.set_title(f"Lowest loss over {analysis.scale.name} against parameters\nlines: loss = c / parameters^b{bars}")
-    losses = [loss.value for _, loss in lowest] or [1.0]
+    ends = [end for _, loss in lowest for end in log_interval(loss)] or [1.0]
     for (variant, name), band in zip(kinds, bands, strict=True):
         (frame,) = band.frames
         handles = _power_lines(frame, lowest_losses(variant.rows), name, variant.power_laws[name])
         if not sheet.apart:
             sheet.set_heading(frame, band.heading)
-        _log_log(frame.axes, min(losses), max(losses))
+        _log_log(frame.axes, min(ends), max(ends))
         sheet.add_legend(band, 0, name, handles, fontsize=7, title_fontsize=8)
         frame.label_y(f"lowest {analysis.loss_name}")
-        ends = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
-        span = f": {ends[0][1]:.4g} at {ends[0][0]:,} to {ends[-1][1]:.4g} at {ends[-1][0]:,}" if ends else ""
+        line = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
+        span = f": {line[0][1]:.4g} at {line[0][0]:,} to {line[-1][1]:.4g} at {line[-1][0]:,}" if line else ""
         frame.summary = f"Lowest {analysis.loss_name} against parameters, lines of {band.heading}{span}."
 
 
 def _log_log(panel: Axes, low: float, high: float) -> None:
-    """Plain numbers at a few ticks; the limits follow the losses, not their error bars."""
+    """Plain numbers at a few ticks; ``low`` and ``high`` are inside the panel."""
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)
@@ -143,18 +143,20 @@ def _power_lines(
     """Draws the points and lines of each size; returns the legend's entries."""
     handles, panel = [], frame.axes
     for size, color in style.colors({curve.size(name) for curve, _ in lowest}).items():
-        line = [(curve.parameters, e.value, e.half_width or 0.0) for curve, e in lowest if curve.size(name) == size]
-        counts, losses, errors = np.array(sorted(line), np.float64).T
+        line = [(curve.parameters, e.value, *log_interval(e)) for curve, e in lowest if curve.size(name) == size]
+        counts, losses, lower, upper = np.array(sorted(line), np.float64).T
         law = laws.get(size)
         label = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}" if law else str(size)
-        panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=color, capsize=2)
+        bars = losses - lower, upper - losses
+        panel.errorbar(counts, losses, bars, linestyle="", marker="o", markersize=4, color=color, capsize=2)
         if law:
             middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())
             losses = middle * counts**-law.value
         look: dict[str, Any] = {"linewidth": 1.3} if law else {"linewidth": 0.8, "linestyle": ":"}
         handles += panel.plot(counts, losses, color=color, label=label, **look)
     for curve, loss in lowest:
-        ends = ", 95 % interval {:.4g} to {:.4g}".format(*loss.interval) if loss.interval else ""
+        low, high = log_interval(loss)
+        ends = f", 95 % interval {low:.4g} to {high:.4g}" if low < high else ""
         text = f"{curve.parameters:,} parameters\nlowest loss {loss.value:.5g}{ends}, n = {len(curve.seeds)}"
         frame.value(curve.parameters, loss.value, f"{size_text(curve)}\n{text}")
     return handles

@@ -18,7 +18,6 @@ _WARNINGS = {
     "there is a grid point, known to half a grid step.",
     transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
     transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
-    transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
     transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
     transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
 }

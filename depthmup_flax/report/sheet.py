@@ -84,8 +84,10 @@ class Sheet:
         In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel.
         """
         if self.apart:
-            # 72 dots per inch is the unit of an SVG; small panels have large text.
-            lone = lambda: Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained").subplots()
+            # 72 dots per inch is the unit of an SVG. One or two panels fill the page's width: with the size of the
+            # others, their text would be huge.
+            size = (5.2, 3.8) if max(count, len(headings) if count == 1 else 1) <= 2 else (3.7, 3.3)
+            lone = lambda: Figure(figsize=size, dpi=72, layout="constrained").subplots()
             self.bands = [Band(heading, [Frame(lone()) for _ in range(count)]) for heading in headings]
             return self.bands
         columns, wrapped = columns * per_row, math.ceil(count / columns)

@@ -31,10 +31,12 @@ def as_data(
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(analysis, tolerance)
     main = verdict.main_verdict(analysis, verdicts)
+    contrasts = verdict.contrasts(analysis, main.axis) if main else []
+    headline = [main, *(one for one in verdicts if main and verdict.is_contrast(one, main, contrasts))]
     data = {
         "headline": verdict.headline(analysis, verdicts),
-        "verdicts": [{**_verdict_data(one), "in_headline": one is main} for one in verdicts],
-        "contrasts": [_contrast_data(one) for one in verdict.contrasts(analysis, main.axis)] if main else [],
+        "verdicts": [{**_verdict_data(one), "in_headline": one in headline} for one in verdicts],
+        "contrasts": [_contrast_data(one) for one in contrasts],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
@@ -231,10 +233,12 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
 def explanation(analysis: Analysis) -> str:
     """How to read the columns."""
     x = analysis.scale.name
+    untrained = f" A network does not train if no {x} brings its loss below twice the base's."
     return (
         f"shift: best {x} minus the base's, in {analysis.scale.unit}; 0 is perfect transfer. "
         f"regret: {analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
         f"curves; the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
+        + (untrained if any(not row.trains for row in analysis.rows) else "")
     )
 
 
@@ -268,8 +272,9 @@ def claims_cost(data: Json) -> str:
 
 
 def duration(hours: float) -> str:
-    """``2.1 hours``, or ``7 s``."""
-    return f"{hours:.3g} hours" if hours >= 0.004 else f"{3600 * hours:.0f} s"
+    """``2.1 hours``, ``2.3 minutes`` or ``7 s``."""
+    units = (("hours", 1.0), ("minutes", 1 / 60))
+    return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
 
 
 def tolerance_sentence(data: Json) -> str:

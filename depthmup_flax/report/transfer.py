@@ -248,6 +248,13 @@ def lowest_losses(rows: Sequence[Row]) -> list[tuple[Curve, opt.Estimate]]:
     return [(r.curve, r.optimum.loss) for r in rows if r.trains and r.optimum and r.optimum.loss.value > 0]
 
 
+def log_interval(loss: opt.Estimate) -> tuple[float, float]:
+    """The 95 % interval of a loss from that of its logarithm, which is what a log axis shows; the loss if unknown."""
+    logs = opt.Estimate(math.log(loss.value), _minus_logs(loss.draws), loss.seeds)
+    factor = math.exp(logs.half_width or 0.0)
+    return loss.value / factor, loss.value * factor
+
+
 def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
     """Exponents b of ``lowest loss = c * parameters^-b``, for lines of equal depth and of equal width.
 

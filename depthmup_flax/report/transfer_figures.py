@@ -133,12 +133,15 @@ def draw_optima(analysis: Analysis, sheet: Sheet) -> None:
     interval = "bars: 95 % interval over seeds" if known else unknown
     (band,) = sheet.add_bands([""], len(analysis.axes), len(analysis.axes), width=5.6, height=4.2, sharey=False)
     sheet.set_title(f"Best {analysis.scale.name} against size\n{interval}; hollow: edge of the grid")
+    best = [row.optimum.at for row in analysis.rows if row.trains and row.optimum]
+    ends = [end for one in best for end in one.interval or ()]
     coordinates, margin = analysis.scale.coordinate(analysis.scale.values), _grid_step(analysis.scale)
+    low, high = min([coordinates[0] - margin, *ends]), max([coordinates[-1] + margin, *ends])
     for axis, frame in zip(analysis.axes, band.frames, strict=True):
         for k, variant in enumerate(analysis.variants):
             _optima(frame, analysis.scale, axis, variant, k, len(analysis.variants))
         style.size_ticks(frame.axes, axis.sizes, axis.name)
-        frame.axes.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
+        frame.axes.set_ylim(low - 0.1 * margin, high + 0.1 * margin)
         style.hyperparameter_axis(frame.axes.yaxis, analysis.scale)
         frame.axes.grid(alpha=0.25)
         fitted = [text for variant in analysis.variants if (text := _slope_text(variant, axis))]

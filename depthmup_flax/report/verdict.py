@@ -166,6 +166,12 @@ def contrasts(analysis: Analysis, axis: str) -> list[Contrast]:
     return [contrast for contrast in compared if contrast is not None]
 
 
+def is_contrast(one: Verdict, main: Verdict, against: Iterable[Contrast]) -> bool:
+    """Whether a control's verdict, that it does not train, is what the contrasts to the main one say."""
+    named = {contrast.control for contrast in against if contrast.estimate is None}
+    return one.verdict == transfer.UNTRAINED and one.axis == main.axis and one.variant in named
+
+
 def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> Contrast | None:
     """``None`` if one of them was not run at the base's best x, or the rule does not train there."""
     pair = _largest_pair(analysis, rule, control, axis)
@@ -176,7 +182,7 @@ def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) ->
         return None
     result = functools.partial(Contrast, control.name)
     if theirs.regret == transfer.UNTRAINED or theirs.optimum is None:
-        return result(SHOWN, None, f"{control.name} does not train")
+        return result(SHOWN, None, f"{control.name} does not train at {_sizes([theirs], axis)}")
     if theirs.regret == transfer.DIVERGED:
         return result(SHOWN, None, f"{control.name} diverges there")
     if not isinstance(theirs.regret, Estimate):

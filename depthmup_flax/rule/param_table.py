@@ -1,12 +1,30 @@
 """The printed table: what every parameter is, and every factor that the rule gives it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geometries, param_count
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
+from depthmup_flax.util import notebook_html
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+class ParamTable(str):
+    """Text that a notebook shows as the table ``html``."""
+
+    html: str
+
+    def __new__(cls, text: str, html: str = "") -> ParamTable:
+        """From both forms."""
+        table = super().__new__(cls, text)
+        table.html = html
+        return table
+
+    def _repr_html_(self) -> str | None:
+        return self.html or None
 
 
 def param_table(
@@ -21,7 +39,7 @@ def param_table(
     epoch_steps: float | None = None,
     frozen: Sequence[str] = (),
     geometry: str | ArrayTree | None = None,
-) -> str:
+) -> ParamTable:
     """One line per parameter, with its role and factors, and a line of totals.
 
     The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. With decay and
@@ -61,11 +79,13 @@ def param_table(
             f"{decay:g}",
         )
         rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)
-    lines = aligned(rows, "<<<>>>>>>"[: len(rows[0])])  # text left, numbers right
+    aligns = "<<<>>>>>>"[: len(rows[0])]  # text left, numbers right
+    lines = aligned(rows, aligns)
     rule = "-" * len(lines[0])
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
-    return "\n".join([lines[0], rule, *lines[1:], rule, total])
+    html = notebook_html.table(rows, aligns) + notebook_html.paragraphs([total])
+    return ParamTable("\n".join([lines[0], rule, *lines[1:], rule, total]), html)
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,11 @@ from depthmup_flax.records.columns import short_names
 from depthmup_flax.report.make_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.tune.choice import Advice, Choice, describe
+from depthmup_flax.util import notebook_html
 from depthmup_flax.workdir import directory as workdirs
 
+_SHOWN_RUNS = 10
+_NOT_SHOWN = ("run", "train_loss", "train_loss_slices", "wall_time_s", "lanes", "parameters", "commit")
 # What to type in Python after a search.
 ADVICE = Advice("Add values beyond it to the grid.", "use seeds=3")
 
@@ -46,6 +50,24 @@ class Swept:
 
     def __repr__(self) -> str:
         return f"{len(self.records)} runs in {str(self.directory)!r}; .report() analyzes them, .records holds them"
+
+    def _repr_html_(self) -> str:
+        """The best runs, with what differs between runs."""
+        if not self.records:
+            return notebook_html.paragraphs([repr(self)])
+        loss = lambda record: math.inf if record["train_loss_avg"] is None else record["train_loss_avg"]
+        best = sorted(self.records, key=loss)[:_SHOWN_RUNS]
+        values = {name: [record.get(name) for record in self.records] for name in self.records[0]}
+        differing = [name for name, of_runs in values.items() if len(set(map(str, of_runs))) > 1]
+        names = [name for name in differing if name not in _NOT_SHOWN]
+        rows = [names, *([_text(record.get(name)) for name in names] for record in best)]
+        lowest = f"The {len(best)} of the lowest training loss:" if len(best) < len(self.records) else ""
+        lines = notebook_html.paragraphs(filter(None, [repr(self), lowest]))
+        return lines + notebook_html.table(rows, ">" * len(names))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class Best(Mapping[str, Any]):

@@ -17,9 +17,13 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+from depthmup_flax.rule.parametrization import PRESETS
+
 PACKAGE = "depthmup_flax"
 # Fields that Linen adds to every module.
 _LINEN_FIELDS = re.compile(r", parent: .*?, name: [^,)]*(?: = None)?(?=\))")
+# Values whose representation is no code: Sphinx would not read the signature, and show all types with their modules.
+_CLASS, _OTHER_VALUE = re.compile(r"<class '(?:\w+\.)*(\w+)'>"), re.compile(r"<factory>|<function .*?>>?(?=[,)])")
 
 
 def addresses(path: pathlib.Path) -> dict[str, str]:
@@ -65,10 +69,18 @@ def _on_start(app: Sphinx) -> None:
     app.env.other_projects = addresses(pathlib.Path(app.srcdir) / "references.toml")
 
 
+def short_signature(arguments: str) -> str:
+    """A class's arguments without Linen's own, with short values: a preset's name, not its fields."""
+    text = _OTHER_VALUE.sub("...", _CLASS.sub(r"\1", _LINEN_FIELDS.sub("", arguments)))
+    for name, preset in PRESETS.items():
+        text = text.replace(repr(preset), name)
+    return text
+
+
 def _on_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    return (_LINEN_FIELDS.sub("", arguments) if what == "class" and arguments else arguments), result
+    return (short_signature(arguments) if what == "class" and arguments else arguments), result
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import html_text
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,6 +46,7 @@ def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():
     assert not report.ok
     assert list(causes(report)) == ["readout_not_scaled"]
     assert "FAIL, though these sizes do not show it (readout_not_scaled)" in str(report)
+    assert html_text.printed(str(report)) <= {*html_text.words(report._repr_html_()), "at", "head/kernel"}
     assert check("width", sizes="right_width", source=readable).ok
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import flax.linen as nn
+import html_text
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,6 +214,14 @@ def test_a_norm_after_the_multiplier_cancels_it():
     assert names(audited(edit="norm_after")) == ["norm_cancels_multiplier"]
     nets = ConvNet(2 * WIDTH, (2, 2), "norm_after"), ConvNet(WIDTH, (1, 1), "norm_after")
     assert names(audit(*nets, IMAGES)) == ["norm_cancels_multiplier"]
+
+
+@pytest.mark.parametrize("edit", ["", "no_multiplier", "readout_twice"])
+def test_a_notebook_shows_what_print_shows(edit):
+    result = audited(edit=edit)
+    shown = html_text.words(result._repr_html_())
+    assert html_text.printed(str(result)) == set(shown)
+    assert ("1." in shown) == bool(edit)
 
 
 def test_the_code_of_a_finding_uses_the_rule():

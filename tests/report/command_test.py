@@ -21,7 +21,7 @@ def test_the_command_prints_tables_and_paths_and_refuses_a_directory_without_a_s
     assert str(tmp_path / "out" / "report.html") in done.out
     assert no_sweep.refuses
     assert nothing.refuses
-    assert "there is no sweep below ./runs: name the --workdir of a sweep, depthmup report DIR" in nothing.error
+    assert "there is no sweep and no run below ./runs: name the --workdir of a sweep" in nothing.error
 
 
 def test_without_a_directory_the_report_is_of_the_sweep_that_was_written_to_last(tmp_path):

@@ -67,6 +67,26 @@ def test_the_page_fits_every_width_and_its_text_contrasts_in_both_themes(width, 
     assert (contrast(ground, "#ffffff") < 1.5) == (theme == "light")
 
 
+def test_sizes_and_regret_stay_in_view_while_a_phone_scrolls_a_table(opened):
+    page = opened(390, "light")
+    for share in (0, 0.5, 1):
+        script = "(e, s) => { const more = e.scrollWidth - e.clientWidth; e.scrollLeft = s * more; return more }"
+        assert page.locator(".scroll").first.evaluate(script, share) > 0
+        boxes = page.eval_on_selector_all(
+            ".scroll:first-of-type tr:first-child > :is(.size, .regret)",
+            "all => all.slice(0, 3).map(e => e.getBoundingClientRect()).map(b => [b.left, b.right])",
+        )
+        assert len(boxes) == 3
+        assert all(0 <= left < right <= 390 for left, right in boxes)
+        assert boxes[0][1] <= boxes[1][1] <= boxes[2][1]
+
+
+def test_panels_fill_a_wide_page(opened):
+    page = opened(1400, "light")
+    right = page.eval_on_selector_all("figure svg", "all => Math.max(...all.map(e => e.getBoundingClientRect().right))")
+    assert right > 1300
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_lines_of_panels_contrast_with_the_page(theme, opened):
     page = opened(768, theme)

@@ -1,10 +1,12 @@
 """Roles and ratios from annotations, at no cost in memory; errors that say what to write; the printed table."""
 
+import copy
 import json
 import math
 import time
 
 import flax.linen as nn
+import html_text
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -392,6 +394,8 @@ def test_table_has_every_factor_right_by_hand():
     assert rows["readout/kernel"] == ["256x10", "output", "0.125", "0.25", "1", "2.5e-09", "0.1"]
     # 1/sqrt(3072) init
     assert rows["stem/kernel"] == ["3072x256", "input", "0.01804", "1", "1", "2.5e-09", "0.1"]
+    assert html_text.printed(adam) == set(html_text.words(adam._repr_html_()))
+    assert copy.deepcopy(adam)._repr_html_() == adam._repr_html_()
     count = 32 * 256**2 + 2560 + 3072 * 256
     assert adam.splitlines()[-1] == (
         f"3 arrays, {count:,} parameters, {32 * 256**2:,} of them inside residual branches"

@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import flax.linen as nn
+import html_text
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,6 +209,10 @@ def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
     assert study.audit(32, 8).ok
     swept = study.sweep(depths=(4,), widths=(16,), learning_rate=RATES, seeds=2)
     assert {(record["width"], record["depth"]) for record in swept.records} == {(8, 2), (8, 4), (16, 2)}
+    shown = html_text.words(swept._repr_html_())
+    lowest = min(record["train_loss_avg"] for record in swept.records)
+    assert {"learning_rate", "depth", f"{lowest:.4g}"} <= set(shown)
+    assert repr(swept).split()[0] == shown[0]
     report = swept.report()
     assert str(report) == report.text
     assert report.data["headline"].split(":")[0] in report._repr_html_()

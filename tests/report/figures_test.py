@@ -1,0 +1,48 @@
+"""What a report's figures show: every error bar is inside its panel."""
+
+import math
+
+import numpy as np
+import pytest
+from planted_sweeps import RATES, X, parabola, study_of, sweep_of
+
+from depthmup_flax.report.landscape_figures import draw_parameters
+from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.sheet import Sheet
+from depthmup_flax.report.tables import duration
+from depthmup_flax.report.transfer import log_interval
+from depthmup_flax.report.transfer_figures import draw_optima
+
+
+def noisy(point):
+    """Seeds differ several times in the loss, and by octaves in the optimum, which is near the grid's edge."""
+    return parabola(point, best=-10.5 + 1.2 * (point["seed"] - 1)) - 0.49 + 0.05 * 3.0 ** point["seed"]
+
+
+@pytest.mark.parametrize("draw", [draw_parameters, draw_optima])
+def test_error_bars_are_inside_their_panels(draw):
+    draw(study_of(sweep_of(noisy, {"model.depth": (4, 8, 16), X: RATES, "seed": range(3)})), sheet := Sheet(apart=True))
+    bars = 0
+    for band in sheet.bands:
+        for frame in band.frames:
+            low, high = frame.axes.get_ylim()
+            for container in frame.axes.containers:
+                (lines,) = container[2]
+                ends = np.concatenate([segment[:, 1] for segment in lines.get_segments()])
+                assert (low < ends).all()
+                assert (ends < high).all()
+                bars += len(ends) // 2
+    assert bars >= 3
+
+
+def test_the_interval_of_a_positive_loss_is_that_of_its_logarithm():
+    logs = np.array([-1.0, 0.0, 1.0, 0.5])
+    spread = 4.302652729911275 * math.sqrt(3 / 2) * logs.std()  # Student's t for three seeds
+    interval = log_interval(Estimate(2.0, np.exp(logs), 3))
+    assert interval == pytest.approx((2 * math.exp(-spread), 2 * math.exp(spread)))
+    assert log_interval(Estimate(2.0, None, 1)) == pytest.approx((2.0, 2.0))
+
+
+@pytest.mark.parametrize(("hours", "text"), [(2.096, "2.1 hours"), (0.0388, "2.33 minutes"), (0.002, "7 s")])
+def test_a_duration_has_the_unit_that_a_reader_expects(hours, text):
+    assert duration(hours) == text
