@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.infer.dataflow import Graph
+from depthmup_flax.infer.dataflow import Graph, Node
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
 from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths, stacked
 

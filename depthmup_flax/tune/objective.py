@@ -16,10 +16,10 @@ FRACTION = 0.1  # of the training examples that are held out, where the config s
 def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
     """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
 
-    ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them. ``auto``
-    is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for batches
-    without end, whose examples are all new, and where examples cannot be held out: for a training step of the user's
-    own without an evaluation, and for batches of nearly the whole set.
+    ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them.
+    ``auto`` is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for
+    batches without end, whose examples are all new, and where examples cannot be held out: for a training step of the
+    user's own without an evaluation, and for batches of nearly the whole set.
 
     Args:
       objective: of `CHOICES`.
