@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 
 from depthmup_flax.records.table import DIVERGED
+from depthmup_flax.report import settings
 from depthmup_flax.report.make_report import Report
-from depthmup_flax.report.style import pictures, require_matplotlib
+from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.runs.metrics_table import Columns, read_metrics
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util.errors import InputError, printable
@@ -21,12 +22,10 @@ from depthmup_flax.workdir import bucket_lock, buckets, lock
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
 
+log = logging.getLogger(__name__)
+
 SPLITS = ("train", "validation", "test")  # prefixes of columns
 _FIRST = ("loss", "accuracy")  # metrics
-_SHOWN = (  # config fields, and those in which the runs differ
-    *("model.name", "model.width", "model.depth", "parametrization.preset", "data.name", "train.batch_size"),
-    *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.weight_decay", "seed"),
-)
 _RESTORE = "restore it, or name another run"
 
 
@@ -36,7 +35,7 @@ class Run:
 
     name: str
     metrics: Columns
-    config: Mapping[str, Any]  # dotted field -> value
+    settings: Mapping[str, str]  # name -> what was trained
     result: Json | None  # of ``result.json``; ``None`` until the run has ended
     in_use: bool  # whether a process trains it
 
@@ -78,35 +77,44 @@ def metrics_of(runs: Sequence[Run]) -> list[str]:
 def make_history(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
     """Reads training runs, finished or not, and writes ``report.html``, ``history.png`` and ``history.svg``.
 
+    Without matplotlib nothing is written.
+
     Args:
       directories: of runs, whatever they train.
       out: directory of the files, each of which is replaced atomically.
 
     Raises:
-      InputError: a directory holds no run that has logged metrics, or matplotlib is not installed.
+      InputError: a directory holds no run that has logged metrics.
       RunStopped: ``out`` cannot be written.
     """
-    require_matplotlib()
+    runs = read_runs([workdirs.as_path(directory) for directory in directories])
+    data = {"runs": [{"run": run.name, "result": run.result, **run.latest} for run in runs]}
+    text = "\n".join(map(str, runs))
+    if not has_matplotlib():
+        log.warning("no page and no figure: %s", NO_MATPLOTLIB)
+        return Report(data, text, [])
+    files, notebook = _drawn(runs)
+    with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
+        for name, content in files.items():
+            write_atomically(claim.directory / name, content)
+    return Report(data, text, [claim.directory / name for name in files], notebook)
+
+
+def _drawn(runs: Sequence[Run]) -> tuple[dict[str, bytes], str]:
+    """The page and the figure by file name, and the HTML for a notebook."""
     from depthmup_flax.report import document, history_figure, sheet  # import matplotlib, which is optional
 
-    runs = read_runs([workdirs.as_path(directory) for directory in directories])
-    lines = list(map(str, runs))
     title = f"Training of {runs[0].name}" if len(runs) == 1 else f"Training of {len(runs)} runs"
-    with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        history_figure.draw(runs, whole := sheet.Sheet())
-        history_figure.draw(runs, apart := sheet.Sheet(apart=True))
-        files = pictures(whole.figure, "history")
-        body = (
-            f"<h1>{escape(title)}</h1>\n<ul>{document.items(lines)}</ul>\n"
-            + document.picture("history", history_figure.CAPTION, apart, files, level=2)
-            + f"<h2>What was trained</h2>\n{_settings(runs)}"
-        )
-        written = {"report.html": document.document(title, body).encode(), **files}
-        for name, content in written.items():
-            write_atomically(claim.directory / name, content)
-    data = {"runs": [{"run": run.name, "result": run.result, **run.latest} for run in runs]}
+    history_figure.draw(runs, whole := sheet.Sheet())
+    history_figure.draw(runs, apart := sheet.Sheet(apart=True))
+    files, lines = pictures(whole.figure, "history"), list(map(str, runs))
+    body = (
+        f"<h1>{escape(title)}</h1>\n<ul>{document.items(lines)}</ul>\n"
+        + document.picture("history", history_figure.CAPTION, apart, files, level=2)
+        + f"<h2>What was trained</h2>\n{_settings(runs)}"
+    )
     notebook = notebook_html.items(lines) + notebook_html.image(files["history.png"], title)
-    return Report(data, "\n".join(lines), [claim.directory / name for name in written], notebook)
+    return {"report.html": document.document(title, body).encode(), **files}, notebook
 
 
 def read_runs(directories: Sequence[pathlib.Path]) -> list[Run]:
@@ -123,25 +131,15 @@ def _read(directory: pathlib.Path, name: str) -> Run:
     metrics, ended = read_metrics(directory / "metrics.jsonl"), directory / "result.json"
     if not len(metrics["step"]):
         raise InputError(f"the run in {str(directory)!r} has logged no metrics yet: wait for its first row.")
-    config = _flat(read_json(directory / "config.json", _RESTORE))
-    return Run(printable(name), metrics, config, read_json(ended, _RESTORE) if ended.exists() else None, in_use)
-
-
-def _flat(tree: Json, path: str = "") -> Json:
-    """Dotted field -> value."""
-    flat: Json = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
-    return flat
+    trained = settings.settings_of_run(read_json(directory / "config.json", _RESTORE))
+    return Run(printable(name), metrics, trained, read_json(ended, _RESTORE) if ended.exists() else None, in_use)
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    """The main fields of the configs and those in which the runs differ; a column per run."""
-    fields = dict.fromkeys(field for run in runs for field in run.config if field != "crc32")
-    differing = [field for field in fields if len({str(run.config.get(field)) for run in runs}) > 1]
-    named = "".join(f'<th scope="col">{escape(run.name)}</th>' for run in runs)
-    cells = lambda field: "".join(f"<td>{escape(printable(str(run.config.get(field, ''))))}</td>" for run in runs)
-    shown = dict.fromkeys((*_SHOWN, *differing))
-    lines = "".join(f'<tr><th scope="row">{escape(field)}</th>{cells(field)}</tr>\n' for field in shown)
-    head = f"<thead><tr><td></td>{named}</tr></thead>"
-    return f'<div class="scroll"><table class="facts">{head}<tbody>{lines}</tbody></table></div>\n'
+    """What was trained, a column per run."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    head = "".join(f'<th scope="col">{escape(run.name)}</th>' for run in runs)
+    cells = lambda name: "".join(f"<td>{escape(printable(run.settings.get(name, '')))}</td>" for run in runs)
+    lines = "".join(f'<tr><th scope="row">{escape(name)}</th>{cells(name)}</tr>\n' for name in names)
+    table = f'<table class="facts"><thead><tr><td></td>{head}</tr></thead><tbody>{lines}</tbody></table>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="What was trained">{table}</div>\n'

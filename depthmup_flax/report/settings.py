@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from depthmup_flax.records.run_hash import ADDED, EXECUTION
@@ -23,7 +23,18 @@ def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
 
     The axes along each curve are left out; so are fields that are not set, or zero where zero switches them off.
     """
-    values = _values(info, analysis)
+    along = {analysis.scale.axis, analysis.other.axis if analysis.other else "", *_SIZES}
+    return _rows([_flat(info.base) | surface.point for surface in analysis.surfaces], along)
+
+
+def settings_of_run(config: Json) -> dict[str, str]:
+    """Names of settings -> their values, from a run's config; with the sizes, and without fields that are not set."""
+    return _rows([_flat(config)], set()) | {"seed": str(config.get(SEED, ""))}
+
+
+def _rows(points: Sequence[Json], without: Collection[str]) -> dict[str, str]:
+    """The settings of several points; each is dotted config field -> value."""
+    values = _values(points, {SEED, *EXECUTION, *without})
     fixed = "optimizer.frozen" in values and values["optimizer.frozen"] == [[]]
     rows = {
         "model": _one("model.name", values),
@@ -44,12 +55,11 @@ def sentence(rows: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {rows[name]}" for name in _IN_A_LINE if name in rows)
 
 
-def _values(info: SweepInfo, analysis: Analysis) -> Values:
-    along = {analysis.scale.axis, analysis.other.axis if analysis.other else "", SEED, *_SIZES, *EXECUTION}
+def _values(points: Sequence[Json], without: Collection[str]) -> Values:
     values: dict[str, list[Any]] = {}
-    for surface in analysis.surfaces:
-        for path, value in ({"loss": ADDED["loss"]} | _flat(info.base) | surface.point).items():
-            if path not in along and value not in values.setdefault(path, []):
+    for point in points:
+        for path, value in ({"loss": ADDED["loss"]} | point).items():
+            if path not in without and value not in values.setdefault(path, []):
                 values[path].append(value)
     is_text = any(str(name).startswith("text:") for name in values.get("data.name", []))
     return {path: of_path for path, of_path in values.items() if is_text or path not in _OF_TEXT}

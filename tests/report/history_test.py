@@ -91,12 +91,13 @@ def test_many_rows_are_averaged_in_groups_of_neighbors():
 
 
 def test_the_page_escapes_names_and_lists_settings_in_which_runs_differ(tmp_path):
-    paths = [run(tmp_path / name, train={"x": k}, data={"name": "<i>"}) for k, name in enumerate(("a<b>$", "c"))]
+    train = lambda steps: {"steps": steps, "batch_size": 8}
+    paths = [run(tmp_path / name, train=train(k), data={"name": "<i>"}) for name, k in (("a<b>$", 5), ("c", 6))]
     report = make_history(paths, tmp_path / "out")
     text = report.paths[0].read_text()
     assert [path.name for path in report.paths] == ["report.html", "history.png", "history.svg"]
     assert {"<b>", "<i>"}.isdisjoint(re.findall("<.>", text))
-    assert '<tr><th scope="row">train.x</th><td>0</td><td>1</td></tr>' in text
+    assert '<tr><th scope="row">training</th><td>5 steps of 8 examples</td><td>6 steps of 8 examples</td></tr>' in text
     assert "default-src 'none'" in text
     assert "a&lt;b&gt;$" in report._repr_html_()
 
