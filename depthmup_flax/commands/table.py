@@ -13,7 +13,7 @@ GROUPS = {
         "train": "train one network",
         "tune": "tune a small network and write the config of the large one",
         "sweep": "train a grid over learning rate, width, depth, seed, ...",
-        "report": "figures, tables and a verdict from a sweep",
+        "report": "a verdict, tables and figures of a sweep, or curves of training runs",
         "predict": "apply a trained network",
     },
     "verify": {
