@@ -86,6 +86,11 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
                 branch_activations.add(one.collapse(name))
             elif kinds.get(module) == Role.OUTPUT.value:
                 readout_activations.add(one.collapse(name))
+    # What does not grow shows in a wide network: one of the base model's width has roles by place.
+    widest = max(networks, key=lambda one: (one.size.axis == "width", one.size.size))
+    in_widest = {widest.collapse(path): _is_vector(leaf) for path, leaf in widest.info.items()}
+    weights = {path: leaf for path, leaf in weights.items() if not in_widest.get(path, False)}
+    vectors = {path: leaf for path, leaf in vectors.items() if in_widest.get(path, True)}
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     scores, others, tied = set[str](), set[str](), set[str]()
