@@ -15,10 +15,7 @@ from depthmup_flax.records.table import COMPLETED, SEED, TEST, TRAIN, VALIDATION
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
-EVALUATED = {  # where they are measured, but for the training loss
-    VALIDATION: "on training examples that were held out, after training",
-    TEST: "on the test set, after training",
-}
+EVALUATED = {VALIDATION: "on held-out training examples", TEST: "on the test set"}  # where it is measured
 LOSSES = {TRAIN: "training loss", VALIDATION: "validation loss", TEST: "test loss"}  # names for sentences
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 

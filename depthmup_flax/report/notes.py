@@ -27,7 +27,10 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
     """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
     lines = list(sweep.notes)
     if analysis.loss != TRAIN:
-        lines.append(f"All losses are {EVALUATED[analysis.loss]}. Curves and claims over training time are left out.")
+        lines.append(
+            f"All losses are {EVALUATED[analysis.loss]}, after training. Curves and claims over training time are left "
+            "out."
+        )
     if not analysis.scale.log:
         lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")
     for variant in analysis.variants:

@@ -67,7 +67,7 @@ def _head(data: Json, refresh_s: float | None) -> str:
     facts = [data["title"], f"{data['runs']} runs, {data['diverged']} of them diverged"]
     facts += [
         f"{seeds} seed{'s' * (seeds != 1)}",
-        *([] if data["loss"] == TRAIN else [f"all losses are {EVALUATED[data['loss']]}"]),
+        *([] if data["loss"] == TRAIN else [f"all losses {EVALUATED[data['loss']]}"]),
     ]
     link = f' · <a href="#notes">{notes}&nbsp;note{"s" * (notes != 1)}</a>' if notes else ""
     claim, _, reason = data["headline"].partition(": ")

@@ -77,21 +77,29 @@ def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):
         make_report([sweep], tmp_path / "out")
 
 
-def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time(tmp_path, undrawn):
+@pytest.mark.parametrize(
+    ("loss", "given", "where"),
+    [("test", "test", "the test set"), ("validation", None, "held-out training examples")],
+)
+def test_an_evaluated_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time(
+    tmp_path, undrawn, loss, given, where
+):
+    """Without ``given``, the report compares the loss that the sweep has compared."""
     trained = sweep_of(lambda point: parabola(point, best=-8.0), {"model.depth": (4, 16), X: RATES, "seed": range(3)})
-    tested = [dataclasses.replace(r, test_loss=parabola(r.point, best=-9.0) + 1) for r in trained.records]
-    directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=tested))
-    report = make_report([directory], tmp_path / "report", loss="test")
+    tested = [dataclasses.replace(r, **{f"{loss}_loss": parabola(r.point, best=-9.0) + 1}) for r in trained.records]
+    info = trained.info if given else dataclasses.replace(trained.info, objective=loss)
+    directory = write(tmp_path / "sweep", dataclasses.replace(trained, info=info, records=tested))
+    report = make_report([directory], tmp_path / "report", loss=given)
     (variant,) = report.data["variants"]
     for row in variant["rows"]:
         assert math.log2(row["optimum"]) == pytest.approx(-9)
         assert row["best_loss"] == pytest.approx(1.5)
-    assert report.data["loss"] == "test"
-    assert "in test loss at depth 16" in report.data["headline"]
+    assert report.data["loss"] == loss
+    assert f"in {loss} loss at depth 16" in report.data["headline"]
     assert "training loss" not in report.text
-    assert "best test loss" in report.text
-    assert "all losses are on the test set" in (tmp_path / "report" / "report.html").read_text()
-    assert "note: All losses are on the test set" in report.text
+    assert f"best {loss} loss" in report.text
+    assert f"all losses on {where}" in (tmp_path / "report" / "report.html").read_text()
+    assert f"note: All losses are on {where}" in report.text
     names = {path.name for path in report.paths}
     assert "transfer.png" in names
     assert not names & {"curves.png", "over_time.png"}
