@@ -100,7 +100,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
-                "keep_checkpoints": 2,  # how many of the latest; that with the best test accuracy is kept as well
+                "keep_checkpoints": 2,  # how many of the latest; that with the best evaluated accuracy is kept as well
                 "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
                 "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save

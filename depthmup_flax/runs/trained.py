@@ -304,7 +304,7 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
 
     Args:
       directory: the work directory, on a disk or in a bucket.
-      which: ``"latest"``, ``"best"`` (by test accuracy), or the step of a checkpoint.
+      which: ``"latest"``, ``"best"`` (by the evaluated accuracy), or the step of a checkpoint.
 
     Raises:
       InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names

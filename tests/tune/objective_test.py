@@ -128,6 +128,7 @@ def test_presets_that_cannot_be_compared_are_refused(names, says):
         require_presets(names, default_config())
 
 
+@pytest.mark.slow
 def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test_set(tmp_path):
     flags = "--proxy.width=8", "--proxy.depth=2", "--octaves=1", "--seeds=2", "--lanes=all", "--compare=sp"
     target = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=16", "--config.model.depth=4"

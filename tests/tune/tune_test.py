@@ -125,8 +125,11 @@ def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_tr
     assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.out
     assert config.train.steps == 10
     assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
-    runs = [json.loads(line)["run"] for line in (tmp_path / "t" / "records.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "t" / "records.jsonl").read_text().splitlines()]
+    runs = [record["run"] for record in records]
     assert len(set(runs)) == len(runs) >= 6
+    assert all(record["validation_loss"] > 0 and record["test_loss"] is None for record in records)
+    assert config.data.validation_fraction == 0
     assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
 
 
