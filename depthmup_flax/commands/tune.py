@@ -4,12 +4,14 @@
 
 Examples:
     depthmup tune --config=digits --proxy.width=32 --proxy.depth=4
+    depthmup tune --config=digits_deep --compare=sp
     depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
     depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
 
 The proxy is the target at a smaller width and depth, which become the target's
-base sizes: Depth-muP transfers the proxy's hyperparameters. The grid is extended
-while the optimum lies at its edge. --target.batch_size and --target.steps rescale
+base sizes: Depth-muP transfers the proxy's hyperparameters. Its runs are compared
+by the loss on a tenth of the training examples, on which they do not train. The
+grid is extended while the optimum lies at its edge. --target.batch_size and --target.steps rescale
 rate, averages, decay and warm-up for a target with another batch size or length.
 depthmup config digits explains the fields of the config.
 """

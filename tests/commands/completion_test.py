@@ -56,7 +56,7 @@ def completed(scripts):
         ("depthmup sweep --dry", {"--dry_run"}),
         ("depthmup train --dry", set()),
         ("depthmup train --config", {"--config", "--config."}),
-        ("depthmup train --config=dig", {"digits"}),
+        ("depthmup train --config=dig", {"digits", "digits_deep"}),
         ("depthmup sweep --overwrite --config=sweeps/vi", {"sweeps/vit"}),
         ("depthmup limits --config=", {name for name in shipped.names() if name.startswith("limits/")}),
         ("depthmup config tiny_im", {"tiny_imagenet_vit"}),
