@@ -9,11 +9,10 @@ Examples:
     depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
 
 The proxy is the target at a smaller width and depth, which become the target's
-base sizes: Depth-muP transfers the proxy's hyperparameters. Its runs are compared
-by the loss on a tenth of the training examples, on which they do not train. The
-grid is extended while the optimum lies at its edge. --target.batch_size and --target.steps rescale
-rate, averages, decay and warm-up for a target with another batch size or length.
-depthmup config digits explains the fields of the config.
+base sizes: Depth-muP transfers the proxy's hyperparameters. Its runs are compared by
+the loss on a tenth of the training examples, on which they do not train.
+--target.batch_size and --target.steps rescale rate, averages, decay and warm-up for
+another batch size or length. depthmup config digits explains the fields.
 """
 
 import argparse
