@@ -197,6 +197,8 @@ def audit(
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
+    infos |= compared.as_readouts()
+    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
     if in_branch is not None:
         inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from depthmup_flax.infer.depth_ratios import DepthRatios
 from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import LOOKUP
+from depthmup_flax.infer.product_factors import ProductFactors
 from depthmup_flax.infer.traced_model import Branch, Traced, UnreadSums
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
@@ -33,7 +35,8 @@ class Comparison:
         self.infos, self.rule, self.ratios, self.r = infos, rule, ratios, ratios.together
         # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
         self.absolute = facts.depth == base.depth and ratios.together != 1
-        self.base_factors = by_series(base.factors)
+        few = [path for path, leaf in infos.items() if leaf.width_out == 1 != leaf.width_in]
+        self.products = ProductFactors(facts, base, pairs, few)
         self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
         self.branches = self.of_branches.found
 
@@ -59,12 +62,25 @@ class Comparison:
         if self.facts.inside.get(path) and nodes:
             found, wanted = ({of(n) for n in nodes} for of in (self.branches.__getitem__, self.wanted))
             return (found.pop() if len(found) == 1 else None), wanted.pop()
-        return (self._own(path), 1.0) if path in self.facts.factors else (None, None)
+        if path not in self.products.paths:
+            return None, None
+        of = (
+            self.products.around
+            if info is not None and info.role in (Role.HIDDEN, Role.OUTPUT)
+            else self.products.behind
+        )
+        return of(path), self._of_readout(info) if info is not None and info.role is Role.OUTPUT else 1.0
 
-    def _own(self, path: str) -> float | None:
-        """The factor of a parameter up to what reads it."""
-        base = self.base.factors.get(self.pairs[path]) or self.base_factors.get(series(path))
-        return ratio_of(self.facts.factors.get(path), base)
+    def _of_readout(self, info: ParamInfo) -> float:
+        return float(self.rule.readout_multiplier(info.width_in))
+
+    def as_readouts(self) -> dict[str, ParamInfo]:
+        """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
+        few = {path: leaf for path, leaf in self.infos.items() if leaf.to_few_features and self._of_readout(leaf) != 1}
+        outputs = {
+            path: leaf for path, leaf in few.items() if close(self.products.around(path), self._of_readout(leaf))
+        }
+        return {path: dataclasses.replace(leaf, role=Role.OUTPUT) for path, leaf in outputs.items()}
 
     def _readout(self, path: str) -> tuple[float | None, float]:
         info, rule = self.infos.get(path), self.rule
@@ -185,13 +201,13 @@ class Comparison:
 
     def _embeddings(self) -> list[Finding]:
         result, unclear = [], self._in_softmax() | (self.unread_sums.paths if self.unread_sums else frozenset())
-        for path in self.facts.factors:
+        for path in self.products.paths:
             info = self.infos.get(path)
             if info is None or path in unclear or self.facts.inside.get(path):
                 continue
             if path in self.facts.readouts and not self._is_tied(path):
                 continue
-            found = self._own(path)
+            found = (self.products.behind if info.role is Role.INPUT else self.products.around)(path)
             if found is None or close(found, 1):
                 continue
             if info.role is Role.INPUT:
@@ -207,7 +223,8 @@ class Comparison:
     def _within(self) -> list[Finding]:
         """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
         wrong: dict[float, list[str]] = {}
-        for path, found in self._inside_branches().items():
+        ends = {path: self.products.in_front(path) for path in self._ends() & self.infos.keys()}
+        for path, found in {**ends, **self._inside_branches()}.items():
             if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
                 continue
             before = self.facts.branches_of[path] & self.of_branches.multiplied_before
@@ -262,15 +279,19 @@ class Comparison:
             for (found, wanted, d, base_d), paths in wrong.items()
         ]
 
+    def _ends(self) -> set[str]:
+        """The parameters that make the ends of branches."""
+        return {path for branch in self.facts.branches for path in branch.factors} - {""}
+
     def _inside_branches(self) -> dict[str, float | None]:
         """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
         unclear = frozenset[str]().union(
             *(s.paths for s in self.growing_products()), *(u.paths for u in self.facts.unread)
         )
-        ends = {path for branch in self.facts.branches for path in branch.factors} | self._in_softmax() | unclear
+        ends = self._ends() | self._in_softmax() | unclear
         return {
-            path: self._own(path)
-            for path in self.facts.factors
+            path: self.products.around(path)
+            for path in self.products.paths
             if self.facts.inside.get(path) and path in self.infos and path not in ends
         }
 

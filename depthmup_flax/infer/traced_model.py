@@ -75,6 +75,8 @@ class Traced:
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
     readouts: OfPaths  # path -> factors up to the output
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
+    before_readouts: OfPaths  # the same with the factors of what readouts read
+    inputs: OfPaths  # path -> factors of the norm or the stream that its product reads
     at_output: Collection[str]  # parameters that make a product of two activations which is the output
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
@@ -190,6 +192,8 @@ class _Reader:
             branches_of=ends,
             readouts=readouts,
             factors=self._own(readouts),
+            before_readouts=self._own(()),
+            inputs=self._inputs(),
             scores=read_scores(self.graph, self.at, self.shape, self.factors, absorbed),
             at_output=self._at_output(),
             projections=self._projections(inside),
@@ -328,6 +332,17 @@ class _Reader:
         shortcuts = [self.factors.terms[s.shortcut if s.projected else s.start] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
         return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
+
+    def _inputs(self) -> OfPaths:
+        """`Traced.inputs`: of products that read no others and no tokens, which have factors of their own."""
+        streams, pairs = {s.node for s in self.streams.sums}, []
+        for use in (use for uses in self.at.values() for use in uses if use.kind == PRODUCT and use.operand >= 0):
+            terms = self.factors.terms[use.operand]
+            makers = {i: {other.kind for other in self.at.get(i, ())} for i in terms}
+            is_read = lambda i, makers=makers: i in self.shape.norms or i in streams or makers[i] == {ENTRYWISE}
+            if all(map(is_read, terms)) and any(not makers[i] for i in terms):
+                pairs.append((use.path, frozenset().union(*terms.values())))
+        return joined(pairs)
 
     def _normalized_sums(self) -> Iterator[Terms]:
         """The terms of each sum that a norm reads, which keeps their ratios alone: over the least of their factors."""
