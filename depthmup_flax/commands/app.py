@@ -35,6 +35,7 @@ from depthmup_flax.util.version import __version__
 
 _PRINTING = ("config", "doctor", "completion")  # these end when their reader does, as in | head
 _EXAMPLES = """\
+  depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits
   depthmup sweep --config=sweeps/digits && depthmup report
   depthmup config"""
