@@ -8,6 +8,7 @@ from processes import ROOT
 
 from depthmup_flax.records.table import read_info, read_sweep
 from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.page import render
 from depthmup_flax.report.settings import sentence, settings
 from depthmup_flax.report.tables import as_text
 
@@ -58,6 +59,13 @@ def test_where_curves_differ_all_values_are_listed_and_along_a_curve_none():
     rows = rows_of(axes)
     assert rows["optimizer"] == "adam or muon, weight_decay=0 or 0.1, b2=0.99"
     assert rows["rule"] == "depth_mup, alpha=0"
+
+
+def test_the_page_lists_them_under_how_it_was_measured():
+    sweep = sweep_of(parabola, {"model.depth": (4, 8), X: RATES})
+    data = data_of(sweep) | {"settings": {"frozen layers": "stem, <readout>"}}
+    facts = render(data, [], study_of(sweep), {}).partition("How it was measured")[2]
+    assert "frozen layers</th><td>stem, &lt;readout&gt;</td>" in facts
 
 
 def test_text_and_data_have_the_settings_of_a_sweep_that_lacks_most():
