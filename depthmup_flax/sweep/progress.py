@@ -47,6 +47,7 @@ class SweepProgress:
         # Time of compilations and trials, and of training; a smaller program may be compiled while a cohort trains.
         self._compiling, self._training = _Stopwatch(), _Stopwatch()
         self._seconds_per_cost = math.nan  # of the last trial, until something has trained
+        self._evaluated: LaneProgram | None = None  # the program that has evaluated runs, so that it is compiled
         self._started = self._shown = time.perf_counter()
         self._line: tqdm | None = None
         if messages.rewrites_lines():
@@ -106,8 +107,11 @@ class SweepProgress:
         done = self._cohort_cost(to_its_end=True)
         self._cost_done += done
         self._cost_left -= done
-        self._cohort = None
         self._training.stop()
+        if self._cohort is not None and self._cohort.program is not self._evaluated:
+            self._evaluated = self._cohort.program
+            self._training.move(self._cohort.evaluation_s, self._compiling)
+        self._cohort = None
         self._count(records)
         self._show(0.0 if last else _ENDED_EVERY_S)
 
@@ -191,6 +195,10 @@ class _Stopwatch:
     def stop(self) -> None:
         """Ends it, if it is running."""
         self._before, self._since = self.seconds(), math.nan
+
+    def move(self, seconds: float, other: _Stopwatch) -> None:
+        """Counts some seconds as those of another one."""
+        self._before, other._before = self._before - seconds, other._before + seconds
 
     def seconds(self) -> float:
         """So far."""

@@ -46,6 +46,7 @@ def cohort(runs, group, step=0, ended=0):
         runs=runs,
         step=step,
         outcomes=dict.fromkeys(range(ended)),
+        evaluation_s=0.0,
         program=types.SimpleNamespace(workload=group.experiment, periods=types.SimpleNamespace(total=100)),
     )
 
@@ -122,6 +123,19 @@ def test_a_smaller_program_that_is_compiled_in_the_middle_is_no_training(clock, 
     clock.now, now.step = 1100.0, 50
     shown.refresh()
     assert shown_seconds(logged.messages[-1]) == 200
+
+
+def test_the_first_evaluation_of_a_program_is_a_compilation_and_later_ones_are_not(clock, logged):
+    only = group(6, 1.0)
+    shown = SweepProgress([only], {})
+    shown.begin()
+    first = cohort(only.runs[:2], only)
+    for now, seconds, left in ((first, 100.0, 80), (first, 100.0, 70)):  # 40 s for two runs, 140 s for four
+        shown.train(now)
+        clock.now += seconds
+        now.evaluation_s = 60.0
+        shown.update([record(0.5)] * 2, last=True)
+        assert shown_seconds(logged.messages[-1]) == left
 
 
 @pytest.mark.parametrize(
