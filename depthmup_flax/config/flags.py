@@ -74,7 +74,7 @@ class GivenConfig:
         for path in {"train.epochs", "base.train.epochs"} & self.fields.keys():
             of_steps = path.replace("epochs", "steps")
             train = config.base.train if path.startswith("base.") else config.train
-            if train.steps:
+            if train.steps and train.epochs:
                 unused = f"--config.{path} is {train.epochs:g}, and is not used"
                 raise InputError(
                     f"{unused}: {of_steps} is {train.steps}, which replaces it. Add --config.{of_steps}=0."

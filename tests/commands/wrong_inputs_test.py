@@ -261,7 +261,7 @@ FLAGS = [
     ("report {files}/nothing", "'{files}/nothing' does not exist: name the --workdir of a sweep."),
     ("report {files}/a_file", "'{files}/a_file' is a file: name the --workdir of a sweep."),
     ("report {files}/empty", "'{files}/empty' holds no sweep: name the --workdir of a sweep."),
-    ("report {files}/run", "'{files}/run' holds a training run, not a sweep: name the --workdir of a sweep."),
+    ("report {files}/run", "the run in '{files}/run' has logged no metrics yet"),
     (
         "report {files}/planted {files}/run",
         "'{files}/run' holds a training run, not a sweep: name the --workdir of a sweep.",

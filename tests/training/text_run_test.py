@@ -194,10 +194,10 @@ def test_the_test_loss_is_the_mean_over_all_tokens_whatever_the_batch_size(file)
 def test_a_model_that_does_not_read_the_data_is_refused(file):
     gpt = default_config("gpt")
     message = error(build, gpt)
-    assert "model.name is 'gpt', which reads tokens, but data.name is 'digits', which holds images" in message
+    assert "model.name is 'gpt', which reads text, but data.name is 'digits', which holds images" in message
     assert "'vit'" in message
     mlp = default_config()
     mlp.data.name = f"text:{file}"
     message = error(build, mlp)
     assert "model.name is 'res_mlp', which reads images, but data.name is 'text:" in message
-    assert "which holds tokens: use model.name = 'gpt', or other data." in message
+    assert "which holds text: use model.name = 'gpt', or other data." in message
