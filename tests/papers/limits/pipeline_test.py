@@ -129,7 +129,7 @@ def test_a_line_that_is_no_record_is_named(squares, tmp_path):
 def test_an_unknown_figure_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"config.figure is 'ntks': did you mean 'ntk'\?"):
         run(limits_config("ntks", title="", scale="cpu"), tmp_path)
-    with pytest.raises(InputError, match=r"config.figure is None"):
+    with pytest.raises(InputError, match=r"run it with depthmup train"):
         run(from_file(ROOT / "configs" / "digits.py"), tmp_path)
 
 
