@@ -90,7 +90,8 @@ def study():
     import depthmup_flax as dm
 
     settings: dict[str, Any] = {"train.average_steps": AVERAGED}
-    search = dm.Study(_network(), _digits(), base=(WIDTH, DEPTH), steps=STEPS, batch_size=BATCH, **settings)
+    sizes: dict[str, Any] = {"base": (WIDTH, DEPTH), "steps": STEPS, "batch_size": BATCH}
+    search = dm.Study(_network(), _digits(), **sizes, objective="train", **settings)  # all examples, as the loops
     best = search.tune(learning_rate=RATES, seeds=SEEDS)
     return [(run["learning_rate"], run["seed"], run["train_loss_avg"]) for run in best.records]
 

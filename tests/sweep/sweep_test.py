@@ -644,7 +644,7 @@ def test_a_single_value_is_an_axis_of_one_and_numbers_of_numpy_are_numbers():
 
 
 def test_configs_of_runs_and_of_sweeps_are_told_apart():
-    with pytest.raises(InputError, match="this config has no grids"):
+    with pytest.raises(InputError, match="run it with depthmup train"):
         expand(small_base())
     with pytest.raises(InputError, match="this config is a sweep's: run it with"):
         validate(small_sweep())
