@@ -20,6 +20,7 @@ from .cases import Kind
 from .fresh import FRESH
 from .scales import A, Scales
 from .scope import NAMINGS, Net, Scope
+from .outsider import OUTSIDER
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
 from .weightless import WEIGHTLESS
@@ -290,5 +291,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
 KINDS: Mapping[str, Kind] = {
     **{f"{group}/{name}": kind for group, kinds in GROUPS.items() for name, kind in kinds.items()},
     **FRESH,
+    **OUTSIDER,
     **(packages.package_kinds() if importlib.util.find_spec("transformers") else {}),
 }
