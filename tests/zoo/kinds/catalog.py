@@ -18,9 +18,9 @@ from . import kernels, libraries, networks, packages, stacks, streams
 from .branches import BRANCHES, mlp
 from .cases import Kind
 from .fresh import FRESH
+from .outsider import OUTSIDER
 from .scales import A, Scales
 from .scope import NAMINGS, Net, Scope
-from .outsider import OUTSIDER
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
 from .weightless import WEIGHTLESS

@@ -20,8 +20,8 @@ class Fault:
     """One mistake: what stands at the places of one name.
 
     A place is ``branch``, ``stream`` (what the branch is added to), ``readout``, ``embedding``, ``heads`` (scores),
-    ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a hidden product outside of branches),
-    ``before`` (a branch in front of the norm that ends it).
+    ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a
+    hidden product outside of branches), ``before`` (a branch in front of the norm that ends it).
     """
 
     place: str
