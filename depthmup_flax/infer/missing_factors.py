@@ -175,8 +175,8 @@ class Comparison:
         return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
 
     def _readouts(self) -> list[Finding]:
-        result = []
-        for path in self.facts.readouts:
+        result, unclear = [], self.unread_sums.paths if self.unread_sums else frozenset[str]()
+        for path in self.facts.readouts.keys() - unclear:
             found, wanted = self._readout(path)
             info = self.infos.get(path)
             if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):

@@ -90,6 +90,9 @@ class Uses:
         self.uses: list[Use] = []
         self._views: list[tuple[View, ...]] = []  # of arrays made of parameters alone
         self._has_params: list[bool] = []  # whether an activation depends on a parameter
+        modulated: dict[
+            int, list[Use]
+        ] = {}  # a weight of each example -> what its parameters are if nothing contracts it
         for i, node in enumerate(graph.nodes):
             ins = [self.kinds[j] for j in node.inputs]
             kind = ACTIVATION if i in moving else _kind(graph, node, ins)
@@ -109,11 +112,17 @@ class Uses:
                 else:
                     made_of = self._made_of(node, ins)
             if kind == ACTIVATION and needed[i] and node.inputs:
-                self.uses += self._meets(i, node, ins)
+                made_of, found = self._of_example(node, ins), self._meets(i, node, ins)
+                if made_of and found:
+                    modulated[i] = found
+                else:
+                    self.uses += found
             self.kinds.append(kind)
             self._views.append(made_of)
             depends = PARAM in ins or any(self._has_params[j] for j in node.inputs)
             self._has_params.append(kind == ACTIVATION and depends)
+        products = {use.path for use in self.uses if use.kind == PRODUCT}
+        self.uses += [use for several in modulated.values() for use in several if use.path not in products]
 
     def by_path(self) -> dict[str, list[Use]]:
         """Path -> uses."""
@@ -154,6 +163,34 @@ class Uses:
                 if axes & grows and not (v.axes() - axes) & grows:
                     return [j]
         return []
+
+    def _of_example(self, node: Node, ins: Sequence[str]) -> tuple[View, ...]:
+        """What a weight of each example is made of: activations multiply its rows or columns, and it is moved."""
+        if len(node.inputs) == 1:
+            (j,) = node.inputs
+            moves = node.op in MOVES | SAME_PLACE and ins[0] == ACTIVATION
+            return tuple(_moved(v, node, self._graph.nodes[j].shape, v) for v in self._views[j]) if moves else ()
+        if node.op != "mul" or len(node.inputs) != 2:
+            return ()
+        for weight, other in (node.inputs, node.inputs[::-1]):
+            views, shape = self._views[weight], self._graph.nodes[weight].shape
+            if not views or self._views[other] or len(self._graph.nodes[other].shape) != len(shape):
+                continue
+            apart = [
+                k for k, n in enumerate(shape) if n > 1 and self._lacks(other, k) and any(v.dims[k] for v in views)
+            ]
+            joint = [k for k, n in enumerate(shape) if n > 1 and not self._lacks(other, k)]
+            if self.kinds[other] == ACTIVATION and apart and joint:
+                return views
+        return ()
+
+    def _lacks(self, j: int, k: int) -> bool:
+        """Whether an array has one entry along an axis, which may be copied."""
+        node = self._graph.nodes[j]
+        if node.op != "broadcast_in_dim" or node.shape[k] == 1:
+            return node.shape[k] == 1
+        into = list(node.params["broadcast_dimensions"])
+        return k not in into or self._graph.nodes[node.inputs[0]].shape[into.index(k)] == 1
 
     def _made_of(self, node: Node, ins: Sequence[str]) -> tuple[View, ...]:
         """What an array of parameters alone is made of."""
@@ -209,6 +246,14 @@ class Uses:
         first, operand = not any(self._has_params[j] for j in others), others[0] if others else -1
         result = []
         of_params = [(place, j) for place, (j, kind) in enumerate(zip(node.inputs, ins, strict=True)) if kind == PARAM]
+        if node.op in ("dot_general", "conv_general_dilated"):
+            of_example = [
+                (place, j) for place, j in enumerate(node.inputs) if ins[place] == ACTIVATION and self._views[j]
+            ]
+            if of_example:  # what it multiplies is no weight, but a learned token
+                result += [_token_use(i, node, v, j) for _, j in of_params for v in self._views[j]]
+                of_params = of_example
+                others = [j for j in node.inputs if j not in dict(map(reversed, of_example))]
         for place, j in of_params:
             for v in self._views[j]:
                 at = functools.partial(_use_at(i, node, v), first=first, view=j, operand=operand)
@@ -315,7 +360,8 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
         now = _layer(now, [k for k, (new, old) in enumerate(zip(node.shape, shape, strict=True)) if new == 1 < old])
         dims = list(now.dims)
     elif len(node.shape) != len(shape) or node.op == "reshape":
-        dims = regrouped(shape, node.shape, dims)
+        order = p.get("dimensions") or range(len(shape))  # a reshape may transpose first
+        dims = regrouped([shape[k] for k in order], node.shape, [dims[k] for k in order])
     return dataclasses.replace(now, dims=tuple(dims))
 
 

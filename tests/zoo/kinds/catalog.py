@@ -18,6 +18,7 @@ from . import kernels, libraries, networks, packages, stacks, streams
 from .branches import BRANCHES, mlp
 from .cases import Kind
 from .fresh import FRESH
+from .outsider import OUTSIDER
 from .scales import A, Scales
 from .scope import NAMINGS, Net, Scope
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
@@ -290,5 +291,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
 KINDS: Mapping[str, Kind] = {
     **{f"{group}/{name}": kind for group, kinds in GROUPS.items() for name, kind in kinds.items()},
     **FRESH,
+    **OUTSIDER,
     **(packages.package_kinds() if importlib.util.find_spec("transformers") else {}),
 }

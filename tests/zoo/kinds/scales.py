@@ -20,8 +20,8 @@ class Fault:
     """One mistake: what stands at the places of one name.
 
     A place is ``branch``, ``stream`` (what the branch is added to), ``readout``, ``embedding``, ``heads`` (scores),
-    ``inner`` (a product in front of a nonlinearity in a branch), ``outer`` (a hidden product outside of branches),
-    ``before`` (a branch in front of the norm that ends it).
+    ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a
+    hidden product outside of branches), ``before`` (a branch in front of the norm that ends it).
     """
 
     place: str
@@ -80,6 +80,10 @@ class Scales:
         """On a product in front of a nonlinearity inside a branch."""
         return self._at("inner", 1.0)
 
+    def input(self) -> float:
+        """On a norm of the stream that a product inside a branch reads."""
+        return self._at("input", 1.0)
+
     def outer(self) -> float:
         """On a hidden product outside of branches."""
         return self._at("outer", 1.0)
@@ -120,6 +124,7 @@ FAULTS: Mapping[str, Fault] = {
     "plain_heads": Fault("heads", SCALED, lambda e: 0.0),
     "root_embedding": Fault("embedding", "embedding_scaled_with_width", lambda e: e.m**0.5),
     "inner": Fault("inner", "hidden_scaled_with_width", lambda e: e.m**-0.5),
+    "input": Fault("input", "hidden_scaled_with_width", lambda e: e.m**-0.5),
     "outer": Fault("outer", "hidden_scaled_with_width", lambda e: e.m**-0.5),
     "before_norm": Fault("before", "norm_cancels_multiplier", lambda e: e.right / A),
 }
