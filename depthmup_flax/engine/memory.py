@@ -10,15 +10,18 @@ from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.util.errors import InputError
 
 _GIB = 2**30
+# More bytes than any device has. Compilers count in 64 bits, and end the process where these are too few.
+LARGEST = 2**53
 
 
-def require_memory(experiment: Experiment, parts: int = 1) -> None:
+def require_memory(experiment: Experiment, parts: int = 1, available: int | None = None) -> None:
     """Raises `InputError` if the state of a run, split into ``parts``, is larger than a device's memory.
 
-    Gradients, activations and data are not counted: what passes may still be too large, and what fails cannot run.
+    ``available`` are its bytes, by default those of this process's device. Gradients, activations and data are not
+    counted: what passes may still be too large, and what fails cannot run.
     """
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes().carry))
-    needed, available = state / parts, _memory()
+    needed, available = state / parts, _memory() if available is None else available
     if available is not None and needed > available:
         model = experiment.config.model
         raise InputError(

@@ -18,6 +18,7 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.engine.device_batches import abstract_train_data
 from depthmup_flax.engine.experiment import Experiment, build
 from depthmup_flax.engine.lane_program import LANES, LaneProgram, lane_mesh
+from depthmup_flax.engine.memory import LARGEST, require_memory
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.parallel import sharding
@@ -88,6 +89,7 @@ def compile_run(
       InputError: the config cannot run on this number of devices.
     """
     experiment = build(config, load=load)
+    require_memory(experiment, available=LARGEST)
     mesh = sharding.make_mesh(config.mesh, devices)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
@@ -132,6 +134,7 @@ def compile_sweep(
       InputError: the config cannot run.
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
+    require_memory(group.experiment, available=LARGEST)
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
     programs = GroupPrograms(group, mesh, data)

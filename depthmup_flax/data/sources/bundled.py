@@ -8,9 +8,18 @@ from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.sources.source import Source, images_in_memory, limited, with_validation
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.extras import require
 
 _CLASSES = tuple("0123456789")
+_MOST_BYTES = 2**34  # of images that are made in memory
+
+
+def _require_memory(config: DataConfig, images: int, channels: int) -> None:
+    size = images * config.image_size**2 * channels
+    if size > _MOST_BYTES:
+        takes = f"{images:,} images of that side take {size / 2**30:,.0f} GiB, more than {_MOST_BYTES / 2**30:.0f}"
+        raise InputError(f"data.image_size is {config.image_size}: {takes}. Use a smaller one.")
 
 
 def _load_digits(_: str, config: DataConfig) -> ImageDataset:
@@ -21,6 +30,7 @@ def _load_digits(_: str, config: DataConfig) -> ImageDataset:
     from sklearn.model_selection import train_test_split
 
     bundle = load_digits()
+    _require_memory(config, len(bundle.images), 1)
     images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
     resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
     split = ArraySplit({"image": resized[..., None], "label": bundle.target})
@@ -32,6 +42,7 @@ def _load_digits(_: str, config: DataConfig) -> ImageDataset:
 
 
 def _load_synthetic(_: str, config: DataConfig) -> ImageDataset:
+    _require_memory(config, (config.train_examples or 2048) + (config.test_examples or 512), 3)
     side = config.image_size or 8
     blocks = np.arange(side) * 8 // side
     means = 128 + 32 * np.random.default_rng(0).normal(size=(len(_CLASSES), 8, 8, 3))[:, blocks][:, :, blocks]

@@ -22,7 +22,6 @@ from depthmup_flax.util.errors import InputError, closest, did_you_mean
 SOURCES: dict[str, Source] = {
     source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT, PYTHON)
 }
-_LARGEST_SIDE = 2**14
 _CHOICES = {"placement": ("auto", "device", "stream"), "on_bad_example": ("error", "skip"), "tokenizer": TOKENIZERS}
 
 
@@ -98,8 +97,6 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     share = fields.validation_fraction
     if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
         raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
-    if fields.image_size > _LARGEST_SIDE:
-        raise InputError(f"data.image_size is {fields.image_size}: use at most {_LARGEST_SIDE} pixels.")
     if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
         raise InputError(
             f"data.suffixes is {fields.suffixes!r}: {min(unknown)!r} is not read. Separate some of "
