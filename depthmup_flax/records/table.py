@@ -26,6 +26,7 @@ COMPLETED, DIVERGED = "completed", "diverged"
 # Losses by which runs are compared: the mean at the end of training; after training, on held-out training examples, or
 # on the test set.
 OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"
+LOSS_FIELDS = {TRAIN: "train_loss_avg", VALIDATION: "validation_loss", TEST: "test_loss"}  # of `Record`
 
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
@@ -80,8 +81,8 @@ class Record:
 
     def loss(self, objective: str) -> float | None:
         """The loss of `OBJECTIVES`; ``None`` of a diverged run, and where it was not measured."""
-        losses = {TRAIN: self.train_loss_avg, VALIDATION: self.validation_loss, TEST: self.test_loss}
-        return losses[objective] if self.status == COMPLETED else None
+        loss: float | None = getattr(self, LOSS_FIELDS[objective])
+        return loss if self.status == COMPLETED else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.records.columns import short_names
+from depthmup_flax.records.table import LOSS_FIELDS, TRAIN
+from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.make_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.tune.choice import Advice, Choice, describe
@@ -31,10 +33,12 @@ class Swept:
     Attributes:
       records: a flat dictionary for each run, see `depthmup_flax.records.columns.flat`.
       directory: that holds them.
+      objective: the loss by which they are compared.
     """
 
     records: list[dict[str, Any]]
     directory: pathlib.Path
+    objective: str = TRAIN
 
     def report(
         self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str | None = None
@@ -55,13 +59,14 @@ class Swept:
         """The best runs, with what differs between runs."""
         if not self.records:
             return notebook_html.paragraphs([repr(self)])
-        loss = lambda record: math.inf if record["train_loss_avg"] is None else record["train_loss_avg"]
+        field = LOSS_FIELDS[self.objective]
+        loss = lambda record: math.inf if record[field] is None else record[field]
         best = sorted(self.records, key=loss)[:_SHOWN_RUNS]
         values = {name: [record.get(name) for record in self.records] for name in self.records[0]}
         differing = [name for name, of_runs in values.items() if len(set(map(str, of_runs))) > 1]
         names = [name for name in differing if name not in _NOT_SHOWN]
         rows = [names, *([_text(record.get(name)) for name in names] for record in best)]
-        lowest = f"The {len(best)} of the lowest training loss:" if len(best) < len(self.records) else ""
+        lowest = f"The {len(best)} of the lowest {LOSSES[self.objective]}:" if len(best) < len(self.records) else ""
         lines = notebook_html.paragraphs(filter(None, [repr(self), lowest]))
         return lines + notebook_html.table(rows, ">" * len(names))
 

@@ -103,7 +103,7 @@ class Grids:
             shard=self.shard,
         )
         names = short_names(records[0].point) if records else {}
-        return records, Swept([flat(record, names) for record in records], directory)
+        return records, Swept([flat(record, names) for record in records], directory, self.objective)
 
     def _seed_values(self) -> tuple[int, ...]:
         seeds, first = self.seeds, self.config.seed
@@ -168,7 +168,7 @@ def searched(grids: Grids, axes: Axes, sampler: optuna.samplers.BaseSampler | No
     point = search(ranges, losses_of, sampler=sampler, trials=trials, at_once=at_once, seed=config.seed, whole=whole)
     values = {**{path: only for path, (only,) in fixed.items()}, **point}
     of_run = {record["run"]: record for _, runs in batches for record in runs.records}
-    runs = Swept(list(of_run.values()), batches[-1][1].directory)
+    runs = Swept(list(of_run.values()), batches[-1][1].directory, grids.objective)
     seeds = {record["seed"] for record in runs.records}
     return Best(Choice(values, None, {}, len(seeds), (), x, grids.objective), config, runs)
 

@@ -41,7 +41,7 @@ from depthmup_flax.tune.objective import AUTO, prepare_objective
 from depthmup_flax.tune.proxy import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, Json
+from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 from depthmup_flax.workdir import directory as workdirs
 
 if TYPE_CHECKING:
@@ -323,10 +323,7 @@ class Study:
         """
         experiment = self._network(self.config(width, depth, **values))
         rule = experiment.parametrization
-        info = experiment.functions(rule).contained(experiment.info)
-        is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
-        info = jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
-        return make_optimizer(experiment.config, info, rule, experiment.total_steps)
+        return make_optimizer(experiment.config, _contained_info(experiment), rule, experiment.total_steps)
 
     @_with_own_names
     def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
@@ -341,7 +338,7 @@ class Study:
         """
         flatten(params, "params")  # refuses other trees before the network is traced
         experiment = self._network(self.config(width, depth))
-        require_same_shapes(params, experiment.functions(experiment.parametrization).contained(experiment.infos))
+        require_same_shapes(params, _contained_info(experiment))
         factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
         factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
         contained = experiment.functions(experiment.parametrization).contained(factors)
@@ -396,3 +393,10 @@ class Study:
         """The config of the runs of grids, and the loss by which they are compared."""
         config = self.config()
         return config, prepare_objective(self._objective, config, build_experiment(config, load=self._load))
+
+
+def _contained_info(experiment: NetworkExperiment) -> InfoTree:
+    """The `ParamInfo` of the parameters in their library's containers."""
+    info = experiment.functions(experiment.parametrization).contained(experiment.info)
+    is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
+    return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)

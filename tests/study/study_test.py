@@ -205,7 +205,8 @@ def huber(outputs, targets):
 
 @pytest.mark.slow
 def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
-    study = dm.Study(Regression, split(TARGETS), base=(8, 2), loss=huber, rule="completep", steps=10, batch_size=20)
+    settings = {"loss": huber, "rule": "completep", "steps": 10, "batch_size": 20, "objective": "train"}
+    study = dm.Study(Regression, split(TARGETS), base=(8, 2), **settings)
     assert study.audit(32, 8).ok
     swept = study.sweep(depths=(4,), widths=(16,), learning_rate=RATES, seeds=2)
     assert {(record["width"], record["depth"]) for record in swept.records} == {(8, 2), (8, 4), (16, 2)}
