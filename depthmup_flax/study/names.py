@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, set_field
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.util.errors import InputError, closest
+from depthmup_flax.util.errors import InputError, closest, shown
 
 _SHORT = {"rule": "parametrization.preset", "optimizer": "optimizer.name", "width": "model.width"}
 _KWARGS = "optimizer.kwargs."  # of a direction, which may have others than the config lists
@@ -84,7 +84,9 @@ def rule_section(rule: str | Parametrization) -> dict[str, Any]:
     if isinstance(rule, str):
         return {"preset": rule}
     if not isinstance(rule, Parametrization):
-        raise InputError(f"rule is {rule!r}: use the name of a preset, such as 'depth_mup', or a dm.Parametrization.")
+        raise InputError(
+            f"rule is {shown(rule)}: use the name of a preset, such as 'depth_mup', or a dm.Parametrization."
+        )
     settable = [name for name in default_config().parametrization if name != "preset"]
     changes = {
         preset: {name: getattr(rule, name) for name in settable if getattr(rule, name) != getattr(known, name)}

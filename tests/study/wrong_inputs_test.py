@@ -107,6 +107,7 @@ WRONG = {  # call -> words of the sentence
     "the optimizer of a task": (lambda: study(task, hyper={"rate": 1}).optimizer(8, 2), "dm.Task", "use that one"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task", "Audit"),
     # Arguments as they were typed, not the fields and flags of the commands.
+    "the class of rules": (lambda: study(rule=dm.Parametrization), "rule is the class Parametrization", "preset"),
     "a preset with a hyphen": (lambda: study(rule="depth-mup"), "rule is 'depth-mup': did you mean 'depth_mup'"),
     "an optimizer's class": (lambda: study(optimizer="Adam").tune(**GRID), "optimizer is 'Adam'", "'adam'"),
     "a model's name": (lambda: study("resmlp"), "build is 'resmlp'", "'res_mlp'"),
