@@ -13,7 +13,7 @@ from itertools import product
 
 from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
+from depthmup_flax.infer.traced_facts import Branch, OfPaths, Traced, joined
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 
