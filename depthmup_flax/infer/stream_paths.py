@@ -63,7 +63,7 @@ class StreamPaths:
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
         self.summed = [0] * size  # the same, or with something added
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
-        self._again = 0  # arrays that sums with something new are added to another stream, as a velocity is
+        self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
@@ -202,7 +202,7 @@ class StreamPaths:
                 continue
             if old := self._old(branch, start):
                 if not self._copies(branch, self.starts[old.bit_length() - 1]):
-                    self._again |= old & ~bit
+                    self._again |= old & ~bit & self.summed[shortcut]
                 continue
             ends = frozenset[str]()
             if self.after[branch] & bit:
