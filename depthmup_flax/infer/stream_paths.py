@@ -279,7 +279,7 @@ class StreamPaths:
         return reads if len(reads) == 1 and (one.op in SAME_PLACE or self._scales(node, reads)) else []
 
     def is_again(self, s: ResidualSum) -> bool:
-        """Whether later layers add the branch, or the array that it is added to, again to another stream."""
+        """Whether later layers add the branch, or the array that it is added to, again."""
         return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
 
     def latest(self, node: int) -> int:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.activation_products import read_scores
@@ -180,14 +180,15 @@ class _Reader:
 
     @functools.cached_property
     def _carried(self) -> Terms:
-        """Node of a sum -> its factors where the branches of its stream start next, or a loop's next round does."""
+        """Node of a sum -> its factors where it is read next.
+
+        That is where the branches of its stream start, where a loop's next round does, or in a nonlinearity; not in a
+        norm.
+        """
         starts = {s.start for s in self.streams.sums}
         rounds = [node.params["next"] for node in self.graph.nodes if node.op == "carry"]
-        result: dict[int, frozenset[float]] = {}
-        for i in (*starts, *rounds):
-            for j, factors in self.factors.terms[i].items():
-                result[j] = result.get(j, frozenset()) | factors
-        return result
+        bent = _joined_terms(terms for terms, by_product in self._absorbed(()) if not by_product)
+        return {**bent, **_joined_terms(self.factors.terms[i] for i in (*starts, *rounds))}
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes.
@@ -292,3 +293,12 @@ class _Reader:
                 result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
                 stack += self.graph.nodes[i].inputs
         return result
+
+
+def _joined_terms(several: Iterable[Terms]) -> Terms:
+    """All factors of each term."""
+    result: dict[int, frozenset[float]] = {}
+    for terms in several:
+        for i, factors in terms.items():
+            result[i] = result.get(i, frozenset()) | factors
+    return result
