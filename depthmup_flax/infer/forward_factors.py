@@ -212,11 +212,12 @@ class ForwardFactors:
         self.terms = list(map(_common_factors, self.terms, other.terms))
 
     def _of_shortcut(self, s: ResidualSum) -> float:
-        """The factor of the stream in a sum, relative to where its branch starts; 1 if the shortcut is projected."""
-        at_start, now = self.terms[s.start], self.terms[s.shortcut]
-        factors = [(now[i], at_start[i]) for i in now.keys() & at_start.keys()]
-        # What was added since the start, as the first of two parallel branches.
-        factors += [(f, frozenset({1.0})) for i, f in now.items() if i in self._sums and self._sums[i].start == s.start]
+        """The factor of the stream in a sum, relative to the layer before; 1 if the shortcut is projected."""
+        before, now = self.terms[s.before], self.terms[s.shortcut]
+        factors = [(now[i], before[i]) for i in now.keys() & before.keys()]
+        # What this layer added, as the first of two parallel branches.
+        own = [i for i in now if i in self._sums and self._sums[i].before == s.before]
+        factors += [(now[i], frozenset({1.0})) for i in own]
         ratios = _distinct(x / y if y else math.nan for a, b in factors for x, y in itertools.product(a, b))
         return next(iter(ratios)) if len(ratios) == 1 and not s.projected else 1.0
 

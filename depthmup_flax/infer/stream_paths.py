@@ -32,7 +32,8 @@ class ResidualSum:
     node: int
     shortcut: int
     branch: int
-    start: int  # the array of the stream that the shortcut keeps
+    start: int  # the array of the stream that the shortcut keeps and the branch reads
+    before: int  # the latest array of the stream that the shortcut keeps
     loops: tuple[Loop, ...]
     projected: bool = False
     ends: frozenset[str] = frozenset()  # of a branch that does not read its stream: its last weights, without numbers
@@ -143,7 +144,8 @@ class StreamPaths:
         return None if none else self._sum(node, shortcut, branch, start)
 
     def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
-        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, **others)
+        before = max([start, *(self.starts[bit.bit_length() - 1] for bit in (_highest(self.exact[shortcut]),) if bit)])
+        return ResidualSum(node, shortcut, branch, start, before, self.graph.nodes[node].loops, **others)
 
     def _old(self, branch: int, start: int) -> int:
         """The arrays in what is added, up to a factor, that the branch starts from, or that are no later; as bits.

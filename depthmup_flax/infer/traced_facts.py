@@ -30,7 +30,7 @@ class Branch:
     factors: OfPaths  # path of a parameter of the sum's terms, or "" -> factors after it
     total: OfPaths  # the same with factors of its input
     shortcut: OfPaths  # factors of the stream behind other sums, or of its projection
-    kept: float  # the factor of the stream in the sum, relative to where the branch starts
+    kept: float  # the factor of the stream in the sum, relative to the layer before
     carried: frozenset[float]  # factors of the sum where it is read next; none if that is a norm or the readout
     normalized: OfPaths  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside

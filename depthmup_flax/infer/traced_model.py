@@ -84,7 +84,7 @@ class _Reader:
         by_path = self.uses.by_path()
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
-        absorbed = [*(terms for terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
+        absorbed = [*(terms for _, terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
             times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
@@ -182,13 +182,13 @@ class _Reader:
     def _carried(self) -> Terms:
         """Node of a sum -> its factors where it is read next.
 
-        That is where the branches of its stream start, where a loop's next round does, or in a nonlinearity; not in a
-        norm.
+        That is where the next layer of its stream or a loop's next round starts, or in a nonlinearity; not in a norm.
         """
-        starts = {s.start for s in self.streams.sums}
+        arrays = {s.before for s in self.streams.sums}
         rounds = [node.params["next"] for node in self.graph.nodes if node.op == "carry"]
-        bent = _joined_terms(terms for terms, by_product in self._absorbed(()) if not by_product)
-        return {**bent, **_joined_terms(self.factors.terms[i] for i in (*starts, *rounds))}
+        sums = {s.node for s in self.streams.sums}
+        bent = _joined_terms(terms for i, terms, by_product in self._absorbed(()) if not by_product and i not in sums)
+        return {**bent, **_joined_terms(self.factors.terms[i] for i in (*arrays, *rounds))}
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes.
@@ -231,7 +231,7 @@ class _Reader:
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
-        shortcuts = [self.factors.terms[s.shortcut if s.projected else s.start] for s in self.streams.sums]
+        shortcuts = [self.factors.terms[s.shortcut if s.projected else s.before] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
         return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
 
@@ -256,10 +256,10 @@ class _Reader:
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         """The terms of what products of parameters and nonlinear operations read."""
-        return [self.factors.deep(terms) if by_product else terms for terms, by_product in self._absorbed(readouts)]
+        return [self.factors.deep(terms) if by_product else terms for _, terms, by_product in self._absorbed(readouts)]
 
-    def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[Terms, bool]]:
-        """The same, of each activation that is read, and whether a product of a parameter reads it."""
+    def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[int, Terms, bool]]:
+        """The same, of each activation that a node reads, and whether that is a product of a parameter."""
         for i, node in enumerate(self.graph.nodes):
             if self.uses.kinds[i] != ACTIVATION:
                 continue
@@ -267,7 +267,7 @@ class _Reader:
             is_new = self.factors.terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms
             if products[0].path not in readouts if products else is_new:
                 reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
-                yield from ((self.factors.terms[j], bool(products)) for j in reads)
+                yield from ((i, self.factors.terms[j], bool(products)) for j in reads)
 
     def _unread_sums(self) -> UnreadSums:
         number, last = self.streams.unread_sums
