@@ -192,7 +192,9 @@ class ForwardFactors:
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
             products = [use for use in at.get(i, ()) if use.kind != ENTRYWISE]
             if products:
-                self.before[i] = math.prod(common(self.terms[j]) for j in reads)
+                # A weight of each example that a norm keeps at 1/sqrt(fan_in) has the size that it should have.
+                kept = {use.view for use in products if self.terms[use.view].keys() <= shape.norms.keys()}
+                self.before[i] = math.prod(common(self.terms[j]) for j in reads if j not in kept)
             if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
                 own = self._of_shortcut(sums[i]) if i in sums else shape.sizes.get(i, 1.0)
                 self.terms[i] = {i: frozenset({own})}

@@ -253,7 +253,7 @@ class Uses:
             if of_example:  # what it multiplies is no weight, but a learned token
                 result += [_token_use(i, node, v, j) for _, j in of_params for v in self._views[j]]
                 of_params = of_example
-                others = [j for j in node.inputs if j not in {example for _, example in of_example}]
+                operand = next((j for j in others if not self._views[j]), -1)
         for place, j in of_params:
             for v in self._views[j]:
                 at = functools.partial(_use_at(i, node, v), first=first, view=j, operand=operand)
