@@ -176,7 +176,7 @@ class Comparison:
 
     def _readouts(self) -> list[Finding]:
         result, unclear = [], self.unread_sums.paths if self.unread_sums else frozenset[str]()
-        for path in self.facts.readouts.keys() - unclear:
+        for path in (path for path in self.facts.readouts if path not in unclear):
             found, wanted = self._readout(path)
             info = self.infos.get(path)
             # What multiplies the last shortcut multiplies what the readout reads.
