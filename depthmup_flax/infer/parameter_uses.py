@@ -170,9 +170,9 @@ class Uses:
             (j,) = node.inputs
             moves = node.op in MOVES | SAME_PLACE and ins[0] == ACTIVATION
             return tuple(_moved(v, node, self._graph.nodes[j].shape, v) for v in self._views[j]) if moves else ()
-        if node.op != "mul" or len(node.inputs) != 2:
+        if node.op not in ("mul", "div") or len(node.inputs) != 2:
             return ()
-        for weight, other in (node.inputs, node.inputs[::-1]):
+        for weight, other in (node.inputs, node.inputs[::-1])[: 2 if node.op == "mul" else 1]:
             views, shape = self._views[weight], self._graph.nodes[weight].shape
             if not views or self._views[other] or len(self._graph.nodes[other].shape) != len(shape):
                 continue
