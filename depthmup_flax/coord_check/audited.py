@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from depthmup_flax.coord_check.layer_names import Layers, SizedNetwork
 from depthmup_flax.infer.audit import Audit, audit
 from depthmup_flax.infer.audit_table import Finding, summary
-from depthmup_flax.infer.missing_factors import same_role
+from depthmup_flax.infer.given_roles import same_role
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 

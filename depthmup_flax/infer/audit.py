@@ -21,13 +21,15 @@ from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, as_html, places, printed, summary
 from depthmup_flax.infer.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
+from depthmup_flax.infer.given_roles import different, misplaced
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
-from depthmup_flax.infer.missing_factors import Comparison, different, misplaced
+from depthmup_flax.infer.missing_factors import Comparison
 from depthmup_flax.infer.not_judged import AXES, not_judged, scaled_axes
 from depthmup_flax.infer.parameter_trees import Globs, series
 from depthmup_flax.infer.parameter_uses import LOOKUP
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Traced, traced_pair
+from depthmup_flax.infer.traced_facts import Traced
+from depthmup_flax.infer.traced_model import traced_pair
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization

@@ -1,7 +1,7 @@
 """The factors of residual branches and of their shortcuts, relative to the base model.
 
-A sum ``b y + a h`` that the code multiplies by ``k`` before the next branch reads it has a branch with ``b k`` and a
-shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads the sum, ``b / a`` alone counts.
+A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonlinearity reads it has a branch with
+``b k`` and a shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads it, ``b / a`` alone counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 
 from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import PRODUCT
-from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
+from depthmup_flax.infer.traced_facts import Branch, OfPaths, Traced, joined
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 
@@ -44,7 +44,7 @@ class _Sum:
     branch: float | None  # ``b``
     relative: float | None  # ``b / a``
     shortcut: float  # ``a``
-    onward: float | None  # ``k``; ``None``: a norm or the end comes first
+    onward: float | None  # ``k``; ``None``: a norm or the readout comes first
 
 
 class BranchFactors:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.parameter_trees import series
-from depthmup_flax.infer.traced_model import Branch, Traced
+from depthmup_flax.infer.traced_facts import Branch, Traced
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.util.errors import InputError
 

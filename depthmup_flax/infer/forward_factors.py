@@ -192,7 +192,9 @@ class ForwardFactors:
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
             products = [use for use in at.get(i, ()) if use.kind != ENTRYWISE]
             if products:
-                self.before[i] = math.prod(common(self.terms[j]) for j in reads)
+                # A weight of each example that a norm keeps at 1/sqrt(fan_in) has the size that it should have.
+                kept = {use.view for use in products if self.terms[use.view].keys() <= shape.norms.keys()}
+                self.before[i] = math.prod(common(self.terms[j]) for j in reads if j not in kept)
             if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
                 own = self._of_shortcut(sums[i]) if i in sums else shape.sizes.get(i, 1.0)
                 self.terms[i] = {i: frozenset({own})}
@@ -212,11 +214,12 @@ class ForwardFactors:
         self.terms = list(map(_common_factors, self.terms, other.terms))
 
     def _of_shortcut(self, s: ResidualSum) -> float:
-        """The factor of the stream in a sum, relative to where its branch starts; 1 if the shortcut is projected."""
-        at_start, now = self.terms[s.start], self.terms[s.shortcut]
-        factors = [(now[i], at_start[i]) for i in now.keys() & at_start.keys()]
-        # What was added since the start, as the first of two parallel branches.
-        factors += [(f, frozenset({1.0})) for i, f in now.items() if i in self._sums and self._sums[i].start == s.start]
+        """The factor of the stream in a sum, relative to the layer before; 1 if the shortcut is projected."""
+        before, now = self.terms[s.before], self.terms[s.shortcut]
+        factors = [(now[i], before[i]) for i in now.keys() & before.keys()]
+        # What this layer added, as the first of two parallel branches.
+        own = [i for i in now if i in self._sums and self._sums[i].before == s.before]
+        factors += [(now[i], frozenset({1.0})) for i in own]
         ratios = _distinct(x / y if y else math.nan for a, b in factors for x, y in itertools.product(a, b))
         return next(iter(ratios)) if len(ratios) == 1 and not s.projected else 1.0
 

@@ -170,9 +170,9 @@ class Uses:
             (j,) = node.inputs
             moves = node.op in MOVES | SAME_PLACE and ins[0] == ACTIVATION
             return tuple(_moved(v, node, self._graph.nodes[j].shape, v) for v in self._views[j]) if moves else ()
-        if node.op != "mul" or len(node.inputs) != 2:
+        if node.op not in ("mul", "div") or len(node.inputs) != 2:
             return ()
-        for weight, other in (node.inputs, node.inputs[::-1]):
+        for weight, other in (node.inputs, node.inputs[::-1])[: 2 if node.op == "mul" else 1]:
             views, shape = self._views[weight], self._graph.nodes[weight].shape
             if not views or self._views[other] or len(self._graph.nodes[other].shape) != len(shape):
                 continue
@@ -253,7 +253,7 @@ class Uses:
             if of_example:  # what it multiplies is no weight, but a learned token
                 result += [_token_use(i, node, v, j) for _, j in of_params for v in self._views[j]]
                 of_params = of_example
-                others = [j for j in node.inputs if j not in {of for _, of in of_example}]
+                operand = next((j for j in others if not self._views[j]), -1)
         for place, j in of_params:
             for v in self._views[j]:
                 at = functools.partial(_use_at(i, node, v), first=first, view=j, operand=operand)

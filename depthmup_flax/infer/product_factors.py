@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from depthmup_flax.infer.branch_factors import by_series, ratio_of
 from depthmup_flax.infer.parameter_trees import series
-from depthmup_flax.infer.traced_model import OfPaths, Traced
+from depthmup_flax.infer.traced_facts import OfPaths, Traced
 
 
 class ProductFactors:

@@ -21,7 +21,7 @@ from depthmup_flax.infer.parameter_axes import (
     with_readout_ratio,
 )
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
-from depthmup_flax.infer.traced_model import Traced
+from depthmup_flax.infer.traced_facts import Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations, model_width

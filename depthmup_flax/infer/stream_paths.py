@@ -32,7 +32,8 @@ class ResidualSum:
     node: int
     shortcut: int
     branch: int
-    start: int  # the array of the stream that the shortcut keeps
+    start: int  # the array of the stream that the shortcut keeps and the branch reads
+    before: int  # the latest array of the stream that the shortcut keeps
     loops: tuple[Loop, ...]
     projected: bool = False
     ends: frozenset[str] = frozenset()  # of a branch that does not read its stream: its last weights, without numbers
@@ -63,7 +64,7 @@ class StreamPaths:
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
         self.summed = [0] * size  # the same, or with something added
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
-        self._again = 0  # arrays that sums with something new are added to another stream, as a velocity is
+        self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
@@ -143,7 +144,8 @@ class StreamPaths:
         return None if none else self._sum(node, shortcut, branch, start)
 
     def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
-        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, **others)
+        before = max([start, *(self.starts[bit.bit_length() - 1] for bit in (_highest(self.exact[shortcut]),) if bit)])
+        return ResidualSum(node, shortcut, branch, start, before, self.graph.nodes[node].loops, **others)
 
     def _old(self, branch: int, start: int) -> int:
         """The arrays in what is added, up to a factor, that the branch starts from, or that are no later; as bits.
@@ -202,7 +204,7 @@ class StreamPaths:
                 continue
             if old := self._old(branch, start):
                 if not self._copies(branch, self.starts[old.bit_length() - 1]):
-                    self._again |= old & ~bit
+                    self._again |= old & ~bit & self.summed[shortcut]
                 continue
             ends = frozenset[str]()
             if self.after[branch] & bit:
@@ -279,7 +281,7 @@ class StreamPaths:
         return reads if len(reads) == 1 and (one.op in SAME_PLACE or self._scales(node, reads)) else []
 
     def is_again(self, s: ResidualSum) -> bool:
-        """Whether later layers add the branch, or the array that it is added to, again to another stream."""
+        """Whether later layers add the branch, or the array that it is added to, again."""
         return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
 
     def latest(self, node: int) -> int:

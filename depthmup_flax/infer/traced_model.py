@@ -1,16 +1,15 @@
-"""What a trace of the forward pass tells about one model: uses of parameters, residual sums, constant factors."""
+"""Reads the facts of a model from its graph: uses of parameters, residual sums, constant factors."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.infer.activation_products import Scores, read_scores
+from depthmup_flax.infer.activation_products import read_scores
 from depthmup_flax.infer.called_names import source_line
 from depthmup_flax.infer.dataflow import PARAM, Graph
 from depthmup_flax.infer.forward_factors import Homogeneity, Terms, forward_factors, scaled
@@ -18,108 +17,10 @@ from depthmup_flax.infer.parameter_trees import grouped, series
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.infer.residual_sums import residual_streams
 from depthmup_flax.infer.stream_paths import ResidualSum
-from depthmup_flax.infer.unread_places import UnreadOperation, unread_operations
+from depthmup_flax.infer.traced_facts import Branch, OfPaths, Traced, UnreadSums, joined
+from depthmup_flax.infer.unread_places import unread_operations
 
 _MOST_SKIPS = 8  # connections around each other
-OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
-
-
-def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
-    """Path -> all of its factors."""
-    result: dict[str, frozenset[float]] = {}
-    for path, factors in pairs:
-        result[path] = result.get(path, frozenset()) | factors
-    return result
-
-
-@dataclasses.dataclass(frozen=True)
-class Branch:
-    """A branch of the main stream."""
-
-    factors: OfPaths  # path of a parameter of the sum's terms, or "" -> factors after it
-    total: OfPaths  # the same with factors of its input
-    shortcut: OfPaths  # factors of the stream behind other sums, or of its projection
-    kept: float  # the factor of the stream in the sum, relative to where the branch starts
-    carried: frozenset[float]  # factors of the sum where the next branch starts; none if a norm or the end comes first
-    normalized: OfPaths  # the same of what a norm at the branch's end normalizes
-    paths: frozenset[str]  # parameters inside
-    times: float
-    node: int
-    projected: bool  # its shortcut is
-    stream: int  # of parallel ones, such as an encoder's and a decoder's
-    inner: float  # the number of sums inside it
-
-    @functools.cached_property
-    def kind(self) -> frozenset[str]:
-        """What equal branches of all layers have in common."""
-        return frozenset(map(series, self.paths))
-
-
-@dataclasses.dataclass(frozen=True)
-class UnreadSums:
-    """Sums with the stream that are no residual sums."""
-
-    number: float  # the most that one stream has
-    paths: frozenset[str]  # parameters in the last
-    source: str  # file.py:12
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """What the trace of one model tells."""
-
-    uses: Mapping[str, Sequence[Use]]
-    times: Mapping[str, float]
-    inside: Mapping[str, bool]  # whether all uses are in branches
-    branches: Sequence[Branch]
-    branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
-    readouts: OfPaths  # path -> factors up to the output
-    factors: OfPaths  # path -> factors from the product to where it is used, outside branches
-    before_readouts: OfPaths  # the same with the factors of what readouts read
-    inputs: OfPaths  # path -> factors of the norm or the stream that its product reads
-    at_output: Collection[str]  # parameters that make a product of two activations which is the output
-    scores: Sequence[Scores]
-    projections: Collection[str]  # parameters of projected shortcuts
-    unread: Sequence[UnreadOperation]
-    used: Mapping[str, bool]  # path -> whether the output depends on it
-    shapes: Mapping[str, tuple[int, ...]]
-    has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
-    unread_sums: UnreadSums
-    links: frozenset[frozenset[str]]  # the last weights of branches that do not read their stream
-
-    @property
-    def depth(self) -> float:
-        """The number of branches."""
-        return sum(branch.times for branch in self.branches)
-
-    def places(self) -> dict[str, Hashable]:
-        """Path -> its place in the forward pass: the branch that it is in, up to its layer, and which weight it is."""
-        way = {path: self._way(path) for path in sorted(self.uses, key=lambda path: self.uses[path][0].node)}
-        of_branch: dict[int, list[str]] = {}
-        for path in way:
-            if self.inside[path] and self.branches_of[path]:
-                of_branch.setdefault(min(self.branches_of[path]), []).append(path)
-        result: dict[str, Hashable] = dict(way)
-        for paths in of_branch.values():
-            ways = tuple(way[path] for path in paths)
-            result |= {path: (ways, n) for n, path in enumerate(paths)}
-        return result
-
-    def _way(self, path: str) -> Hashable:
-        """How the forward pass uses a parameter, whatever its name and layer."""
-        kinds = tuple(sorted({(use.kind, use.first) for use in self.uses[path]}))
-        return self.inside[path], path in self.readouts, kinds
-
-    def without(self, branches: Collection[Branch]) -> Traced:
-        """The facts with some branches taken for parts of the stream."""
-        nodes = {branch.node for branch in branches}
-        ends = {path: sums - nodes for path, sums in self.branches_of.items()}
-        return dataclasses.replace(
-            self,
-            branches=[branch for branch in self.branches if branch.node not in nodes],
-            branches_of=ends,
-            inside={path: inside and bool(ends[path]) for path, inside in self.inside.items()},
-        )
 
 
 def traced(
@@ -183,7 +84,7 @@ class _Reader:
         by_path = self.uses.by_path()
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
-        absorbed = [*(terms for terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
+        absorbed = [*(terms for _, terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
             times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
@@ -279,14 +180,15 @@ class _Reader:
 
     @functools.cached_property
     def _carried(self) -> Terms:
-        """Node of a sum -> its factors where the branches of its stream start next, or a loop's next round does."""
-        starts = {s.start for s in self.streams.sums}
+        """Node of a sum -> its factors where it is read next.
+
+        That is where the next layer of its stream or a loop's next round starts, or in a nonlinearity; not in a norm.
+        """
+        arrays = {s.before for s in self.streams.sums}
         rounds = [node.params["next"] for node in self.graph.nodes if node.op == "carry"]
-        result: dict[int, frozenset[float]] = {}
-        for i in (*starts, *rounds):
-            for j, factors in self.factors.terms[i].items():
-                result[j] = result.get(j, frozenset()) | factors
-        return result
+        sums = {s.node for s in self.streams.sums}
+        bent = _joined_terms(terms for i, terms, by_product in self._absorbed(()) if not by_product and i not in sums)
+        return {**bent, **_joined_terms(self.factors.terms[i] for i in (*arrays, *rounds))}
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes.
@@ -329,7 +231,7 @@ class _Reader:
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
-        shortcuts = [self.factors.terms[s.shortcut if s.projected else s.start] for s in self.streams.sums]
+        shortcuts = [self.factors.terms[s.shortcut if s.projected else s.before] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
         return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
 
@@ -354,10 +256,10 @@ class _Reader:
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         """The terms of what products of parameters and nonlinear operations read."""
-        return [self.factors.deep(terms) if by_product else terms for terms, by_product in self._absorbed(readouts)]
+        return [self.factors.deep(terms) if by_product else terms for _, terms, by_product in self._absorbed(readouts)]
 
-    def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[Terms, bool]]:
-        """The same, of each activation that is read, and whether a product of a parameter reads it."""
+    def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[int, Terms, bool]]:
+        """The same, of each activation that a node reads, and whether that is a product of a parameter."""
         for i, node in enumerate(self.graph.nodes):
             if self.uses.kinds[i] != ACTIVATION:
                 continue
@@ -365,7 +267,7 @@ class _Reader:
             is_new = self.factors.terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms
             if products[0].path not in readouts if products else is_new:
                 reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
-                yield from ((self.factors.terms[j], bool(products)) for j in reads)
+                yield from ((i, self.factors.terms[j], bool(products)) for j in reads)
 
     def _unread_sums(self) -> UnreadSums:
         number, last = self.streams.unread_sums
@@ -391,3 +293,12 @@ class _Reader:
                 result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
                 stack += self.graph.nodes[i].inputs
         return result
+
+
+def _joined_terms(several: Iterable[Terms]) -> Terms:
+    """All factors of each term."""
+    result: dict[int, frozenset[float]] = {}
+    for terms in several:
+        for i, factors in terms.items():
+            result[i] = result.get(i, frozenset()) | factors
+    return result

@@ -367,6 +367,20 @@ def deep_norm(net: Net, x: jax.Array) -> jax.Array:
     return net.head(h)
 
 
+def bent(of_sums: bool) -> Body:
+    """A nonlinearity behind each sum; ``of_sums``: which is multiplied as a whole."""
+
+    def body(net: Net, x: jax.Array) -> jax.Array:
+        h = net.dense("stem", x)
+        c = (DEPTH / net.depth) ** 0.5 if of_sums else 1.0
+        for i in range(net.depth):
+            y = net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", h)
+            h = jnp.tanh(c * h + c * y)
+        return net.head(h)
+
+    return body
+
+
 def velocity(damping: float) -> Body:
     """Branches are added to a velocity, which the stream follows."""
 

@@ -10,6 +10,7 @@ from stream_models import (
     as_haiku,
     as_list,
     audited,
+    bent,
     bottleneck,
     constant_variance,
     deep_norm,
@@ -87,6 +88,7 @@ STRUCTURES = {
     "last_pairs": (last_pairs, ("att", "pairs", "pairs0"), {}),
     "multiplied_sums": (multiplied_sums, ("mlp", "mlp0", "mlp3"), {}),
     "deep_norm": (deep_norm, ("mlp", "mlp0", "mlp3"), {}),
+    "bent": (bent(of_sums=False), ("mlp", "mlp0", "mlp3"), {}),
     "stacked": (stacked, ("mlp", "mlp0"), {}),
     "u_net": (u_net, ("down", "low", "up"), {}),
     "long_skip": (long_skip, ("mlp", "mlp1"), {}),
@@ -114,6 +116,10 @@ def test_what_every_layer_adds_in_another_way_is_not_passed_in_silence(body):
     assert result.verdict == "not judged"
     (place,) = (one for one in result.not_judged if one.name == "sum")
     assert place.source.startswith("stream_models.py:")
+
+
+def test_a_sum_that_is_multiplied_as_a_whole_in_front_of_a_nonlinearity_has_a_multiplied_shortcut():
+    assert "shortcut_in_branch" in found(audited(bent(of_sums=True)))
 
 
 def test_a_stream_that_is_multiplied_by_the_same_number_in_every_layer_is_not_passed_in_silence():

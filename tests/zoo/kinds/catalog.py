@@ -64,6 +64,7 @@ def _norms() -> dict[str, Kind]:
     kinds |= {name: Kind(stack("attention", "mlp", gain=gain), TOKENS) for name, gain in gains.items()}
     kinds["rezero_without_norm"] = Kind(stack("attention", "mlp", norm="none", gain=stacks.rezero), TOKENS)
     kinds["post_scanned"] = Kind(stack("attention", "mlp", norm="layer", place="post", scan=True), TOKENS)
+    kinds["deep_norm"] = Kind(stack("attention", "mlp", place="post", write_as="deep"), TOKENS)
     kinds["bert"] = Kind(stack("fused", "mlp", norm="layer", place="post", start=stacks.positions), TOKENS)
     return kinds
 
@@ -159,10 +160,17 @@ def _streams() -> dict[str, Kind]:
         "hyper_connections": Kind(
             simple(streams.hyper_connections, streams.hyper_start, streams.hyper_out), TOKENS, rare=True
         ),
+        "pair_and_single_scanned": Kind(simple(streams.pair_and_single, of_edges, of_nodes, scan=True), VECTORS),
+        "reversible_two": Kind(simple(streams.reversible, two, both), TOKENS),
+        "momentum_scanned": Kind(
+            simple(streams.momentum, streams.wavenet_start, of_nodes, scan=True), TOKENS, rare=True
+        ),
+        "injected_scanned": Kind(simple(streams.injected, streams.twice, of_nodes, scan=True), TOKENS, rare=True),
         "momentum": Kind(simple(streams.momentum, streams.wavenet_start, of_nodes), TOKENS, rare=True),
         "highway": Kind(simple(streams.highway), TOKENS),
         "gated": Kind(simple(streams.gated), TOKENS),
         "parallel_sums": Kind(simple(streams.parallel_sums), TOKENS),
+        "parallel_outside": Kind(simple(streams.parallel_outside), TOKENS),
         "parallel_first": Kind(simple(streams.parallel_first), TOKENS),
         "conformer": Kind(simple(streams.conformer), TOKENS),
         "wavenet": Kind(simple(streams.wavenet, streams.wavenet_start, streams.skips_out), TOKENS),
@@ -275,11 +283,11 @@ def _random() -> dict[str, Kind]:
 
 
 def _writes() -> dict[str, Kind]:
-    rare = ("outside", "kernel")
-    return {
-        name: Kind(stack("attention", "mlp", write_as=name), TOKENS, rare=name in rare)
-        for name in WRITES
-        if name != "kernel"
+    outside = functools.partial(stack, "attention", "mlp", write_as="outside")
+    kinds = {name: Kind(stack("attention", "mlp", write_as=name), TOKENS) for name in WRITES if name != "kernel"}
+    return kinds | {
+        "outside_without_norm": Kind(outside(norm="none"), TOKENS),
+        "outside_scanned": Kind(outside(scan=True), TOKENS),
     }
 
 

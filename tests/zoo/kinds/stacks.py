@@ -61,7 +61,7 @@ def write(p: Scope, x: jax.Array, e: Scales, norm: str = "rms") -> jax.Array:
 
 # How the multiplier c of a branch y is written; all are the same sum, up to the scale of the parameters.
 Write = Callable[[Any, jax.Array, float, Any], jax.Array]
-WRITES: Mapping[str, Write] = {
+WRITES: dict[str, Write] = {
     "plain": lambda x, y, c, s: s * x + c * y,
     "behind": lambda x, y, c, s: y * c + x * s,
     "divided": lambda x, y, c, s: s * x + y / (1 / c),
@@ -70,6 +70,7 @@ WRITES: Mapping[str, Write] = {
     "subtracted": lambda x, y, c, s: s * x - (-c) * y,
     "bfloat16": lambda x, y, c, s: s * x + (y.astype(jnp.bfloat16) * c).astype(x.dtype),
     "outside": lambda x, y, c, s: (s * x / c + y) * c,
+    "halved": lambda x, y, c, s: 2 * (s * x / 2 + c * y / 2),
     "remat": lambda x, y, c, s: jax.checkpoint(lambda x, y: s * x + c * y)(x, y),
     "jitted": lambda x, y, c, s: jax.jit(lambda x, y: s * x + c * y)(x, y),
     "in_two": lambda x, y, c, s: s * x + (c / 2) * y * 2.0,
@@ -81,6 +82,7 @@ WRITES: Mapping[str, Write] = {
     "where": lambda x, y, c, s: jnp.where(jnp.ones(x.shape[:2], bool)[..., None], s * x + c * y, s * x),
     "shaped": lambda x, y, c, s: (s * x.reshape(-1, x.shape[-1]) + c * y.reshape(-1, x.shape[-1])).reshape(x.shape),
 }  # fmt: skip
+WITH_NORM: dict[str, Write] = {"deep": lambda x, y, c, s: s * x / c + y}  # right in front of a norm alone (DeepNet)
 
 
 def stack(
@@ -110,7 +112,7 @@ def stack(
                 y = branch(part, y, e)
                 y = normed(part, e.before() * y, "norm_end") if place in ("end", "sandwich") else y
                 c = e.branch(name, i if isinstance(i, int) else None)
-                x = WRITES[write_as](x, gain(part, y), c, e.stream())
+                x = (WRITES | WITH_NORM)[write_as](x, gain(part, y), c, e.stream())
                 x = normed(part, x) if place == "post" else x
             return between(p, x, e, i)
 

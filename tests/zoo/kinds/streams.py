@@ -244,7 +244,8 @@ def momentum(e: Scales) -> Layer:
 
     def block(p: Scope, x: tuple[jax.Array, jax.Array], i: Any) -> tuple[jax.Array, jax.Array]:
         h, v = x
-        v = 0.5 * v + e.branch("mlp", i) * mlp(p / "mlp", rms(p, h), e)
+        c = e.branch("mlp", i if isinstance(i, int) else None)
+        v = 0.5 * v + c * mlp(p / "mlp", rms(p, h), e)
         return e.stream() * h + v, v
 
     return block
@@ -278,6 +279,16 @@ def parallel_sums(e: Scales) -> Layer:
         y = rms(p, x)
         a, b = attention(p / "attention", y, e), mlp(p / "mlp", y, e)
         return e.stream() * x + e.branch("attention", i) * a + e.branch("mlp", i) * b
+
+    return block
+
+
+def parallel_outside(e: Scales) -> Layer:
+    """The multiplier of both is behind the sum, and its inverse on the stream."""
+
+    def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
+        y, c = rms(p, x), e.branch("both", i)
+        return (e.stream() * x / c + attention(p / "attention", y, e) + mlp(p / "mlp", y, e)) * c
 
     return block
 
