@@ -74,7 +74,8 @@ def _nested(
     for t in sums:
         stream = stream_of[t.node]
         only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
-        own = {s.node for n, s in enumerate(sums) if not seen_outside[stream] >> n & 1}  # of learned tokens, say
+        # Such as a stream of learned tokens; not one whose branches read others alone, which other layers read, too.
+        own = set[int]() if t.ends else {s.node for n, s in enumerate(sums) if not seen_outside[stream] >> n & 1}
         around = [
             s for s in only if paths.is_after(t.shortcut, s.start) or (s.node in own and _reads(graph, stream, s))
         ]
