@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.infer.dataflow import Graph, Node
+from depthmup_flax.infer.dataflow import Graph
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
 from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths, stacked
 
@@ -117,12 +117,17 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
         if found is not None:
             kept.add(found.start)
             sums.append(found)
-        for j in nodes[i].inputs if nodes[i].op != "stop_gradient" else ():
+        for j in _reads_of(graph, i) if nodes[i].op != "stop_gradient" else ():
             bits = avoid[i] & ~(1 << len(sums) - 1) if found is not None and j == found.branch else avoid[i]
             avoid[j] |= bits
             for number, _ in nodes[j].loops[len(nodes[i].loops) :]:
                 leaving[number] = leaving.get(number, 0) | bits
     return sums, avoid
+
+
+def _reads_of(graph: Graph, i: int) -> Sequence[int]:
+    """What a node reads; of a sum over a stack, the arrays in the stack."""
+    return stacked(graph, graph.nodes[i]) or graph.nodes[i].inputs
 
 
 def _carried(graph: Graph, paths: StreamPaths, sums: Collection[int]) -> list[bool]:
@@ -178,10 +183,11 @@ def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
     return result
 
 
-def _followed(node: Node) -> Sequence[int]:
+def _followed(graph: Graph, i: int) -> Sequence[int]:
     """The arrays that a node reads, without numbers of places, which have no gradient."""
+    node, reads = graph.nodes[i], _reads_of(graph, i)
     places = slice(1, 2) if node.op.startswith("scatter") else slice(1, None) if node.op == "gather" else slice(0)
-    return [j for n, j in enumerate(node.inputs) if n not in range(len(node.inputs))[places]]
+    return [j for n, j in enumerate(reads) if n not in range(len(reads))[places]]
 
 
 def _inside(
@@ -200,7 +206,7 @@ def _inside(
     for i in reversed(range(len(graph.nodes))):
         if not paths.needed[i]:
             continue
-        for j in _followed(graph.nodes[i]):
+        for j in _followed(graph, i):
             ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
             outside[j] |= outside[i] and (j, i) not in number_of
             to_shortcut[j] |= to_shortcut[i]
