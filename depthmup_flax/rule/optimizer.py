@@ -53,8 +53,9 @@ def scale_by_depthmup(
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
-        ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo and SOAP, ``"norm_matched"``; or
-        a tree of these with the parameters' structure. ``None``: as known of optax's, or entrywise.
+        ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo, ``"rotated"`` for SOAP,
+        ``"norm_matched"``; or a tree of these with the parameters' structure. ``None``: as known of optax's, or
+        entrywise.
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a

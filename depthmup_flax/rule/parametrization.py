@@ -78,7 +78,8 @@ class Geometry(enum.StrEnum):
     LINEAR = "linear"  # nothing; it follows the gradient: SGD, momentum
     SIGN = "sign"  # its entries, of order one: Adam, Lion
     ORTHOGONAL = "orthogonal"  # its singular values, of order one: Muon
-    TWO_SIDED = "two_sided"  # its singular values, by roots of second moments of rows and columns: Shampoo, SOAP
+    TWO_SIDED = "two_sided"  # its singular values, by roots of second moments of rows and columns: Shampoo
+    ROTATED = "rotated"  # its entries, of order one, in the eigenbasis of those second moments: SOAP
     NORM_MATCHED = "norm_matched"  # its norm, that of the weights: LAMB, LARS, Adafactor's multiply_by_parameter_scale
 
 
@@ -117,6 +118,9 @@ def _updates(**powers: tuple[float, float]) -> Mapping[Role, Exponents]:
 # * Entries of order one: (dW x)_i ~ m_in. Hidden weights need 1/m_in.
 # * Singular values of order one: |dW x| ~ |x|. Hidden weights need (m_out / m_in)^1/2. An input weight's x does not
 #   grow: m_out^1/2. A readout's product is multiplied by 1/m_in and does not grow in size: m_in^1/2.
+# * Entries of order one in an eigenbasis: x lies along few of its directions, so (dW x)_i ~ |x|. Hidden weights need
+#   m_in^-1/2, input weights nothing, a readout m_in^1/2. Gradients of fewer examples than features fill a corner of
+#   the basis, in which the update's singular values do not grow with the width: there this factor is an upper bound.
 # * The norm of the weights: |dW x| ~ |W|_F |x|, as updates have few large singular values. Entries of hidden weights
 #   have standard deviation m_in^-1/2, so |W|_F ~ m_out^1/2: they need m_in^-1/2. The others start at the base model's
 #   scale, and their entries should change by as much.
@@ -130,6 +134,7 @@ WIDTH_RULES: Mapping[Geometry, Mapping[Role, Exponents]] = {
     Geometry.SIGN: _ENTRYWISE,
     Geometry.ORTHOGONAL: _SPECTRAL,
     Geometry.TWO_SIDED: _SPECTRAL,
+    Geometry.ROTATED: _updates(hidden=(-0.5, 0), output=(0.5, 0)),
     Geometry.NORM_MATCHED: _updates(hidden=(-0.5, 0)),
 }
 

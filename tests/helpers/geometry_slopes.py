@@ -1,13 +1,16 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python tests/helpers/geometry_slopes.py          # prints the table of docs/optimizers.md; Muon LAMB: of these
-python tests/helpers/geometry_slopes.py --write  # replaces it
+python tests/helpers/geometry_slopes.py          # prints the tables of docs/optimizers.md; Muon LAMB: of these
+python tests/helpers/geometry_slopes.py --write  # replaces them
 
-Measured is the change of the last block's stream, root mean square, after three steps on one batch of noise with random
-labels in which hidden matrices alone train; over three widths, three depths, and both together. "Right" is the
-library's optimizer, "wrong" the same updates times the power of the size that a user without its factor would have.
+Measured is the change of the last block's stream, root mean square, after steps in which hidden matrices alone train;
+over three widths, three depths, and both together. "Right" is the library's optimizer, "wrong" the same updates times
+the power of the size that a user without its factor would have. Three steps on one batch of noise with random labels:
+gradients of low rank, aligned with one another. Forty steps on new batches with the labels of a linear teacher: sums of
+gradients of full rank, each with much noise.
 """
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -30,11 +33,23 @@ from depthmup_flax.rule.info_trees import flatten_info, path_name
 from depthmup_flax.rule.parametrization import Role
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
-SEEDS, STEPS, BATCH = 6, 3, 4
+SEEDS = 6
 DEPTHS = (4, 8, 16)
 AXES = ("width", "depth", "both")  # both: as powers of the width
 # Small branches, so that the base model is not far from the limit of depth.
 RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.25)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """``steps`` on batches of ``batch`` examples: one, with random labels, or new ones with a teacher's."""
+
+    steps: int
+    batch: int
+    new_batches: bool
+
+
+FEW, MANY = Training(3, 4, False), Training(40, 64, True)
 MODELS = {
     "ResMLP": functools.partial(dm.ResMLP, 10),
     "SimpleResNet": functools.partial(dm.SimpleResNet, 10),
@@ -119,16 +134,19 @@ def library(name, **arguments):
 
 
 # Optimizer -> what builds it, learning rate, and the power of m that its updates have without the rule's factor:
-# optax's consistent_rms for Muon, Adam's 1/m for Shampoo and SOAP, no factor for the others.
+# optax's consistent_rms for Muon, Adam's 1/m for Shampoo, no factor for the others.
 OPTIMIZERS = {
     "SGD (linear)": (library("sgd"), 2.0**-15, 1.0),
     "Adam (sign)": (library("adam"), 2.0**-14, 1.0),
     "Muon (orthogonal)": (lambda info: dm.muon(1.0, info, RULE), 2.0**-12, 0.5),
     "Shampoo (two_sided)": (lambda info: dm.depthmup(shampoo(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
-    "SOAP (two_sided)": (lambda info: dm.depthmup(soap(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
+    "SOAP (rotated)": (lambda info: dm.depthmup(soap(), info, RULE, 1.0, geometry="rotated"), 2.0**-10, 0.5),
     "LAMB (norm_matched)": (library("lamb"), 2.0**-11, 0.5),
     "Adafactor (norm_matched)": (library("adafactor", min_dim_size_to_factor=16), 2.0**-11, 0.5),
 }
+
+# The sum of a few examples' gradients has fewer dimensions than the features, which is not what they are scaled for.
+FEW_STEPS_DO_NOT_SHOW = ("SOAP (rotated)",)
 
 
 def last_stream(model, params, x):
@@ -141,7 +159,7 @@ def last_stream(model, params, x):
 
 def widths(model_name, optimizer_name):
     """The first convolutions of SimpleResNet have an eighth of its width; eigenvectors take the width's cube."""
-    if "two_sided" in optimizer_name:
+    if "two_sided" in optimizer_name or "rotated" in optimizer_name:
         return (32, 64, 128)
     return (128, 256, 512) if model_name == "SimpleResNet" else (64, 128, 256)
 
@@ -151,17 +169,26 @@ def make(model_name, optimizer_name, width, depth):
     return MODELS[model_name](width=width, depth=depth, **base, parametrization=RULE)
 
 
-@functools.cache
-def changes(model_name, optimizer_name, width, depth):
-    """``[2, seeds]``: the right change, and that of the updates times ``wrong`` powers of m and r."""
-    model = make(model_name, optimizer_name, width, depth)
+def one_batch(model_name, size):
+    """``[B, ...]`` inputs and random labels."""
     rng = np.random.default_rng(0)
     if model_name == "GPT":
-        x = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
-        labels = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
-    else:
-        x = jnp.asarray(rng.normal(size=(BATCH, 8, 8, 3)), jnp.float32)
-        labels = jnp.asarray(rng.integers(0, 10, size=BATCH))
+        return jnp.asarray(rng.integers(0, 16, size=(size, 8))), jnp.asarray(rng.integers(0, 16, size=(size, 8)))
+    x = jnp.asarray(rng.normal(size=(size, 8, 8, 3)), jnp.float32)
+    return x, jnp.asarray(rng.integers(0, 10, size=size))
+
+
+def new_batch(key, size):
+    """``[B, 8, 8, 3]`` noise and the labels of a linear teacher."""
+    x = jax.random.normal(key, (size, 8, 8, 3))
+    return x, jnp.argmax(x.reshape(size, -1) @ jax.random.normal(jax.random.key(2), (8 * 8 * 3, 10)), axis=-1)
+
+
+@functools.cache
+def changes(model_name, optimizer_name, width, depth, training=FEW):
+    """``[2, seeds]``: the right change, and that of the updates times ``wrong`` powers of m and r."""
+    model = make(model_name, optimizer_name, width, depth)
+    x, labels = one_batch(model_name, training.batch)
     build, rate, power = OPTIMIZERS[optimizer_name]
     matched = "norm_matched" in optimizer_name  # queries start at zero, which has no norm to match
     trains = lambda leaf: leaf.role is Role.HIDDEN and not (matched and leaf.init_std == 0)
@@ -175,17 +202,19 @@ def changes(model_name, optimizer_name, width, depth):
         structure, flat = jax.tree.structure(params), dict(zip(leaves, jax.tree.leaves(params), strict=True))
         whole = lambda trained: jax.tree.unflatten(structure, [{**flat, **trained}[path] for path in leaves])
 
-        def loss(trained):
+        def loss(trained, x, labels):
             logits = model.apply({"params": whole(trained)}, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-        def step(_, carry):
+        def step(i, carry):
             trained, state = carry
-            updates, state = optimizer.update(jax.grad(loss)(trained), state, trained)
+            fresh = training.new_batches
+            batch = new_batch(jax.random.fold_in(key, i), training.batch) if fresh else (x, labels)
+            updates, state = optimizer.update(jax.grad(loss)(trained, *batch), state, trained)
             return jax.tree.map(lambda w, u: w + rate * factor * u, trained, updates), state
 
         start = {path: flat[path] for path in info}
-        trained, _ = jax.lax.fori_loop(0, STEPS, step, (start, optimizer.init(start)))
+        trained, _ = jax.lax.fori_loop(0, training.steps, step, (start, optimizer.init(start)))
         moved = last_stream(model, whole(trained), x) - last_stream(model, whole(start), x)
         return jnp.sqrt(jnp.mean(moved**2))
 
@@ -193,7 +222,7 @@ def changes(model_name, optimizer_name, width, depth):
     return np.asarray(jax.jit(jax.vmap(jax.vmap(run, (0, None)), (None, 0)))(keys, jnp.array([1.0, wrong])))
 
 
-def exponents(model_name, optimizer_name, axis):
+def exponents(model_name, optimizer_name, axis, training=FEW):
     """The fitted exponents with and without the rule's factor, each with its 95 % interval over seeds."""
     wide = widths(model_name, optimizer_name)
     sizes = {
@@ -203,32 +232,36 @@ def exponents(model_name, optimizer_name, axis):
     }[axis]
     ratio = "depth_ratio" if axis == "depth" else "width_ratio"
     ratios = np.array([getattr(make(model_name, optimizer_name, *size), ratio) for size in sizes])
-    values = np.log([changes(model_name, optimizer_name, *size) for size in sizes])  # [sizes, 2, seeds]
+    values = np.log([changes(model_name, optimizer_name, *size, training) for size in sizes])  # [sizes, 2, seeds]
     centered = np.log(ratios) - np.log(ratios).mean()
     slopes = np.einsum("s,swk->wk", centered, values) / (centered**2).sum()  # [2, seeds]
     return [(row.mean(), 2.57 * row.std(ddof=1) / SEEDS**0.5) for row in slopes]  # t of 5 degrees of freedom
 
 
-def table(named=()):
+def table(models, training, named=()):
+    """Rows of optimizers and axes, columns of ``models``."""
     rows = [
-        "| optimizer | axis | " + " | ".join(f"{name}: right | {name}: wrong" for name in MODELS) + " |",
-        "|" + " ".join(["", *["--- |"] * (2 + 2 * len(MODELS))]),
+        "| optimizer | axis | " + " | ".join(f"{name}: right | {name}: wrong" for name in models) + " |",
+        "|" + " ".join(["", *["--- |"] * (2 + 2 * len(models))]),
     ]
     for optimizer in (name for name in OPTIMIZERS if not named or any(word in name for word in named)):
+        if optimizer in FEW_STEPS_DO_NOT_SHOW and training is FEW:
+            continue
         for axis in AXES:
-            cells = [exponents(model, optimizer, axis) for model in MODELS]
+            cells = [exponents(model, optimizer, axis, training) for model in models]
             printed = [f"{mean:+.2f} ± {spread:.2f}" for pair in cells for mean, spread in pair]
             rows.append("| " + " | ".join([optimizer, axis, *printed]) + " |")
             print(rows[-1], file=sys.stderr, flush=True)
     return "\n".join(rows)
 
 
+TABLES = {"Geometries": (tuple(MODELS), FEW), "Geometries after 40 steps": (("ResMLP",), MANY)}
+
+
 if __name__ == "__main__":
-    text = table([word for word in sys.argv[1:] if word != "--write"])
-    print(text)
-    if sys.argv[1:] == ["--write"]:
-        document = DOCUMENT.read_text()
-        replaced = re.sub(
-            r"(<!-- Geometries -->\n).*?(<!-- end -->)", rf"\g<1>{text}\n\g<2>", document, flags=re.DOTALL
-        )
-        DOCUMENT.write_text(replaced)
+    for title, (models, training) in TABLES.items():
+        text = table(models, training, [word for word in sys.argv[1:] if word != "--write"])
+        print(text)
+        if sys.argv[1:] == ["--write"]:
+            part = re.compile(rf"(<!-- {title} -->\n).*?(<!-- end -->)", re.DOTALL)
+            DOCUMENT.write_text(part.sub(rf"\g<1>{text}\n\g<2>", DOCUMENT.read_text()))

@@ -85,7 +85,8 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
                 f"inner updates an entry of {path_name(path)!r} by the gradients of other entries (a norm, a mean, a "
                 "matrix product), but the rule is for entrywise directions. Clip with clip_rms; put what looks at all "
                 "gradients around the finished optimizer; pass depthmup_flax.entrywise(inner) if it does not matter, "
-                "or geometry='two_sided' if updates have singular values of order one (Shampoo, SOAP)."
+                "geometry='two_sided' if updates have singular values of order one (Shampoo), or geometry='rotated' "
+                "for SOAP."
             )
         if source.parameters:
             raise InputError(

@@ -48,8 +48,8 @@ def geometries(
     if geometry is None and known is None:
         raise InputError(
             "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
-            "one of 'linear', 'sign', 'orthogonal', 'two_sided' and 'norm_matched' for each parameter. For Muon, use "
-            "depthmup_flax.muon."
+            "one of 'linear', 'sign', 'orthogonal', 'two_sided', 'rotated' and 'norm_matched' for each parameter. For "
+            "Muon, use depthmup_flax.muon."
         )
     named = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
