@@ -15,7 +15,7 @@ from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import LOOKUP
 from depthmup_flax.infer.product_factors import ProductFactors
 from depthmup_flax.infer.traced_facts import Branch, Traced, UnreadSums
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
 
 
 class Comparison:
@@ -168,9 +168,12 @@ class Comparison:
         return result
 
     def _as_if(self, found: float, r: float) -> str:
-        """The depth ratio for which a factor is right: the user may count branches in another way."""
+        """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
+        if others := [name for name, preset in PRESETS.items() if close(found, r**-preset.alpha)]:
+            of = " and ".join(map(repr, others))
+            return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
         other = found ** (-1 / self.rule.alpha)
         return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
 
