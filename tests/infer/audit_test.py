@@ -766,5 +766,6 @@ def test_a_factor_of_another_preset_is_told_by_its_name_and_not_as_another_depth
         for n, L in ((16, 8), (8, 2))
     )
     (finding,) = audit(wide, narrow, VECTORS).findings
-    assert "'completep'" in finding.text and "depth_ratio" not in finding.text
+    assert "'completep'" in finding.text
+    assert "depth_ratio" not in finding.text
     assert audit(wide, narrow, VECTORS, rule=completep).ok
