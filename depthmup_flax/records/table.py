@@ -23,6 +23,7 @@ from depthmup_flax.workdir.seal import sealed, unsealed
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
+MEANS_DIVERGED = "loss not finite"  # printed with their number: a loss may explode and stay finite
 # Losses by which runs are compared: the mean at the end of training; after training, on held-out training examples, or
 # on the test set.
 OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"

@@ -64,7 +64,7 @@ def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
 def _head(data: Json, refresh_s: float | None) -> str:
     """The verdict in words, then what was run."""
     seeds, notes, others = len(data["seeds"]), len(data["notes"]), tables.other_verdicts(data)
-    facts = [data["title"], f"{data['runs']} runs, {data['diverged']} of them diverged"]
+    facts = [data["title"], tables.counts(data)]
     facts += [
         f"{seeds} seed{'s' * (seeds != 1)}",
         *([] if data["loss"] == TRAIN else [f"all losses {EVALUATED[data['loss']]}"]),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.records.table import TRAIN, Record, Sweep
+from depthmup_flax.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import settings, transfer, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
@@ -255,9 +255,14 @@ def as_text(data: Json, analysis: Analysis) -> str:
     lines += ["", *others] if others else []
     if data["claims"]:
         lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
-    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {duration(data['hours'])}"
+    facts = f"{counts(data)}; {', '.join(data['devices'])}; {duration(data['hours'])}"
     trained = settings.sentence(data["settings"])
     return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), trained, facts])
+
+
+def counts(data: Json) -> str:
+    """``120 runs, 3 diverged (loss not finite)``."""
+    return f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED})"
 
 
 def other_verdicts(data: Json) -> list[str]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from depthmup_flax.engine.cohort import Cohort
 from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.process.cores import cpu_cores
-from depthmup_flax.records.table import DIVERGED, Record
+from depthmup_flax.records.table import DIVERGED, MEANS_DIVERGED, Record
 from depthmup_flax.sweep.program_group import Group
 from depthmup_flax.util import messages
 
@@ -122,7 +122,7 @@ class SweepProgress:
         if compiling := self._compiling.seconds():
             log.info("compiling and trials took %.0f %% of %.0f s", 100 * compiling / seconds, seconds)
         elapsed = tqdm.format_interval(seconds)
-        totals = f"{self._finished} runs, {self._diverged} diverged{self._best_text(', lowest loss ')}, {elapsed}"
+        totals = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED}){self._best_text(', lowest loss ')}, {elapsed}"
         log.info(totals, extra=messages.RESULT)
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     shown.finish()
     assert logged.messages[-2:] == [
         "compiling and trials took 27 % of 260 s",
-        "8 runs, 2 diverged, lowest loss 0.5, 04:20",
+        "8 runs, 2 diverged (loss not finite), lowest loss 0.5, 04:20",
     ]
 
 
