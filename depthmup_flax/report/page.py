@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -16,7 +15,6 @@ from depthmup_flax.util import notebook_html
 from depthmup_flax.util.types import Json
 
 _FEW_VERDICTS = 4  # more are folded
-_SEEN = {"width": "size", "depth": "size", "regret": "regret"}  # column -> class, of those that never scroll away
 
 
 def render(
@@ -124,19 +122,16 @@ def _tables(data: Json, analysis: Analysis) -> str:
 
 def _table(variant: Json, rows: Sequence[Sequence[str]], x: str) -> str:
     head, *body = rows
-    looks = [f' class="{_SEEN[name]}"' if name in _SEEN else "" for name in head]
-    columns = "".join(f'<th scope="col"{look}>{escape(cell)}</th>' for look, cell in zip(looks, head, strict=True))
-    line = lambda row: "".join(f"<td{look}>{_cell(cell)}</td>" for look, cell in zip(looks, row, strict=True))
+    columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    # On phones the style shows each row as a block, in which cells bear their columns' names.
+    line = lambda row: "".join(
+        f'<td data-column="{escape(n)}">{escape(cell)}</td>' for n, cell in zip(head, row, strict=True)
+    )
     lines = "".join(f"<tr>{line(row)}</tr>\n" for row in body)
     slopes = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in tables.slope_sentences(variant, x))
     name = f"<h3>{escape(variant['name'])}</h3>\n" if variant["name"] else ""
     label = escape(f"Results by size {variant['name']}".rstrip())
     return (
         f'{name}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-        f"<table><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table></div>\n{slopes}"
+        f'<table class="results"><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table></div>\n{slopes}'
     )
-
-
-def _cell(text: str) -> str:
-    """The text with its interval in a span, which is on a separate line on narrow screens."""
-    return re.sub(r" ((?:\(|± |\.\. ).*)$", r" <span>\1</span>", escape(text))

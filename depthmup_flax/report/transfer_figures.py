@@ -145,7 +145,7 @@ def draw_optima(analysis: Analysis, sheet: Sheet) -> None:
         style.hyperparameter_axis(frame.axes.yaxis, analysis.scale)
         frame.axes.grid(alpha=0.25)
         fitted = [text for variant in analysis.variants if (text := _slope_text(variant, axis))]
-        slopes = "\nslope of log2 optimum: " + "; ".join(fitted) if fitted else ""
+        slopes = f"\nexponent of {axis.name}: " + "; ".join(fitted) if fitted else ""
         sheet.set_heading(frame, f"{axis.other} {axis.fixed}{_wrapped(slopes)}")
         frame.summary = f"Best {analysis.scale.name} against {axis.name} at {axis.other} {axis.fixed}.{slopes}"
     if any(variant.name for variant in analysis.variants):

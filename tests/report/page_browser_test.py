@@ -67,18 +67,16 @@ def test_the_page_fits_every_width_and_its_text_contrasts_in_both_themes(width, 
     assert (contrast(ground, "#ffffff") < 1.5) == (theme == "light")
 
 
-def test_sizes_and_regret_stay_in_view_while_a_phone_scrolls_a_table(opened):
+def test_a_phone_shows_every_cell_of_a_table_with_the_name_of_its_column(opened):
     page = opened(390, "light")
-    for share in (0, 0.5, 1):
-        script = "(e, s) => { const more = e.scrollWidth - e.clientWidth; e.scrollLeft = s * more; return more }"
-        assert page.locator(".scroll").first.evaluate(script, share) > 0
-        boxes = page.eval_on_selector_all(
-            ".scroll:first-of-type tr:first-child > :is(.size, .regret)",
-            "all => all.slice(0, 3).map(e => e.getBoundingClientRect()).map(b => [b.left, b.right])",
-        )
-        assert len(boxes) == 3
-        assert all(0 <= left < right <= 390 for left, right in boxes)
-        assert boxes[0][1] <= boxes[1][1] <= boxes[2][1]
+    named = "all => all.map(e => getComputedStyle(e, '::before').content)"
+    names = page.eval_on_selector_all(".results:first-of-type tr:nth-child(2) > td", named)
+    assert {'"width"', '"regret"', '"shift"', '"best loss"'} <= set(names)
+    assert all(box.evaluate("e => e.scrollWidth <= e.clientWidth") for box in page.locator(".scroll").all())
+    boxes = "all => all.map(e => e.getBoundingClientRect()).filter(b => b.width).map(b => [b.left, b.top, b.right])"
+    cells = page.eval_on_selector_all(".results td", boxes)
+    assert all(0 <= left < right <= 390 for left, _, right in cells)
+    assert len({top for _, top, _ in cells}) == len(cells)
 
 
 def test_panels_fill_a_wide_page(opened):
