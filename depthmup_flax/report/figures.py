@@ -45,8 +45,8 @@ FIGURES = (  # the first that an analysis has is the page's main one
         "curves",
         draw_curves,
         lambda analysis: analysis.loss == TRAIN,
-        "Every size trained with the base's best {x}. With transfer, the curves coincide early in training "
-        "and larger networks end lower.",
+        "Every size trained with the grid's value nearest to the base's best {x}. With transfer, the curves coincide "
+        "early in training and larger networks end lower.",
     ),
     Figure(
         "over_time",

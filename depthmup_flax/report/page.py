@@ -99,7 +99,7 @@ def _facts(data: Json) -> str:
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
     }
-    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(v)}</td></tr>' for k, v in facts.items())
+    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(v)}</td></tr>' for k, v in facts.items() if v)
     return f'<h2>How it was measured</h2>\n<table class="facts">{rows}</table>\n'
 
 

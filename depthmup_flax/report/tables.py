@@ -51,7 +51,7 @@ def as_data(
         "seeds": sorted({record.seed for record in records}),
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
-        "commits": sorted({record.commit or "unknown" for record in records}),
+        "commits": sorted({record.commit for record in records if record.commit}),
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, analysis),
         "variants": [_variant_data(analysis, variant) for variant in analysis.variants],

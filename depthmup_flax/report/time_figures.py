@@ -13,9 +13,9 @@ from depthmup_flax.report.variant_panels import Panel, variant_panels
 
 
 def draw_curves(analysis: Analysis, sheet: Sheet) -> None:
-    """Training loss over steps, every size at the x that is best at the base."""
+    """Training loss over steps, every size at the x of the grid that is best at the base."""
     x = analysis.scale.name
-    title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(analysis)}"
+    title = f"Training loss over time, every size at the base's best {x} of the grid\n{style.spread_sentence(analysis)}"
     low, high, log_y = _limits(analysis)
     for panel in variant_panels(analysis, sheet, title):
         transferred, remarks, ends = panel.variant.transferred, [], []
@@ -41,7 +41,7 @@ def draw_curves(analysis: Analysis, sheet: Sheet) -> None:
         _step_axis(panel)
         at, summary = "", ""
         if transferred is not None:
-            at = f"{x} {style.value_label(transferred, analysis.scale)}"
+            at = f"best {x} of the grid: {style.value_label(transferred, analysis.scale)}"
             summary = f"Training loss over steps at {x} {transferred:.4g}."
         panel.finish("training loss", at, f"{summary} Loss at the end: {', '.join(ends)}." if ends else summary)
 

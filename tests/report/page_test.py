@@ -1,6 +1,7 @@
 """A report's page: it loads nothing, runs no script but its own, escapes all text, and holds what the files hold."""
 
 import base64
+import dataclasses
 import hashlib
 import html
 import json
@@ -202,3 +203,15 @@ def test_more_than_a_few_verdicts_are_folded():
     assert folded(["depth_mup"]) == []
     assert folded(["depth_mup", "mup"]) == [" open"]
     assert folded(["depth_mup", "mup", "sp", "block_only", "completep", "ode"]) == [""]
+
+
+def test_the_page_says_nothing_of_commits_that_are_unknown():
+    sweep = sweep_of(parabola, {"model.depth": (4, 8), X: RATES})
+    page = lambda commit: render(
+        data_of(dataclasses.replace(sweep, records=[dataclasses.replace(r, commit=commit) for r in sweep.records])),
+        [],
+        study_of(sweep),
+        {},
+    )
+    assert "commits" in page("abc123")
+    assert "commits" not in page(None)
