@@ -21,7 +21,6 @@ import pathlib
 import shlex
 import sys
 import webbrowser
-from collections.abc import Sequence
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
@@ -37,6 +36,9 @@ from depthmup_flax.workdir import directory as workdirs
 
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
+_KINDS = (workdirs.SWEEP, workdirs.TUNE, workdirs.RUN)
+_COMPARISON = "compare"  # below a search's directory
+_NAMED = 5  # directories in a sentence
 
 
 def define(parser: Parser) -> None:
@@ -63,12 +65,17 @@ def main(args: argparse.Namespace) -> int:
     directories = [workdirs.as_path(argument) for argument in args.words]
     if not directories:
         directories = [newest_work(_RUNS)]
-        kind = "training run" if _are_runs(directories) else "sweep"
+        kind = "training run" if _is_run(directories[0]) else "sweep"
         print(f"the newest {kind}: {directories[0]}", flush=True)
-    if _are_runs(directories):
+    runs = [directory for directory in directories if _is_run(directory)]
+    if len(runs) == len(directories):
         return _show(make_history(directories, _for_runs(args, directories[0])), args)
     for directory in directories:
-        _require_sweep(directory)
+        if directory not in runs:
+            _require_sweep(directory)
+    if runs:
+        kinds = f"{str(runs[0])!r} holds a training run, and others hold a sweep"
+        raise InputError(f"{kinds}: a report is of one sweep, or of training runs. Report each by itself.")
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
@@ -100,11 +107,11 @@ def _show(report: Report, args: argparse.Namespace) -> int:
     return 0
 
 
-def _are_runs(directories: Sequence[pathlib.Path]) -> bool:
-    """Whether all directories hold training runs."""
-    with buckets.reachable(directories):
-        marked = [(directory / workdirs.MARK).exists() for directory in directories]
-        return all(marked) and all(workdirs.kind_of(directory, wait=False) == workdirs.RUN for directory in directories)
+def _is_run(directory: pathlib.Path) -> bool:
+    """Whether a directory holds a training run."""
+    with buckets.reachable([directory]):
+        marked = (directory / workdirs.MARK).exists()
+        return marked and workdirs.kind_of(directory, wait=False) == workdirs.RUN
 
 
 def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
@@ -116,28 +123,41 @@ def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
 
 
 def _require_sweep(directory: pathlib.Path) -> None:
-    """`InputError` if a directory on a disk is absent or does not hold a sweep."""
+    """`InputError` if a directory on a disk is absent or does not hold a sweep; it names the work below."""
     if buckets.is_bucket(directory) or (directory / "sweep.json").exists():
         return
-    workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep")
+    if below := work_below(directory):
+        more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
+        raise InputError(
+            f"{str(directory)!r} holds no sweep and no training run itself: name one of those below it, "
+            f"{', '.join(map(str, below[:_NAMED]))}{more}."
+        )
+    workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep or of training runs")
 
 
 def newest_work(runs: pathlib.Path) -> pathlib.Path:
-    """The directory of the newest sweep or run below ``runs``, by its last write; `InputError` if there is none."""
+    """The first of `work_below`; `InputError` if there is none."""
+    if found := work_below(runs):
+        return found[0]
+    raise InputError(
+        f"there is no sweep and no run below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run "
+        "one: depthmup sweep --config=sweeps/digits."
+    )
+
+
+def work_below(runs: pathlib.Path) -> list[pathlib.Path]:
+    """The directories of sweeps, searches and training runs in and below ``runs``, the last written first."""
     found = []
     for path, folders, files in os.walk(runs):
         if _OF_SWEEP.issubset(files) or _OF_RUN.issubset(files):
-            folders.clear()
             directory = pathlib.Path(path)
-            if workdirs.kind_of(directory) in (workdirs.SWEEP, workdirs.RUN):
+            kind = workdirs.kind_of(directory)
+            # Below a search lies what it wrote: the target's run, and a comparison, which the search's report has.
+            folders[:] = [name for name in folders if kind == workdirs.TUNE and name != _COMPARISON]
+            if kind in _KINDS:
                 written = [directory / name for name in files if name.startswith(("sweep.json", "metrics", "records"))]
                 found.append((max(file.stat().st_mtime_ns for file in written), directory))
-    if not found:
-        raise InputError(
-            f"there is no sweep and no run below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run "
-            "one: depthmup sweep --config=sweeps/digits."
-        )
-    return max(found)[1]
+    return [directory for _, directory in sorted(found, reverse=True)]
 
 
 def _open(page: pathlib.Path) -> None:

@@ -266,13 +266,13 @@ FLAGS = [
     ("plan {digits} --slices=0", "--slices is 0"),
     ("plan {digits} --classes=0", "--classes is 0"),
     ("plan {digits} --lanes=4", "--lanes is 4, but --config is a run's"),
-    ("report {files}/nothing", "'{files}/nothing' does not exist: name the --workdir of a sweep."),
-    ("report {files}/a_file", "'{files}/a_file' is a file: name the --workdir of a sweep."),
-    ("report {files}/empty", "'{files}/empty' holds no sweep: name the --workdir of a sweep."),
+    ("report {files}/nothing", "'{files}/nothing' does not exist: name the --workdir of a sweep or"),
+    ("report {files}/a_file", "'{files}/a_file' is a file: name the --workdir of a sweep or"),
+    ("report {files}/empty", "'{files}/empty' holds no sweep: name the --workdir of a sweep or of training runs."),
     ("report {files}/run", "the run in '{files}/run' has logged no metrics yet"),
     (
         "report {files}/planted {files}/run",
-        "'{files}/run' holds a training run, not a sweep: name the --workdir of a sweep.",
+        "'{files}/run' holds a training run, and others hold a sweep: ... Report each by itself.",
     ),
     (
         "report {files}/planted --out={files}/a_file",

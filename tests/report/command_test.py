@@ -20,6 +20,7 @@ def test_the_command_prints_tables_and_paths_and_refuses_a_directory_without_a_s
     assert "best learning rate" in done.out
     assert str(tmp_path / "out" / "report.html") in done.out
     assert no_sweep.refuses
+    assert f"name one of those below it, {sweep}." in no_sweep.error
     assert nothing.refuses
     assert "there is no sweep and no run below ./runs: name the --workdir of a sweep" in nothing.error
 
