@@ -28,6 +28,7 @@ from depthmup_flax.papers import claims
 from depthmup_flax.report import Report, make_report, verdict
 from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
+from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.watch import watch
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -37,7 +38,6 @@ from depthmup_flax.workdir import directory as workdirs
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
 _KINDS = (workdirs.SWEEP, workdirs.TUNE, workdirs.RUN)
-_COMPARISON = "compare"  # below a search's directory
 _NAMED = 5  # directories in a sentence
 
 
@@ -153,7 +153,7 @@ def work_below(runs: pathlib.Path) -> list[pathlib.Path]:
             directory = pathlib.Path(path)
             kind = workdirs.kind_of(directory)
             # Below a search lies what it wrote: the target's run, and a comparison, which the search's report has.
-            folders[:] = [name for name in folders if kind == workdirs.TUNE and name != _COMPARISON]
+            folders[:] = [name for name in folders if kind == workdirs.TUNE and name != COMPARISON]
             if kind in _KINDS:
                 written = [directory / name for name in files if name.startswith(("sweep.json", "metrics", "records"))]
                 found.append((max(file.stat().st_mtime_ns for file in written), directory))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from depthmup_flax.records.table import COMPLETED, TRAIN, Sweep, read_sweep
 from depthmup_flax.report import points, tables, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
+from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.util.errors import InputError
@@ -75,7 +76,8 @@ def make_report(
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
-    return write_report(sweep, out, tolerance=tolerance, loss=loss, claims=claims)
+        compared = comparison_of(sweep, paths)
+    return write_report(sweep, out, tolerance=tolerance, loss=loss, claims=claims, compared=compared)
 
 
 def write_report(
@@ -86,12 +88,16 @@ def write_report(
     loss: str | None = None,
     claims: tables.Claims | None = None,
     refresh_s: float | None = None,
+    compared: Sweep | None = None,
 ) -> Report:
-    """`make_report` of a sweep; with ``refresh_s``, the page reloads after these seconds, without PNG and SVG files."""
+    """`make_report` of a sweep; with ``refresh_s``, the page reloads after these seconds, without PNG and SVG files.
+
+    ``compared`` is a comparison of presets that belongs to it, see `depthmup_flax.report.presets`.
+    """
     require_share(tolerance)
     analysis, swapped = analyses(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, analysis, tolerance, claims)
+        data = tables.as_data(sweep, analysis, tolerance, claims, compared)
         csv = {"tables.csv": points.tables_csv(data).encode(), "points.csv": points.points_csv(analysis).encode()}
         drawn, notebook = dict[str, bytes](), ""
         if has_matplotlib():

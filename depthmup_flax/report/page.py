@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from depthmup_flax.records.table import TRAIN
-from depthmup_flax.report import settings, tables
+from depthmup_flax.report import presets, settings, tables
 from depthmup_flax.report.document import document, downloads, items, picture
 from depthmup_flax.report.loss_surfaces import EVALUATED, number
 from depthmup_flax.report.sheet import Sheet
@@ -34,6 +34,7 @@ def render(
     return document(
         data["title"],
         _head(data, refresh_s)
+        + _comparison(data)
         + "".join(pictures[:1])
         + f"<h2>Tables</h2>\n<p>{escape(tables.explanation(analysis))}</p>\n"
         + f"<p>{escape(tables.tolerance_sentence(data))}</p>\n"
@@ -53,6 +54,7 @@ def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
     return (
         notebook_html.heading(data["headline"])
         + notebook_html.items([*tables.other_verdicts(data), *data["notes"]])
+        + _comparison(data)
         + _tables(data, analysis)
         + notebook_html.paragraphs([settings.sentence(data["settings"])])
         + (notebook_html.image(main, data["headline"]) if main else "")
@@ -78,6 +80,16 @@ def _head(data: Json, refresh_s: float | None) -> str:
         + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
         + (f"<details{opened}>{more}</details>\n" if others else "")
     )
+
+
+def _comparison(data: Json) -> str:
+    """The presets that were compared at one size; empty if none were."""
+    if not data["comparison"]:
+        return ""
+    compared = data["comparison"]
+    listed = items(f"{preset}: {text}" for preset, text in presets.results_of(compared))
+    remarks = escape(" ".join(presets.remarks(compared)))
+    return f"<h2>Comparison</h2>\n<p>{escape(presets.heading(compared))}</p>\n<ul>{listed}</ul>\n<p>{remarks}</p>\n"
 
 
 def _claims(data: Json) -> str:

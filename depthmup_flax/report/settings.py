@@ -27,9 +27,9 @@ def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
     return _rows([_flat(info.base) | surface.point for surface in analysis.surfaces], along)
 
 
-def settings_of_run(config: Json) -> dict[str, str]:
+def settings_of_run(config: Json, without: Collection[str] = ()) -> dict[str, str]:
     """Names of settings -> their values, from a run's config; with the sizes, and without fields that are not set."""
-    return _rows([_flat(config)], set()) | {"seed": str(config.get(SEED, ""))}
+    return _rows([_flat(config)], without) | {"seed": str(config.get(SEED, ""))}
 
 
 def _rows(points: Sequence[Json], without: Collection[str]) -> dict[str, str]:

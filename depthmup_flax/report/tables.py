@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from depthmup_flax.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import settings, transfer, verdict
+from depthmup_flax.report import presets, settings, transfer, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Analysis, Row, Variant
@@ -25,16 +25,23 @@ _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
 
 def as_data(
-    sweep: Sweep, analysis: Analysis, tolerance: float = verdict.TOLERANCE, claims: Claims | None = None
+    sweep: Sweep,
+    analysis: Analysis,
+    tolerance: float = verdict.TOLERANCE,
+    claims: Claims | None = None,
+    compared: Sweep | None = None,
 ) -> Json:
-    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments as of `make_report`."""
+    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `write_report`."""
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(analysis, tolerance)
     main = verdict.main_verdict(analysis, verdicts)
     contrasts = verdict.contrasts(analysis, main.axis) if main else []
     headline = [main, *(one for one in verdicts if main and verdict.is_contrast(one, main, contrasts))]
+    comparison = presets.comparison_data(compared) if compared else None
     data = {
-        "headline": verdict.headline(analysis, verdicts),
+        "headline": presets.headline(comparison)
+        if comparison and compared is sweep
+        else verdict.headline(analysis, verdicts),
         "verdicts": [{**_verdict_data(one), "in_headline": one in headline} for one in verdicts],
         "contrasts": [_contrast_data(one) for one in contrasts],
         "tolerance": tolerance,
@@ -62,6 +69,7 @@ def as_data(
         ],
         "claims": claims(info.figure, analysis) if claims else [],
         "core_minutes": core_minutes(records),
+        "comparison": comparison,
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
@@ -246,6 +254,7 @@ def as_text(data: Json, analysis: Analysis) -> str:
     """The report as text for a terminal."""
     lines = [data["headline"], "", data["title"]]
     lines += [f"note: {note}" for note in data["notes"]]
+    lines += ["", *presets.comparison_lines(data["comparison"])] if data["comparison"] else []
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
         lines += ["", variant["name"]] if variant["name"] else [""]

@@ -244,11 +244,26 @@ def headline(analysis: Analysis, judged: Iterable[Verdict]) -> str:
     """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs."""
     own = main_verdict(analysis, judged)
     if own is None:
-        return f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
+        return _found(analysis) or f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
     against = contrasts(analysis, own.axis)
     if not against:
         return own.sentence
     return _sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
+
+
+def _found(analysis: Analysis) -> str:
+    """The best x of a sweep at one size, such as the search of `depthmup tune`; empty for several sizes or one x."""
+    rows = [(one.name, row, row.optimum) for one in analysis.variants for row in one.rows if row.optimum]
+    found = [entry for entry in rows if entry[2].flag != opt.ONE_VALUE]
+    if len({row.size for row in analysis.rows}) > 1 or not found:
+        return ""
+    name, row, optimum = min(found, key=lambda one: one[2].loss.value)
+    scale, ends, seeds = analysis.scale, optimum.at.interval, len(row.curve.seeds)
+    interval = " (95 % interval {:.3g} to {:.3g})".format(*map(scale.value, ends)) if ends else ""
+    at = ", ".join(filter(None, (name, f"width {row.curve.width}, depth {row.curve.depth}")))
+    best = f"The best {scale.name} at {at} is {scale.value(optimum.at.value):.4g}{interval}"
+    edge = f", the {row.edge}" if row.edge else ""
+    return f"{best}{edge}, n = {seeds} seed{'s' * (seeds != 1)}: a verdict on transfer takes two sizes."
 
 
 def main_verdict(analysis: Analysis, judged: Iterable[Verdict]) -> Verdict | None:

@@ -13,6 +13,7 @@ from depthmup_flax.records.table import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
 from depthmup_flax.report.loss_surfaces import axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
+from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims
 from depthmup_flax.util.errors import InputError
@@ -28,6 +29,7 @@ class State:
     sweep: Sweep
     planned: int
     running: bool
+    compared: Sweep | None = None  # the comparison of presets that belongs to it
 
     @property
     def complete(self) -> bool:
@@ -40,7 +42,7 @@ def look(directories: Sequence[pathlib.Path]) -> State:
     with buckets.reachable(directories):
         running = any(_is_training(directory) for directory in directories)  # before its last records are read
         sweep = read_sweep(directories)
-    return State(sweep, sweep.info.runs, running)
+        return State(sweep, sweep.info.runs, running, comparison_of(sweep, directories))
 
 
 def _is_training(directory: pathlib.Path) -> bool:
@@ -96,7 +98,7 @@ def watch(
             if len(state.sweep.records) != reported:
                 reported = len(state.sweep.records)
                 try:
-                    report = write(state.sweep, refresh_s=every_s)
+                    report = write(state.sweep, refresh_s=every_s, compared=state.compared)
                 except InputError as error:  # no run has ended, or no point has all of its seeds
                     headline = f"no report yet: {error}"
                 else:
@@ -115,7 +117,7 @@ def watch(
         say("stopped; the report is of the runs that have ended")
         state = look(directories)
     say(progress_line(state))
-    report = write(state.sweep)
+    report = write(state.sweep, compared=state.compared)
     if not shown:
         opened(report.paths[0])
     return report

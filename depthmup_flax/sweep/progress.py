@@ -122,8 +122,8 @@ class SweepProgress:
         if compiling := self._compiling.seconds():
             log.info("compiling and trials took %.0f %% of %.0f s", 100 * compiling / seconds, seconds)
         elapsed = tqdm.format_interval(seconds)
-        totals = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED}){self._best_text(', lowest loss ')}, {elapsed}"
-        log.info(totals, extra=messages.RESULT)
+        counts = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED})"
+        log.info(f"{counts}{self._best_text(', lowest loss ')}, {elapsed}", extra=messages.RESULT)
 
     def close(self) -> None:
         """Removes the line from a terminal."""

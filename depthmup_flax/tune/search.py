@@ -16,9 +16,10 @@ from depthmup_flax.config.fields import field_paths, get_field, set_field, set_m
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import build
+from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.choice import best, describe
-from depthmup_flax.tune.comparison import COMPARISON, compare_presets, require_presets
+from depthmup_flax.tune.comparison import compare_presets, require_presets
 from depthmup_flax.tune.objective import AUTO, objective_text, prepare_objective
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.util import messages

@@ -10,11 +10,12 @@ from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.config.files import from_file
 from depthmup_flax.records.table import Record, read_sweep
 from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.presets import measures, result
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.sweep.grid import expand, sweep_config
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.tune.choice import best, describe
-from depthmup_flax.tune.comparison import require_presets, result
+from depthmup_flax.tune.comparison import require_presets
 from depthmup_flax.tune.objective import FRACTION, prepare_objective
 from depthmup_flax.util.errors import InputError
 
@@ -113,11 +114,11 @@ def test_a_sweep_whose_objective_is_not_measured_is_refused(objective, share, sa
 
 def test_presets_are_compared_by_accuracy_and_diverged_runs_are_counted():
     runs = [record(test_accuracy=share, test_loss=1.0, train_loss_avg=0.25) for share in (0.9, 0.94)]
-    assert result(runs) == "test accuracy 92.0 % ± 2.8 %, training loss 0.25 ± 0"
+    assert result(measures(runs)) == "test accuracy 92.0 % ± 2.8 %, training loss 0.25 ± 0"
     failed = record(status="diverged", train_loss_avg=None)
-    assert result([*runs[:1], failed]) == "1 of 2 runs diverged, test accuracy 90.0 %, training loss 0.25"
-    assert result([failed]) == "1 of 1 runs diverged"
-    assert result([record(test_loss=0.5, train_loss_avg=0.25)]) == "test loss 0.5, training loss 0.25"
+    assert result(measures([*runs[:1], failed])) == "1 of 2 runs diverged, test accuracy 90.0 %, training loss 0.25"
+    assert result(measures([failed])) == "1 of 1 runs diverged"
+    assert result(measures([record(test_loss=0.5, train_loss_avg=0.25)])) == "test loss 0.5, training loss 0.25"
 
 
 @pytest.mark.parametrize(

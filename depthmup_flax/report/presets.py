@@ -1,0 +1,118 @@
+"""Presets compared at one size and learning rate, from the records that ``depthmup tune --compare`` writes."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, Record, Sweep, read_sweep
+from depthmup_flax.report import settings
+from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.types import Json
+
+COMPARISON = "compare"  # the sweep's figure, and its directory below the search's
+PRESET = "parametrization.preset"
+# Field of a record -> its name, form and factor.
+_LOSS = "{:.3g}", 1
+_MEASURES = {
+    "test_accuracy": ("test accuracy", "{:.1f} %", 100),
+    "test_loss": ("test loss", *_LOSS),
+    "validation_accuracy": ("validation accuracy", "{:.1f} %", 100),
+    "validation_loss": ("validation loss", *_LOSS),
+    "train_loss_avg": ("training loss", *_LOSS),
+}
+_TRAINED = ("model", "optimizer", "frozen layers", "training", "data")  # of the settings, equal for all presets
+
+
+def comparison_of(sweep: Sweep, directories: Sequence[pathlib.Path] = ()) -> Sweep | None:
+    """``sweep`` itself if it compares presets, or the comparison below one of its directories, if there is one."""
+    if not _compares(sweep):
+        below = [directory / COMPARISON for directory in directories]
+        found = [directory for directory in below if (directory / "sweep.json").exists()]
+        if not found or not _compares(sweep := read_sweep(found)):
+            return None
+    return sweep if sweep.records else None
+
+
+def _compares(sweep: Sweep) -> bool:
+    return sweep.info.figure == COMPARISON and {PRESET, LEARNING_RATE, SEED} <= sweep.info.axes.keys()
+
+
+def comparison_data(sweep: Sweep) -> Json:
+    """The comparison as JSON: sizes, rate, seeds, steps, what was trained, and each preset's measures."""
+    first, axes = sweep.records[0], sweep.info.axes
+    own = [(preset, [r for r in sweep.records if r.point.get(PRESET) == preset]) for preset in axes[PRESET]]
+    rows = settings.settings_of_run(sweep.info.base, without=(LEARNING_RATE,))
+    return {
+        "width": first.width,
+        "depth": first.depth,
+        "learning_rate": axes[LEARNING_RATE][0],
+        "seeds": len(axes[SEED]),
+        "steps": max(record.steps for record in sweep.records),
+        "trained": {name: rows[name] for name in _TRAINED if name in rows},
+        "presets": [{"preset": preset, **measures(records)} for preset, records in own],
+    }
+
+
+def measures(records: Sequence[Record]) -> Json:
+    """Runs that ended, those that diverged, and mean and standard deviation of the others' measures."""
+    completed = [record for record in records if record.status == COMPLETED]
+    measured = [field for field in _MEASURES if completed and getattr(completed[0], field) is not None]
+    values = {field: [getattr(record, field) for record in completed] for field in measured}
+    return {
+        "runs": len(records),
+        "diverged": len(records) - len(completed),
+        "measures": {
+            field: {"mean": float(np.mean(of)), "sd": float(np.std(of, ddof=1)) if len(of) > 1 else None}
+            for field, of in values.items()
+        },
+    }
+
+
+def headline(data: Json) -> str:
+    """`comparison_data` in a sentence."""
+    results = "; ".join(f"{preset} {text}" for preset, text in results_of(data))
+    return f"Presets at width {data['width']}, depth {data['depth']}: {results}."
+
+
+def heading(data: Json) -> str:
+    """What was trained, and how numbers are to be read."""
+    runs = f"n = {data['seeds']} seeds, mean ± standard deviation" if data["seeds"] > 1 else "one seed"
+    sizes = f"width {data['width']}, depth {data['depth']}"
+    return f"The target ({sizes}) at learning rate {data['learning_rate']:.4g}, {data['steps']:,} steps, {runs}:"
+
+
+def results_of(data: Json) -> list[tuple[str, str]]:
+    """Each preset with its `result`."""
+    lacking = lambda one: [f"{one['runs']} of {data['seeds']} runs ended"] * (one["runs"] != data["seeds"])
+    return [(one["preset"], ", ".join(filter(None, (*lacking(one), result(one))))) for one in data["presets"]]
+
+
+def remarks(data: Json) -> list[str]:
+    """What the presets share."""
+    tuned = "On the proxy all of these are the same network: the search tuned each of them."
+    trained = settings.sentence(data["trained"])
+    return [*([f"{trained}."] if trained else []), tuned]
+
+
+def comparison_lines(data: Json) -> list[str]:
+    """`comparison_data` for a terminal: a heading, a line per preset, what was trained."""
+    rows = [(f"  {preset}", text) for preset, text in results_of(data)]
+    return [heading(data), *aligned(rows, "<<"), *remarks(data)]
+
+
+def result(one: Json) -> str:
+    """``test accuracy 97.1 % ± 1.0 %, training loss 0.0019``: the first and the last of `measures` that there are.
+
+    Of the runs that have not diverged; it says how many have.
+    """
+    text = [f"{one['diverged']} of {one['runs']} runs diverged"] if one["diverged"] else []
+    measured = list(one["measures"])
+    for field in dict.fromkeys([*measured[:1], *measured[-1:]]):
+        name, form, factor = _MEASURES[field]
+        mean, sd = one["measures"][field]["mean"], one["measures"][field]["sd"]
+        spread = "" if sd is None else f" ± {form.format(factor * sd)}"
+        text.append(f"{name} {form.format(factor * mean)}{spread}")
+    return ", ".join(text)
