@@ -1,5 +1,6 @@
 """The command ``depthmup report``: what it prints, finds and opens."""
 
+import json
 import os
 import shlex
 import sys
@@ -7,6 +8,8 @@ import sys
 import processes
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import run_command, run_lines
+
+from depthmup_flax.commands.report import work_below
 
 SWEEP = sweep_of(parabola, {X: RATES[4:6]})  # one size: its reports have one figure
 
@@ -62,3 +65,13 @@ def test_open_gives_the_address_of_the_page_to_the_browser(tmp_path):
     text = opened(tmp_path, {"BROWSER": f"{browser} %s"})
     assert "no browser" not in text
     assert (tmp_path / "address").read_text() == (tmp_path / "sweep/report/report.html").as_uri()
+
+
+def test_work_below_a_directory_has_the_targets_run_of_a_search_and_not_its_comparison(tmp_path):
+    search = write(tmp_path / "search", SWEEP)
+    write(search / "compare", SWEEP)
+    (search / "target").mkdir()
+    (search / "target" / "metrics.jsonl").touch()
+    for path, kind in ((search, "tune"), (search / "target", "run")):
+        (path / "workdir.json").write_text(json.dumps({"kind": kind}))
+    assert set(work_below(tmp_path)) == {search, search / "target"}
