@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "help" and words:
         name, *words = words[0], "--help"
-    if name in ("--help", "-h", "help"):
+    if name == "help" or is_help_asked_for([name]):
         print(usage())
     elif name == "--version":
         print(f"depthmup-flax {__version__}")
