@@ -36,6 +36,10 @@ PARAMS = {"w": jnp.ones((5, 16))}
 audit = functools.partial(dm.audit, MODEL, BASE)
 
 
+def params_of(model):
+    return jax.eval_shape(model.init, jax.random.key(0), X)["params"]
+
+
 def linear(params, x):
     return x @ params["w"]
 
@@ -71,6 +75,13 @@ WRONG = {  # call -> parts of the sentence
         "Axes(",
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
+    "an audit for its info": (lambda: dm.adamw(1e-3, audit(X), RULE), "info is Audit", "pass", ".info"),
+    "another depth": (lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(BASE)), "another depth", "base"),
+    "another width": (
+        lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(8, 4))),
+        "info was made for",
+        "pass the parameters of the network",
+    ),
     "a preset's name": (lambda: dm.rescale_init(PARAMS, PARAMS, {}, "mup"), "rule is 'mup'", "get_parametrization"),
     "a rule for a name": (lambda: dm.get_parametrization(RULE), "parametrization.preset is a Parametrization", "mup"),
     "a branch's class": (
