@@ -319,7 +319,7 @@ FIRST_HOURS = [
     ("train {digits} --lr=0.1", "fields of the config are set by --config.optimizer.learning_rate."),
     ("train {digits} --config.lr=0.1", "config has no field 'lr': did you mean 'optimizer.learning_rate'?"),
     ("train {digits} --config.model.activation=gelu", "did you mean 'model.nonlinearity'?"),
-    ("train {digits} --config.loss=mse", "loss is 'mse': use cross_entropy, squared_error"),
+    ("train {digits} --config.loss=mse", "loss is 'mse': did you mean 'squared_error'?"),
     ("train {digits} --config.loss=squared_error", "the outputs are float32[32, 10] and the targets int32[32]."),
     (
         "train {digits} --config.loss=optax:softmax_cross_entropy_with_integer_labels",
