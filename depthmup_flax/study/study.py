@@ -322,7 +322,7 @@ class Study:
         config = self.config(width, depth, **values)
         for size, given in (("width", width), ("depth", depth)):
             if given is None:
-                log.info("%s is not given: training at the base's, %s", size, config.model[size])
+                log.info("%s is not given: it is the base's, %d", size, config.model[size])
         name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}
