@@ -33,7 +33,7 @@ from depthmup_flax.util.errors import (
 from depthmup_flax.util.extras import missing
 from depthmup_flax.util.version import __version__
 
-_PRINTING = ("config", "doctor", "completion")  # these end when their reader does, as in | head
+_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict")  # end with their reader, as in | head
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits
@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "help" and words:
         name, *words = words[0], "--help"
-    if name in ("--help", "-h", "help"):
-        print(usage())
+    if name == "help" or is_help_asked_for([name]):
+        with _output(ends=True):
+            print(usage())
     elif name == "--version":
         print(f"depthmup-flax {__version__}")
     elif name in COMMANDS:
@@ -98,18 +99,12 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these words, by default the process's, and exits with a code of `util.errors`.
 
     `InputError` and `RunStopped` are printed as one sentence, `UserCodeError` with the traceback of the user's code. A
-    closed output (``| head``, a closed terminal) does not stop the work.
+    closed output (``| head``, a closed terminal) does not stop the work, except of commands that only print.
     """
     words = list(sys.argv[1:] if words is None else words)
-    if name in _PRINTING and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    output, errors = (
-        # A closed file descriptor (>&-): what would be shown is dropped.
-        io.StringIO() if stream is None else _Lasting(stream)
-        for stream in (sys.stdout, sys.stderr)
-    )
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        sys.exit(_run(name, words))
+    with _output(ends=name in _PRINTING or is_help_asked_for(words)):
+        code = _run(name, words)
+    sys.exit(code)
 
 
 def _run(name: str, words: Sequence[str]) -> int | None:
@@ -199,11 +194,28 @@ def _leave(code: int, why: str = "") -> NoReturn:
     distributed.leave(code, why)
 
 
-class _Lasting:
-    """Standard output or error that drops text once it has no reader, after one warning."""
+@contextlib.contextmanager
+def _output(*, ends: bool) -> Iterator[None]:
+    """Standard output and error as `_Lasting`."""
+    output, errors = (
+        # A closed file descriptor (>&-): what would be shown is dropped.
+        io.StringIO() if stream is None else _Lasting(stream, ends)
+        for stream in (sys.stdout, sys.stderr)
+    )
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        yield
+        output.flush()
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+
+class _Lasting:
+    """Standard output or error that drops text once it has no reader, after one warning.
+
+    With ``ends``, the process ends instead, by SIGPIPE as other programs do. The signal's own default would also end it
+    when a server closes a connection.
+    """
+
+    def __init__(self, stream: TextIO, ends: bool) -> None:
+        self._stream, self._ends = stream, ends
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -224,6 +236,9 @@ class _Lasting:
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe; a closed terminal
                 raise
+            if self._ends and error.errno == errno.EPIPE and hasattr(signal, "SIGPIPE"):
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGPIPE)
             # Drops also what the stream has buffered, and what libraries write to the same file.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(others[:end])
         for word in rest:
             if word.startswith("-") and word != "-":
-                raise InputError(self._unknown("--" + word.partition("=")[0].lstrip("-")))
+                raise InputError(self._unknown("--" + word.partition("=")[0].lstrip("-"), given))
         result.config, result.words = given, rest + others[end + 1 :]
         if result.words and not self.has_words:
             word = result.words[0]
@@ -88,16 +88,11 @@ class Parser(argparse.ArgumentParser):
             raise InputError(f"{name} is {text[1]!r}: use {' or '.join(map(str, action.choices))}.")
         raise InputError(flags.wrong_value(name, text[1], action.type, action.default))  # type: ignore[arg-type]
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str, given: flags.GivenConfig | None) -> str:
         own = {option.lstrip("-"): option for option in self._option_string_actions}
         meant = own.get(closest(name.lstrip("-"), own) or "")
-        if meant is None and self.has_config:
-            from depthmup_flax.config.fields import default_config, field_paths
-            from depthmup_flax.models import MODELS
-
-            known = {path.rpartition(".")[2]: path for model in MODELS for path in field_paths(default_config(model))}
-            if field := closest(name.rpartition(".")[2].lstrip("-"), known):
-                return f"unknown flag {name}: fields of the config are set by --config.{known[field]}."
+        if meant is None and given is not None and (field := _field_meant(name.lstrip("-"), given)):
+            return f"unknown flag {name}: fields of the config are set by --config.{field}."
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
     def format_help(self) -> str:
@@ -116,6 +111,16 @@ class Parser(argparse.ArgumentParser):
         last = ("coordinator", "num_processes", "process_id", "traceback", "quiet")
         place = lambda name: -1 if name == "config" else last.index(name) + 1 if name in last else 0
         return sorted(self._actions, key=lambda action: place(action.dest))
+
+
+def _field_meant(name: str, given: flags.GivenConfig) -> str | None:
+    """The field of the given config that is closest to a name; ``None`` if none is, or the config cannot be read."""
+    from depthmup_flax.config.fields import closest_field
+
+    try:
+        return closest_field(given.resolved(), name)
+    except InputError:
+        return None
 
 
 def takes_value(action: argparse.Action) -> bool:
@@ -148,4 +153,4 @@ def whole_numbers(name: str, values: Sequence[str] | None) -> list[int] | None:
 def is_help_asked_for(words: Sequence[str]) -> bool:
     """Whether a command line asks for help instead of work."""
     options = words[: words.index("--")] if "--" in words else words
-    return any(word in ("-h", "-help", "--help") for word in options)
+    return any(word.partition("=")[0] in ("-h", "-help", "--help") for word in options)

@@ -44,9 +44,7 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
-    parser.flag(
-        "--tune", type=comma_separated, default=[], help="Also branch_multiplier, gamma0, output_lr_factor, ..."
-    )
+    parser.flag("--tune", type=comma_separated, default=[], help="Besides the rate: branch_multiplier, gamma0, ...")
     parser.flag(
         "--objective",
         default="auto",

@@ -260,6 +260,19 @@ def set_model(config: ConfigDict, name: str) -> None:
         config.model = section
 
 
+def closest_field(config: ConfigDict, name: str, *, exact: bool = False) -> str | None:
+    """The field that ends with ``name``, else, unless ``exact``, the one whose last part is closest to it.
+
+    The axes of a sweep come first, as they replace the fields of its base.
+    """
+    known = sorted(field_paths(config), key=lambda path: not path.startswith("grids."))
+    ending = [path for path in known if f".{path}".endswith(f".{name}")]
+    if ending or exact:
+        return next(iter(ending), None)
+    by_end = {path.rpartition(".")[2]: path for path in reversed(known)}
+    return by_end.get(closest(name.rpartition(".")[2], by_end) or "")
+
+
 def unknown_field(config: ConfigDict, path: str) -> str:
     """The error about a dotted field that ``config`` lacks, with the closest field."""
     missing = f"config has no field {path!r}"
@@ -269,13 +282,14 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     while isinstance(section.get(names[0]), ConfigDict):
         section, *names = section[names[0]], *names[1:]
     before = path.removesuffix(".".join(names))
+    if not before and (meant := closest_field(config, path, exact=True)):
+        return f"{missing}: did you mean {meant!r}?"
     if names[0] in section:
         return f"{missing}: {before}{names[0]} is not a section."
     if meant := closest(names[0], section):
         after = names[1:] if isinstance(section[meant], ConfigDict) else []
         return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
-    known = field_paths(config)
-    meant = next((other for other in known if other.rpartition(".")[2] == names[-1]), closest(names[-1], known))
+    meant = closest_field(config, names[-1])
     return f"{missing}: {f'did you mean {meant!r}?' if meant else did_you_mean(names[0], section)}"
 
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.late_imports import imported_late, named_when_called
 
 if TYPE_CHECKING:
     from depthmup_flax.coord_check.check import coord_check
@@ -54,3 +54,5 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = imported_late(
         __name__, {"check": "coord_check", "networks": "Network Source linen_network nnx_network", "report": "Report"}
     )
+
+named_when_called(__name__)

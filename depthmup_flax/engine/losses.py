@@ -112,8 +112,9 @@ def named_loss(name: str, model: Any) -> Loss:
     if not is_import_path(name):
         meant = closest(name, ("cross_entropy", "squared_error"))
         raise InputError(
-            f"loss is {name!r}: {f'did you mean {meant!r}? ' if meant else ''}use cross_entropy, squared_error, or "
-            "the import path of a function of outputs and targets, such as my_package.losses:contrastive."
+            f"loss is {name!r}: {f'did you mean {meant!r}? Or ' if meant else ''}use cross_entropy, squared_error, or "
+            "the import path of a function of outputs and targets, such as my_package.losses:contrastive; dm.Study "
+            "takes the function, too."
         )
     return OfBatch(resolve(name, "loss"), name)
 

@@ -61,7 +61,8 @@ def init_factors(
     for path, leaf in leaves.items():
         if shape_of(leaf) != known[path].shape:
             shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
-            raise InputError(f"parameter {path!r} {shapes}: make info for these parameters.")
+            other = "pass (params, base_params), in this order, of the network that info was made for and its base"
+            raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
     return {path: _factor(path, leaf, base[pairs[path]], known[path], parametrization) for path, leaf in leaves.items()}
 

@@ -171,7 +171,7 @@ class Comparison:
         """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
-        if others := [name for name, preset in PRESETS.items() if close(found, r**-preset.alpha)]:
+        if others := [name for name, preset in PRESETS.items() if close(found, r ** -float(preset.alpha))]:
             of = " and ".join(map(repr, others))
             return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
         other = found ** (-1 / self.rule.alpha)

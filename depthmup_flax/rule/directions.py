@@ -66,7 +66,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     Raises:
       InputError: there is no such direction, it does not take an argument, or the rule does not cover it (`TRAITS`).
     """
-    factory = _direction_factory(name)
+    factory = direction_factory(name)
     require_ranges(kwargs, "optimizer.kwargs.")
     try:
         inner = factory(**kwargs)
@@ -86,7 +86,7 @@ def direction_eps(name: str, **kwargs: Any) -> float | None:
 
     Where optax adds it under the square root (rmsprop, adagrad), it is the square root.
     """
-    parameters = inspect.signature(_direction_factory(name)).parameters
+    parameters = inspect.signature(direction_factory(name)).parameters
     if "eps" not in parameters:
         return None
     eps = kwargs.get("eps", parameters["eps"].default)
@@ -94,7 +94,8 @@ def direction_eps(name: str, **kwargs: Any) -> float | None:
     return math.sqrt(eps) if in_sqrt or name in ("adagrad", "rss") else eps
 
 
-def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
+def direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The function that makes a `direction`; `InputError` if there is none of this name."""
     prefix = "scale_by_"
     optax_names = {n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix)} - {"learning_rate", "schedule"}
     factory = DIRECTIONS.get(name) or (getattr(optax, prefix + name) if name in optax_names else None)

@@ -353,5 +353,6 @@ def _require_match(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Arra
         raise InputError("the parameters still have their annotations: pass flax.linen.unbox(variables)['params'].")
     if tuple(leaf.shape) != leaf_info.shape:
         shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
-        raise InputError(f"parameter {path!r} {shapes}: make info for the model that is trained.")
+        other = "pass the parameters of the network that info was made for, or make info for this one"
+        raise InputError(f"parameter {path!r} {shapes}: {other}.")
     return leaf

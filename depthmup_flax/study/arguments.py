@@ -8,9 +8,14 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from depthmup_flax.config.user_code import PYTHON
+from depthmup_flax.data.sources.registry import find_source
+from depthmup_flax.engine.losses import named_loss
 from depthmup_flax.infer.parameter_trees import flatten, shape_of
 from depthmup_flax.records.table import CONTINUOUS
+from depthmup_flax.rule.directions import direction_factory
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
@@ -50,6 +55,14 @@ def data_name(data: Any) -> str:
             "it, or a name, such as 'digits'."
         )
     return PYTHON + register(data, "data")
+
+
+def require_names(config: ConfigDict) -> None:
+    """Raises `InputError` unless there are such an optimizer, such a loss and such data, which are not loaded."""
+    if config.optimizer.name != "muon":
+        direction_factory(config.optimizer.name)
+    named_loss(config.loss, model=None)
+    find_source(config.data.name)
 
 
 def checked_hyper(hyper: Mapping[str, float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import pathlib
 import shutil
@@ -28,7 +29,15 @@ from depthmup_flax.infer.parameter_trees import flatten
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, model_name, require_same_shapes, size_of
+from depthmup_flax.study.arguments import (
+    checked_hyper,
+    data_name,
+    loss_name,
+    model_name,
+    require_names,
+    require_same_shapes,
+    size_of,
+)
 from depthmup_flax.study.names import field_of, in_python, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
 from depthmup_flax.study.searches import Grids, searched, swept, tuned
@@ -37,7 +46,7 @@ from depthmup_flax.sweep.grid import as_tuple
 from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
-from depthmup_flax.tune.objective import AUTO, prepare_objective
+from depthmup_flax.tune.objective import AUTO, prepare_objective, require_objective
 from depthmup_flax.tune.proxy import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
@@ -48,6 +57,8 @@ if TYPE_CHECKING:
     import optuna
 
     from depthmup_flax.coord_check.report import Report as CheckReport
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -171,6 +182,8 @@ class Study:
                 raise InputError(f"{name} is {value!r}: name the sizes of the proxy as base=(width, depth).")
         set_values(config, settings)
         validate(config)
+        require_names(config)
+        require_objective(objective)
         self._config, self._load, self._quiet, self._objective = config, LoadOnce(), quiet, objective
         self._workdir = None if workdir is None else workdirs.as_path(workdir)
 
@@ -196,6 +209,7 @@ class Study:
         config.model.update(sizes)
         set_values(config, values)
         validate(config)
+        require_names(config)
         return config
 
     @_with_own_names
@@ -300,10 +314,15 @@ class Study:
     ) -> Json:
         """Trains one network, or resumes its training: ``study.train(width=512, depth=32, **best)``.
 
+        Sizes that are not given are the base's: ``study.train(**best)`` trains the proxy.
+
         Returns:
           What `depthmup_flax.training.loop.train_and_evaluate` returns, and ``workdir``, the run's directory.
         """
         config = self.config(width, depth, **values)
+        for size, given in (("width", width), ("depth", depth)):
+            if given is None:
+                log.info("%s is not given: it is the base's, %d", size, config.model[size])
         name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.late_imports import imported_late, named_when_called
 
 if TYPE_CHECKING:
     from depthmup_flax.sweep.grid import at_scale, powers_of_two, sweep_config
@@ -19,3 +19,5 @@ __all__ = ["at_scale", "powers_of_two", "sweep", "sweep_config"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = imported_late(__name__, {"grid": "at_scale powers_of_two sweep_config", "runner": "sweep"})
+
+named_when_called(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.late_imports import imported_late, named_when_called
 
 if TYPE_CHECKING:
     from depthmup_flax.tune.search import tune
@@ -13,3 +13,5 @@ __all__ = ["tune"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = imported_late(__name__, {"search": "tune"})
+
+named_when_called(__name__)

@@ -13,6 +13,12 @@ CHOICES = (AUTO, *OBJECTIVES)
 FRACTION = 0.1  # of the training examples that are held out, where the config sets no other
 
 
+def require_objective(objective: str) -> None:
+    """Raises `InputError` for what is not of `CHOICES`."""
+    if objective not in CHOICES:
+        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")
+
+
 def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
     """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
 
@@ -29,8 +35,7 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
     Raises:
       InputError: runs cannot measure it.
     """
-    if objective not in CHOICES:
-        raise InputError(f"objective is {objective!r}: {did_you_mean(objective, CHOICES)}")
+    require_objective(objective)
     fraction = proxy.data.validation_fraction
     problem = "" if fraction else _why_nothing_is_held_out(experiment)
     if objective == AUTO:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.records.table import LEARNING_RATE, SEED
 from depthmup_flax.sweep.grid import powers_of_two, sweep_config
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # Field of the parametrization that --tune may name -> factors of its present value that are tried.
 TUNABLE: Mapping[str, Sequence[float]] = {
@@ -73,6 +73,8 @@ def tuning_sweep(proxy: ConfigDict, names: Sequence[str], octaves: int, seeds: i
         SEED: range(proxy.seed, proxy.seed + seeds),
     }
     for name in names:
+        if closest(name, (*TUNABLE, LEARNING_RATE)) == LEARNING_RATE:
+            raise InputError(f"--tune has {name!r}: the learning rate is always tuned. Leave {name!r} out.")
         if name not in TUNABLE:
             raise InputError(f"--tune has {name!r}: {did_you_mean(name, TUNABLE)}")
         present = proxy.parametrization[name]

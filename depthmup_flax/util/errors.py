@@ -46,7 +46,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"use {'one of ' * (len(names) > 1)}{', '.join([*names[:_MOST_NAMES], *more])}."
 
 
-# What other libraries call our fields -> the last part of our name.
+# What other libraries call our fields and losses -> our name, or its last part.
 _ELSEWHERE = {
     **dict.fromkeys(("lr", "eta"), "learning_rate"),
     **dict.fromkeys(("wd", "decay"), "weight_decay"),
@@ -54,6 +54,8 @@ _ELSEWHERE = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "features"), "width"),
     **dict.fromkeys(("layers", "num_layers", "n_layer", "n_layers"), "depth"),
     **dict.fromkeys(("activation", "act"), "nonlinearity"),
+    **dict.fromkeys(("mse", "mse_loss", "l2"), "squared_error"),
+    **dict.fromkeys(("ce", "nll", "xent"), "cross_entropy"),
     "max_steps": "steps",
     "num_epochs": "epochs",
     "beta1": "b1",

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import NoReturn
 
 from depthmup_flax.util.errors import closest
 from depthmup_flax.util.extras import missing
@@ -46,3 +47,17 @@ def imported_late(
         return value
 
     return get
+
+
+class _Named(ModuleType):
+    """A module whose call names its functions."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        functions = ", ".join(name for name in self.__all__ if name.islower())
+        study = "a dm.Study, which has methods to tune, sweep, report and check a network of yours"
+        raise TypeError(f"{self.__name__} is a module: use {study}, or the module's functions: {functions}")
+
+
+def named_when_called(package: str) -> None:
+    """Makes the call of a package, such as ``dm.sweep(...)``, raise a `TypeError` that names what to call."""
+    sys.modules[package].__class__ = _Named

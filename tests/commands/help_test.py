@@ -58,6 +58,7 @@ def test_depthmup_alone_lists_every_command():
 
 def test_help_after_two_dashes_is_a_word():
     assert parser.is_help_asked_for(["a", "--help"])
+    assert parser.is_help_asked_for(["--help=1"])
     assert not parser.is_help_asked_for(["--", "--help"])
     assert not parser.is_help_asked_for(["--prompt=--help"])
 

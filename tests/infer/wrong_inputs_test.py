@@ -1,6 +1,7 @@
 """What a user may pass to `audit` and to other functions on models by mistake ends in one sentence with the remedy."""
 
 import functools
+import warnings
 
 import flax.linen as nn
 import jax
@@ -34,6 +35,10 @@ class NnxNet(nnx.Module):
 MODEL, BASE = Net(16, 4), Net(8, 2)
 PARAMS = {"w": jnp.ones((5, 16))}
 audit = functools.partial(dm.audit, MODEL, BASE)
+
+
+def params_of(model):
+    return jax.eval_shape(model.init, jax.random.key(0), X)["params"]
 
 
 def linear(params, x):
@@ -71,6 +76,13 @@ WRONG = {  # call -> parts of the sentence
         "Axes(",
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
+    "an audit for its info": (lambda: dm.adamw(1e-3, audit(X), RULE), "info is Audit", "pass", ".info"),
+    "another depth": (lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(BASE)), "another depth", "base"),
+    "another width": (
+        lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(8, 4))),
+        "info was made for",
+        "pass the parameters of the network",
+    ),
     "a preset's name": (lambda: dm.rescale_init(PARAMS, PARAMS, {}, "mup"), "rule is 'mup'", "get_parametrization"),
     "a rule for a name": (lambda: dm.get_parametrization(RULE), "parametrization.preset is a Parametrization", "mup"),
     "a branch's class": (
@@ -116,3 +128,22 @@ def test_a_name_that_is_not_there_is_answered_by_the_closest(name, meant):
         getattr(dm, name)
     assert str(error.value).count(repr(meant)) == 1
     assert not hasattr(dm, "__no_such_hook__")
+
+
+@pytest.mark.parametrize("name", ["coord_check", "sweep", "tune", "report"])
+def test_a_module_that_is_called_names_its_functions(name):
+    module = getattr(dm, name)
+    with pytest.raises(TypeError, match=rf"{module.__name__} is a module: use a dm\.Study") as error:
+        module(1, learning_rate=1e-3)
+    assert any(function in str(error.value) for function in module.__all__)
+
+
+def test_the_info_of_an_audit_whose_verdict_is_missing_warns():
+    wrong = dm.audit(Net(16, 4), Net(8, 2), X, rule=dm.get_parametrization("completep"))
+    assert wrong.verdict == "missing"
+    with pytest.warns(UserWarning, match="verdict is missing") as warned:
+        assert wrong.info
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert audit(X).info

@@ -32,8 +32,14 @@ INFO = {
     "bias": ParamInfo(Role.VECTOR, (3,), 1.0, 4.0, True, 9.0, 4.0, decay=False),
 }
 PARAMS = {name: jnp.array([1.0, -2.0, 0.5]) for name in INFO}
+LAYERS = {f"Dense_{i}": {"kernel": INFO["hidden"]} for i in range(3)}
 GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, PARAMS) for s in (0.1, -0.05, 0.2)]
 RULE = PRESETS["depth_mup"].replace(gamma0=2.0)
+
+
+def layers(depth):
+    """Parameters like those of ``LAYERS``, which has depth 3."""
+    return {f"Dense_{i}": {"kernel": PARAMS["hidden"]} for i in range(depth)}
 
 
 def test_completep_is_adamw_with_the_groups_of_its_paper():
@@ -408,6 +414,11 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         (lambda: dm.adamw("1e-3", INFO, RULE), "learning_rate is '1e-3': use a number of at least 0, or a schedule."),
         (lambda: dm.adamw(0.1, INFO, RULE, weight_decay="0.1"), "weight_decay is '0.1': use a number of at least 0."),
         (lambda: dm.adamw(0.1, RULE, INFO), "info is Parametrization: pass a tree of ParamInfo, what dm.audit"),
+        (lambda: dm.adamw(INFO, RULE, 0.1), "adamw(learning_rate, info, rule)"),
+        (lambda: dm.param_table(RULE, INFO), "The order is "),
+        (lambda: dm.sgd(0.1, INFO, RULE).init(layers(2)), "is not that of info"),
+        (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(2)), "(info has 'Dense_2/kernel'): these are the parameters of"),
+        (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(4)), "('Dense_3/kernel' is not in info): these are the par"),
         (lambda: dm.muon(0.1, {"hidden": 1.0}, RULE), "info has float at 'hidden': pass a tree of ParamInfo, what"),
         (lambda: dm.param_table(PARAMS, RULE), "at 'bias': pass a tree of ParamInfo, what dm.audit"),
         (lambda: dm.sgd(0.1, INFO, RULE, weight_decay=math.inf), "weight_decay is inf: use a number of at least 0."),
