@@ -197,6 +197,7 @@ def _inside(
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
     """`Streams.inside` and `Streams.shared`: what many branches read, such as an encoder's output, is shared."""
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
+    terms = {s.node: (s.shortcut, s.branch) for s in sums}  # behind the stack that a sum may add
     outside = [False] * len(graph.nodes)  # the output is reached without passing the end of a branch
     outside[graph.output] = True
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
@@ -208,7 +209,7 @@ def _inside(
     for i in reversed(range(len(graph.nodes))):
         if not paths.needed[i]:
             continue
-        for j in _followed(graph.nodes[i]):
+        for j in terms.get(i, _followed(graph.nodes[i])):
             ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
             outside[j] |= outside[i] and (j, i) not in number_of
             to_shortcut[j] |= to_shortcut[i]
