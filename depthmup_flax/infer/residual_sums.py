@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.infer.dataflow import Graph
+from depthmup_flax.infer.dataflow import INPUT, Graph
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
 from depthmup_flax.infer.stream_paths import ResidualSum, StreamPaths, stacked
 
@@ -71,17 +71,26 @@ def _nested(
     for node, stream in stream_of.items():
         seen_outside[stream] |= avoid[node]
     result: dict[int, frozenset[int]] = {}
+    shortcut_of = {s.node: s.shortcut for s in sums}
     for t in sums:
         stream = stream_of[t.node]
         only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
         # Such as a stream of learned tokens; not one whose branches read others alone, which other layers read, too.
         own = set[int]() if t.ends else {s.node for n, s in enumerate(sums) if not seen_outside[stream] >> n & 1}
         around = [
-            s for s in only if paths.is_after(t.shortcut, s.start) or (s.node in own and _reads(graph, stream, s))
+            s
+            for s in only
+            if paths.is_after(t.shortcut, s.start)
+            or (s.node in own and _is_learned(graph, shortcut_of[stream]) and _reads(graph, stream, s))
         ]
         if around:
             result[t.node] = frozenset(s.node for s in around)
     return result
+
+
+def _is_learned(graph: Graph, node: int) -> bool:
+    """Whether an array does not depend on the batch, as learned tokens."""
+    return not _sums_before(graph, node, {i for i, one in enumerate(graph.nodes) if one.op == INPUT})
 
 
 def _reads(graph: Graph, node: int, s: ResidualSum) -> bool:

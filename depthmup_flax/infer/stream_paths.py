@@ -9,7 +9,7 @@ import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from depthmup_flax.infer.dataflow import PARAM, Graph, Loop, Node
+from depthmup_flax.infer.dataflow import INPUT, PARAM, Graph, Loop, Node
 from depthmup_flax.infer.parameter_trees import series
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Use, Uses
 
@@ -68,6 +68,7 @@ class StreamPaths:
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
+        self.of_batch = [False] * size  # depends on the batch
         self.sums: dict[int, ResidualSum] = {}
         self.starts: list[int] = []  # the node of each bit
         self.bit_of: dict[int, int] = {}
@@ -109,6 +110,7 @@ class StreamPaths:
         self.learned[i] = starts_empty or any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
         self.bent[i] = bends or any(self.bent[j] for j in reads)
+        self.of_batch[i] = node.op == INPUT or any(self.of_batch[j] for j in reads)
         found = self._identity(i, *self.added(i)) if self.added(i) and not is_plain else None
         scales = self._scales(i, reads)
         if node.op in SAME_PLACE | SUMS or scales:
@@ -140,6 +142,9 @@ class StreamPaths:
             return None
         shortcut, branch = (a, b) if forward else (b, a)
         start = self.starts[(forward or backward).bit_length() - 1]
+        is_copied = self.graph.nodes[shortcut].shape != self.graph.nodes[node].shape
+        if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
+            return None
         none = self._is_constant(branch) or self._old(branch, start)
         return None if none else self._sum(node, shortcut, branch, start)
 
