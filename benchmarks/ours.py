@@ -21,7 +21,8 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine import multi_step
 from depthmup_flax.engine.device_batches import calls as host_calls
 from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import TrainState

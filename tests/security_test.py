@@ -37,7 +37,7 @@ def report(number, sweep, out):
 
 
 def restore(number, workdir):
-    from depthmup_flax.engine.experiment import build
+    from depthmup_flax.engine.from_config import build
     from depthmup_flax.runs.checkpoint import Checkpointer
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

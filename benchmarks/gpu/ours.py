@@ -17,7 +17,7 @@ from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.engine.device_batches import calls, put_train_data
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.parallel import sharding

@@ -46,7 +46,7 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Trains the config; returns the exit code."""
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.engine.experiment import build
+    from depthmup_flax.engine.from_config import build
     from depthmup_flax.process import distributed
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 

@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.device_batches import abstract_train_data
-from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.lane_program import LANES, LaneProgram, lane_mesh
 from depthmup_flax.engine.memory import LARGEST, require_memory
 from depthmup_flax.engine.sharded_program import ShardedProgram

@@ -15,7 +15,7 @@ from depthmup_flax.coord_check.check import coord_check
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.sizes import require_plan
 from depthmup_flax.engine.experiment import NetworkExperiment
-from depthmup_flax.engine.experiment import build as build_experiment
+from depthmup_flax.engine.from_config import build as build_experiment
 from depthmup_flax.study.checked_networks import loss_of_outputs, sized_networks
 from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError

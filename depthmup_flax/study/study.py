@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import NetworkExperiment
-from depthmup_flax.engine.experiment import build as build_experiment
+from depthmup_flax.engine.from_config import build as build_experiment
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
-from depthmup_flax.engine.experiment import RULE, Experiment, StepExperiment, build
+from depthmup_flax.engine.experiment import RULE, Experiment, StepExperiment
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.engine.optimizers import require_optimizer
@@ -35,7 +36,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
     """Builds the experiment of every group, so that bad input is reported before any run trains.
 
     Raises:
-      InputError: from `depthmup_flax.engine.experiment.build`, with the group's values.
+      InputError: from `depthmup_flax.engine.from_config.build`, with the group's values.
     """
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []

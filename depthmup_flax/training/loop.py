@@ -17,7 +17,8 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
-from depthmup_flax.engine.experiment import Experiment, NetworkExperiment, build
+from depthmup_flax.engine.experiment import Experiment, NetworkExperiment
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.memory import require_memory
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.optimizers import learning_rate

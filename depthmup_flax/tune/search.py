@@ -15,7 +15,7 @@ from depthmup_flax.config import shipped as shipped_configs
 from depthmup_flax.config.fields import field_paths, get_field, set_field, set_model
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.choice import best, describe

@@ -12,7 +12,7 @@ from PIL import Image
 from processes import ROOT, run_command
 
 from depthmup_flax.config.fields import make_parametrization, validate
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.models import create_model
 from depthmup_flax.training.loop import train_and_evaluate
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from depthmup_flax import InputError
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.flags import split
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.models import MODELS
 from depthmup_flax.records import run_hash
 

@@ -9,7 +9,7 @@ import pytest
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices, load
 from depthmup_flax.data.sources.blank import PlannedData, Sizes, description
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate

@@ -7,7 +7,7 @@ import pytest
 
 from depthmup_flax.config import default_config
 from depthmup_flax.engine.device_batches import host_test_batches
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.step import evaluate
 from depthmup_flax.parallel.sharding import make_mesh
 from depthmup_flax.sweep.grid import sweep_config

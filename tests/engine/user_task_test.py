@@ -8,7 +8,7 @@ from small_runs import assert_same_run
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.table import read_sweep
 from depthmup_flax.sweep.grid import sweep_config

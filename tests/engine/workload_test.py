@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.user_checks import abstract_batch
 
 

@@ -19,7 +19,7 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.engine import cross_entropy
 from depthmup_flax.engine.device_batches import Waiting, put_train_data, train_calls
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import batch_key
 from depthmup_flax.nn import attention, fused_attention

@@ -10,7 +10,7 @@ from small_runs import a_sweep
 from depthmup_flax.config import default_config
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan import programs

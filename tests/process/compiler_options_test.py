@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.process.compiler_options import drawing_options
 
 LEVEL = "xla_backend_optimization_level"

@@ -16,7 +16,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from small_runs import assert_same_run, config
 
 from depthmup_flax import InputError
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records.table import read_record_file
 from depthmup_flax.runs.checkpoint import Checkpointer, fingerprint

@@ -9,7 +9,7 @@ import pytest
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.engine.user_checks import abstract_batch
 from depthmup_flax.rule.parametrization import PRESETS

@@ -9,7 +9,7 @@ import tpu_compiler  # noqa: F401  (skips where there is none)
 from depthmup_flax.config import default_config
 from depthmup_flax.data import from_arrays
 from depthmup_flax.engine.device_batches import abstract_train_data
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
 from depthmup_flax.plan.topologies import topology_devices
 from depthmup_flax.sweep import sweep_config

@@ -12,7 +12,7 @@ from small_runs import config
 
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.step import is_finite
 from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.training import loop

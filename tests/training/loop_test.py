@@ -16,7 +16,7 @@ from interruption import interrupted_before
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
 from depthmup_flax.data import load as read_data
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.multi_step import CallLength
 from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.rule.info_trees import info_from_json

@@ -12,7 +12,7 @@ from small_runs import a_sweep, assert_same_run, config
 
 from depthmup_flax.config.fields import config_hash
 from depthmup_flax.data import LoadOnce, batch_indices
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.multi_step import CallLength, Periods
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.runs.checkpoint import read_checkpoint

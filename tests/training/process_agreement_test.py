@@ -8,7 +8,7 @@ from small_runs import config
 
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.records import provenance
 from depthmup_flax.training import process_agreement
 

@@ -15,7 +15,7 @@ from interruption import interrupted_before
 
 from depthmup_flax import data
 from depthmup_flax.config import default_config
-from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.engine.losses import CrossEntropy
 from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.network import make_train_step
