@@ -162,7 +162,11 @@ def selected(result: Any, output: Output) -> Any:
     try:
         return result[output]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else f"{_typed(result)} alone"
+        has = f"{_typed(result)} alone"
+        if isinstance(result, Mapping):
+            has = f"the keys {sorted(map(str, result))}"
+        elif isinstance(result, tuple | list):
+            has = f"a {type(result).__name__} of {len(result)}"
         raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
 
 

@@ -82,7 +82,7 @@ def test_linen_modules_of_many_kinds_have_one_output_and_named_activations(field
             {"result": "dictionary", "output": "y"},
             r"output is 'y', but the model returns the keys \['features', 'logits'\]",
         ),
-        ({"result": "tuple", "output": 2}, "output is 2, but the model returns tuple: name one of its results"),
+        ({"result": "tuple", "output": 2}, "output is 2, but the model returns a tuple of 2: name one of its results"),
         ({"axis_name": "batch"}, "the model uses the mapped axis 'batch', .*: build it with axis_name=None"),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
