@@ -10,10 +10,8 @@ def command(*arguments):
     return run_command("-m", "depthmup_flax", "check", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("preset", "widths", "code"),
-    [pytest.param("depth_mup", "128,256,512", 0, marks=pytest.mark.slow), ("sp", "64,128,256", 1)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "widths", "code"), [("depth_mup", "128,256,512", 0), ("sp", "64,128,256", 1)])
 def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure(preset, widths, code, tmp_path):
     done = command(
         "--config=configs/digits.py",

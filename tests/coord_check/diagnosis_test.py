@@ -204,6 +204,7 @@ def embed_network(width):
     return network, lambda key: base.init(key, TOKENS)["params"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_an_embedding_that_starts_smaller_with_width_is_named_and_rescaling_repairs_it(rescaled):
     def build(width, depth):

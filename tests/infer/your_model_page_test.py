@@ -38,7 +38,7 @@ def lines_shown(program, printed):
 
 
 def marked(program):
-    return pytest.param(program, marks=[pytest.mark.slow] * ("dm.coord_check" in program))
+    return pytest.param(program, marks=[pytest.mark.slow] * ("coord_check(" in program))
 
 
 @pytest.mark.parametrize("program", [marked(p) for p in PROGRAMS], ids=lambda p: p.splitlines()[-1])

@@ -115,6 +115,7 @@ def run_tuner(tmp_path, *arguments, times=1):
     return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_trains_no_run_again(tmp_path):
     done, again = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10", times=2)
     assert (done.code, again.code) == (0, 0), done.error + again.error
