@@ -31,7 +31,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base.train.update(batch_size=64, epochs=0.0, steps=steps, average_steps=steps // 20, log_every=steps // 20)
     common = {
         "parametrization.preset": ("depth_mup", "sp"),
-        "optimizer.learning_rate": powers_of_two(-13, -6, at_scale(scale, smoke=3, cpu=1)),
+        "optimizer.learning_rate": powers_of_two(-13, -6, at_scale(scale, smoke=3.5, cpu=1)),
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1, 2, 3, 4)),
     }
     grids = {
