@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -90,18 +89,7 @@ class Audit:
 
     @property
     def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the model's containers; `InputError` if a role could not be read.
-
-        Warns if the verdict is ``missing``, because an optimizer cannot see that in the tree.
-        """
-        self.require_roles()
-        if self.verdict == "missing":
-            lacks = "the forward pass is not the rule's, so hyperparameters do not transfer"
-            warnings.warn(f"the audit's verdict is missing: {lacks}. print(audit) shows what to write.", stacklevel=2)
-        return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
-
-    def require_roles(self) -> None:
-        """Raises `InputError` if a role could not be read."""
+        """The `ParamInfo` of every parameter, in the model's containers; `InputError` if a role could not be read."""
         for row in self.rows:
             if row.info is None:
                 names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
@@ -109,6 +97,7 @@ class Audit:
                     f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
                     f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
                 )
+        return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows."""

@@ -1,7 +1,6 @@
 """What a user may pass to `audit` and to other functions on models by mistake ends in one sentence with the remedy."""
 
 import functools
-import warnings
 
 import flax.linen as nn
 import jax
@@ -136,14 +135,3 @@ def test_a_module_that_is_called_names_its_functions(name):
     with pytest.raises(TypeError, match=rf"{module.__name__} is a module: use a dm\.Study") as error:
         module(1, learning_rate=1e-3)
     assert any(function in str(error.value) for function in module.__all__)
-
-
-def test_the_info_of_an_audit_whose_verdict_is_missing_warns():
-    wrong = dm.audit(Net(16, 4), Net(8, 2), X, rule=dm.get_parametrization("completep"))
-    assert wrong.verdict == "missing"
-    with pytest.warns(UserWarning, match="verdict is missing") as warned:
-        assert wrong.info
-    assert warned[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert audit(X).info
