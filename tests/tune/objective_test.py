@@ -153,6 +153,6 @@ def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test
     )
     for preset in ("depth_mup", "sp"):
         mine = [one for one in compared.records if one.point["parametrization.preset"] == preset]
-        assert f"{preset}  {' ' * (len('depth_mup') - len(preset))}{result(mine)}" in done.out
+        assert f"{preset}  {' ' * (len('depth_mup') - len(preset))}{result(measures(mine))}" in done.out
     names = [one.run for one in compared.records if one.seed == tuned.seed]
     assert config_hash(tuned) in names  # the run that train makes of tuned.py
