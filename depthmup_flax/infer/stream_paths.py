@@ -158,9 +158,8 @@ class StreamPaths:
         Such as the velocity that a stream follows, or the first value of the stream: it is added again in each layer.
         """
         old, bits = 0, self.summed[branch]
-        mixed = self.by_mixing[branch] & 1 << self.bit_of.get(
-            start, len(self.starts)
-        )  # as a pooling minus what it reads
+        # Such as a pooling minus what it reads, which has no weight.
+        mixed = self.by_mixing[branch] & ~self.by_product[branch] & 1 << self.bit_of.get(start, len(self.starts))
         while bits:
             array = self._stream_array(branch, _highest(bits))
             if (array == start and not mixed) or (array >= 0 and not self.is_after(array, start)):
