@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.audit_table import Finding, NotJudged, Row, as_html, places, printed, summary
+from depthmup_flax.infer.audit_table import Finding, NotJudged, Results, Row, as_html, places, printed, summary
 from depthmup_flax.infer.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.given_roles import different, misplaced
@@ -105,14 +105,15 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self._headline, *self._results)
+        return as_html(self._results)
 
     def __str__(self) -> str:
-        return printed(self._headline, *self._results)
+        return printed(self._results)
 
     @property
-    def _results(self) -> tuple[Any, ...]:
-        return self.rows, self.findings, self.not_judged, self.notes, self.width_ratio, self.depth_ratio
+    def _results(self) -> Results:
+        found = self.rows, self.findings, self.not_judged, self.notes
+        return Results(self._headline, *found, self.width_ratio, self.depth_ratio)
 
 
 def audit(

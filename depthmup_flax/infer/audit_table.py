@@ -62,42 +62,45 @@ class Row:
         return self.info is not None and self.info.in_branch
 
 
-def printed(
-    verdict: str,
-    rows: Sequence[Row],
-    findings: Sequence[Finding],
-    not_judged: Sequence[NotJudged],
-    notes: Sequence[str],
-    m: float,
-    r: float,
-) -> str:
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What an audit has found."""
+
+    verdict: str  # in one sentence
+    rows: Sequence[Row]
+    findings: Sequence[Finding]
+    not_judged: Sequence[NotJudged]
+    notes: Sequence[str]
+    width_ratio: float
+    depth_ratio: float
+
+    @property
+    def ratios(self) -> str:
+        """The ratios of the two models, in a sentence."""
+        ratios = f"width ratio m = {self.width_ratio:g}, depth ratio r = {_depth_ratios(self.rows, self.depth_ratio)}"
+        return f"{ratios}; factors are relative to the base model"
+
+
+def printed(results: Results) -> str:
     """The verdict of an audit in one line, its table, findings, what was not judged, and notes."""
-    lines = aligned(_table(rows), _ALIGNS)
+    lines = aligned(_table(results.rows), _ALIGNS)
     rule = "-" * max(map(len, lines))
-    text = [*_wrapped(verdict, ""), "", lines[0], rule, *lines[1:], rule]
-    text += _wrapped(_ratios(rows, m, r), "")
-    text += [line for lines in listed(findings, not_judged) for line in ("", *lines)]
-    for note in notes:
+    text = [*_wrapped(results.verdict, ""), "", lines[0], rule, *lines[1:], rule]
+    text += _wrapped(results.ratios, "")
+    text += [line for lines in listed(results.findings, results.not_judged) for line in ("", *lines)]
+    for note in results.notes:
         sentences, *code = f"Note: {note}".split("\n")
         text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
 
 
-def as_html(
-    verdict: str,
-    rows: Sequence[Row],
-    findings: Sequence[Finding],
-    not_judged: Sequence[NotJudged],
-    notes: Sequence[str],
-    m: float,
-    r: float,
-) -> str:
+def as_html(results: Results) -> str:
     """What `printed` says, for a notebook."""
-    text = notebook_html.heading(verdict) + notebook_html.table(_table(rows), _ALIGNS)
-    text += notebook_html.paragraphs([_ratios(rows, m, r)])
-    for sentences, code in _with_code(findings, not_judged):
+    text = notebook_html.heading(results.verdict) + notebook_html.table(_table(results.rows), _ALIGNS)
+    text += notebook_html.paragraphs([results.ratios])
+    for sentences, code in _with_code(results.findings, results.not_judged):
         text += notebook_html.paragraphs([sentences]) + notebook_html.code(code)
-    for note in notes:
+    for note in results.notes:
         sentences, _, code = f"Note: {note}".partition("\n")
         text += notebook_html.paragraphs([sentences]) + (notebook_html.code(code) if code else "")
     return text
@@ -107,11 +110,6 @@ def _table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Header and cells, equal layers in one row."""
     header = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
     return [header, *map(_cells, grouped(rows, _same).values())]
-
-
-def _ratios(rows: Sequence[Row], m: float, r: float) -> str:
-    ratios = f"width ratio m = {m:g}, depth ratio r = {_depth_ratios(rows, r)}"
-    return f"{ratios}; factors are relative to the base model"
 
 
 def _depth_ratios(rows: Sequence[Row], r: float) -> str:

@@ -86,11 +86,9 @@ def test_traced_initial_values_are_those_that_eager_calls_give(init):
     factors = init_factors(weights(init, 128, 0), base, info, RULE)  # once, for all seeds
     once = jax.vmap(lambda rng: multiplied(weights(init, 128, rng), factors))(seeds)
     for path, leaf in eager[0].items():
-        close = functools.partial(
-            np.testing.assert_allclose, rtol=1e-6, atol=1e-7
-        )  # compiled normals are rounded differently
-        close(together[path], np.stack([one[path] for one in eager]))
-        close(once[path][0], leaf)
+        # Compiled normals are rounded differently.
+        np.testing.assert_allclose(together[path], np.stack([one[path] for one in eager]), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(once[path][0], leaf, rtol=1e-6, atol=1e-7)
 
 
 def test_a_traced_parameter_that_is_constant_in_one_model_alone_becomes_nan():
