@@ -25,11 +25,12 @@ from typing import Any
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.papers import claims
-from depthmup_flax.report import Report, make_report, verdict
+from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.watch import watch
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import buckets
@@ -50,8 +51,8 @@ def define(parser: Parser) -> None:
     parser.flag(
         "--tolerance",
         type=float,
-        default=verdict.TOLERANCE,
-        help="Regret that counts as small, as a share of the base's lowest loss; 0 to 1.",
+        default=TOLERANCE,
+        help="Regret that counts as small, as a share of what the base learned; 0 to 1.",
     )
     parser.flag(
         "--loss",
@@ -116,7 +117,7 @@ def _is_run(directory: pathlib.Path) -> bool:
 
 def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
     """Where the report of runs goes; `InputError` if a flag for sweeps is given."""
-    for name, default in (("watch", False), ("tolerance", verdict.TOLERANCE), ("loss", None)):
+    for name, default in (("watch", False), ("tolerance", TOLERANCE), ("loss", None)):
         if getattr(args, name) != default:
             raise InputError(f"--{name} is for sweeps, and {str(first)!r} holds a training run: leave it out.")
     return workdirs.as_path(args.out) if args.out else first / "report"

@@ -1,7 +1,7 @@
 """The papers' claims as contrasts: a rule per claim, and what the interval of its contrast shows.
 
 `CLAIMS` has them by figure, close to the papers' words. TP6 is arXiv:2310.02244, B24 arXiv:2309.16620. Where the paper
-gives no number, the bound is 0 for a comparison, `depthmup_flax.report.verdict.TOLERANCE` of the base's lowest loss
+gives no number, the bound is 0 for a comparison, `depthmup_flax.report.yardstick.TOLERANCE` of what the base learned
 for "transfers" and "does not matter", and the middle between two exponents for a choice between them.
 """
 
@@ -21,6 +21,7 @@ from depthmup_flax.papers.measures import (
     LARGEST,
     MEASURES,
     NOT_NEGATIVE,
+    REGRETS,
     Measured,
     Place,
     Term,
@@ -30,11 +31,14 @@ from depthmup_flax.records.table import TRAIN
 from depthmup_flax.report import tables, verdict
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
-from depthmup_flax.report.transfer import Analysis, Variant
-from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.words import drift, in_words, rounded_loss
+from depthmup_flax.report.yardstick import TOLERANCE, Yardstick, tolerance_of
 from depthmup_flax.util.types import Json
 
-NO_EVIDENCE = "no evidence"  # the runs repeat those of another variant
+UNTRAINED_CONTROL = "the control does not train"  # so the claim holds, which says little
+_WORST_FIRST = (*verdict.WORST_FIRST, UNTRAINED_CONTROL)
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers
 
 
@@ -44,7 +48,7 @@ class Rule:
 
     Attributes:
       sense: `AT_MOST` or `AT_LEAST`.
-      bound: of the sum; if ``share`` is given, that share of the base's lowest loss instead.
+      bound: of the sum; if ``share`` is given, that share of what the base learned instead.
       every: whether it must hold at every size above the base's, or at the largest alone.
     """
 
@@ -71,7 +75,7 @@ def transfers(variant: str = "", axis: str = "depth") -> Rule:
 
 
 def _small(term: Term) -> Rule:
-    return Rule(((1, term),), AT_MOST, share=verdict.TOLERANCE)
+    return Rule(((1, term),), AT_MOST, share=TOLERANCE)
 
 
 def costs_more(control: str, rule: str, axis: str = "depth") -> Rule:
@@ -261,7 +265,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ("with the nonlinearity first the best rate transfers over depth", transfers("pre_nonlin=True")),
         (
             "with the nonlinearity first depth gives no gain",
-            dataclasses.replace(rises("pre_nonlin=True"), share=-verdict.TOLERANCE),
+            dataclasses.replace(rises("pre_nonlin=True"), share=-TOLERANCE),
         ),
         ("with the nonlinearity first the loss is higher", lower_loss("pre_nonlin=False", "pre_nonlin=True")),
     ),
@@ -335,7 +339,7 @@ class JudgedClaim:
     """A claim and what a sweep shows about it.
 
     Attributes:
-      verdict: `SHOWN`, `OPPOSITE`, `NOT_RESOLVED` or `NO_EVIDENCE`.
+      verdict: `SHOWN`, `UNTRAINED_CONTROL`, `OPPOSITE`, `NOT_RESOLVED` or `NO_EVIDENCE`, by the analysis's loss.
       contrast: what is measured, in words.
       estimate: ``None`` if it is unknown; infinite if a network does not train.
       bound: of the contrast, at most or at least as the rule says.
@@ -343,16 +347,30 @@ class JudgedClaim:
       seeds_needed: if it is not resolved, the seeds that decide four times in five; ``None`` if their number is unknown
         or above `depthmup_flax.report.verdict.MOST_SEEDS`.
       note: what limits the verdict.
+      measured_by: of a regret, with the bound as tolerance.
+      drift: of the optimum, in words, if the claim is that it does not matter.
+      other_loss: the verdict by another loss, of the name ``other_name``; empty if there is none.
+      other_note: what limits that.
     """
 
     claim: Claim
     verdict: str
     contrast: str
-    estimate: Estimate | None
-    bound: float
-    seeds: int
-    seeds_needed: int | None
-    note: str
+    estimate: Estimate | None = None
+    bound: float = 0.0
+    seeds: int = 0
+    seeds_needed: int | None = None
+    note: str = ""
+    measured_by: Yardstick | None = None
+    drift: str = ""
+    other_loss: str = ""
+    other_name: str = ""
+    other_note: str = ""
+
+    @property
+    def shown_by_both(self) -> bool:
+        """Whether both losses show it, as a headline needs."""
+        return self.verdict == SHOWN == self.other_loss
 
     @property
     def numbers(self) -> str:
@@ -361,20 +379,23 @@ class JudgedClaim:
             return ""
         terms = self.claim.rule.terms
         least = 0.0 if len(terms) == 1 and terms[0][1].measure in NOT_NEGATIVE else -math.inf
-        return verdict.in_words(self.estimate, least=least)
+        return in_words(self.estimate, least=least)
 
     @property
     def finding(self) -> str:
         """The contrast with its interval and the bound, and what limits them."""
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
-        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.rounded_loss(self.bound)}"
-        return f"{text}; {self.note}" if self.note else text
+        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {rounded_loss(self.bound)}"
+        ruler = str(self.measured_by) if self.measured_by else ""
+        return "; ".join(filter(None, (text, self.drift, ruler, self.note)))
 
     @property
     def sentence(self) -> str:
         """Verdict, claim and finding; if noise leaves it open, the number of seeds that would decide."""
         decision, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        if self.other_loss not in ("", self.verdict):
+            decision = f"{decision} (by {self.other_name}: {self.other_loss})"
         return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
@@ -383,18 +404,24 @@ class JudgedClaim:
         return f"; {verdict.undecided(self.seeds, '', self.seeds_needed)}"
 
 
-def judged(figure: str, analysis: Analysis) -> list[JudgedClaim]:
+def judged(figure: str, analysis: Analysis, other: Analysis | None = None) -> list[JudgedClaim]:
     """What an analysis shows about each claim of its figure; none for a figure without claims.
 
-    Claims about a part of training have no test loss.
+    ``other`` is the same sweep by another loss. Claims about a part of training take the training loss alone.
     """
     claims = [claim for claim in CLAIMS.get(figure, ()) if analysis.loss == TRAIN or not _in_training(claim.rule)]
-    return [judged_claim(claim, analysis) for claim in claims]
+    results = [judged_claim(claim, analysis) for claim in claims]
+    if other is None:
+        return results
+    by_other = {one.claim: one for one in judged(figure, other)}
+    pairs = [(one, by_other.get(one.claim)) for one in results]
+    named = functools.partial(dataclasses.replace, other_name=other.loss_name)
+    return [named(a, other_loss=b.verdict, other_note=b.note) if b else a for a, b in pairs]
 
 
-def as_data(figure: str, analysis: Analysis) -> list[Json]:
+def as_data(figure: str, analysis: Analysis, other: Analysis | None = None) -> list[Json]:
     """`judged` as JSON, for `depthmup_flax.report.make_report`."""
-    return [_claim_data(one) for one in judged(figure, analysis)]
+    return [_claim_data(one) for one in judged(figure, analysis, other)]
 
 
 def _claim_data(one: JudgedClaim) -> Json:
@@ -403,12 +430,14 @@ def _claim_data(one: JudgedClaim) -> Json:
         "source": one.claim.source,
         "claim": one.claim.text,
         "verdict": one.verdict,
+        "verdict_by_other_loss": one.other_loss,
         "contrast": one.contrast,
         **tables.estimate_data(one.estimate),
         "claimed": one.claim.rule.sense,
         "bound": one.bound,
         "seeds": one.seeds,
         "seeds_needed": one.seeds_needed,
+        "power": one.measured_by.power if one.measured_by else None,
         "note": one.note,
         "sentence": one.sentence,
     }
@@ -428,31 +457,40 @@ def judged_claim(claim: Claim, analysis: Analysis) -> JudgedClaim:
     variants = [variant for variant in named.values() if variant is not None]
     if len(variants) < len(named):
         missing = " and ".join(name for name, variant in named.items() if variant is None)
-        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
+        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", note="not in the sweep")
     places = [Place(analysis, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
-        return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")
+        return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), note="one size")
     same = _copied(analysis, variants, places[0].term.axis)
-    sizes = larger if rule.every else larger[-1:] or [1.0]
-    at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=size) for p in places], same) for size in sizes]
-    worst = [[one for one in at_sizes if one.verdict == kind] for kind in (OPPOSITE, NOT_RESOLVED)]
-    return max(worst[0] or worst[1] or at_sizes[-1:], key=lambda one: one.estimate.value if one.estimate else math.inf)
+    multiples = larger if rule.every else larger[-1:] or [1.0]
+    at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=m) for p in places], same) for m in multiples]
+    worst = min((one.verdict for one in at_sizes), key=_WORST_FIRST.index)
+    value = lambda one: one.estimate.value if one.estimate else math.inf
+    return at_sizes[-1] if worst == SHOWN else max((one for one in at_sizes if one.verdict == worst), key=value)
 
 
 def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
     """`judged_claim` at one size. ``same`` names a variant that repeats another's runs."""
-    rule, optimum = claim.rule, places[0].variant.base.optimum
-    share_of = abs(optimum.loss.value) if optimum else math.nan
-    bound = rule.bound if rule.share is None else rule.share * share_of
+    rule, first = claim.rule, places[0]
     seeds = min(len(row.curve.seeds) for place in places for row in place.compared)
-    judge = functools.partial(JudgedClaim, claim, contrast=_in_words(rule.terms, places), bound=bound, seeds=seeds)
+    bound = rule.bound if rule.share is None else tolerance_of(first.variant, rule.share)
+    result = functools.partial(JudgedClaim, claim, contrast=_in_words(rule.terms, places), bound=bound, seeds=seeds)
     if same:
-        return judge(verdict=NO_EVIDENCE, estimate=None, seeds_needed=None, note=same)
+        return result(verdict=NO_EVIDENCE, note=same)
+    if rule.share is not None and not bound / rule.share > 0:
+        untaught = f"{rounded_loss(first.variant.untaught)}, that {first.analysis.untaught_name}"
+        return result(verdict=NO_EVIDENCE, note=f"the base's {first.analysis.loss_name} is not below {untaught}")
     measured = [MEASURES[place.term.measure](place) for place in places]
     total = _total([(sign, one) for (sign, _), one in zip(rule.terms, measured, strict=True)])
     decision = _decide(total, rule.sense, bound)
-    return judge(verdict=decision.verdict, estimate=total.estimate, seeds_needed=decision.seeds, note=total.note)
+    result = functools.partial(result, estimate=total.estimate, note=total.note)
+    if rule.share is None or first.term.measure not in REGRETS or not _is_finite(total):
+        return result(verdict=decision.verdict, seeds_needed=decision.seeds)
+    ruler = first.yardstick(bound)
+    decision = verdict.unless_empty(decision, ruler)
+    moved = drift(first.analysis, first.variant, first.row, first.term.axis)
+    return result(verdict=decision.verdict, seeds_needed=decision.seeds, measured_by=ruler, drift=moved)
 
 
 def _variant(analysis: Analysis, parts: str) -> Variant | None:
@@ -479,13 +517,18 @@ def _total(parts: Sequence[tuple[int, Measured]]) -> Measured:
     signed = [part if sign > 0 else -part for sign, part in parts]
     estimates = [part.estimate for part in signed if part.estimate is not None]
     infinite = {estimate.value for estimate in estimates if math.isinf(estimate.value)}
+    limits = {part.limit for part in signed if part.limit}
     if len(infinite) == 1:
-        return Measured(Estimate(infinite.pop(), None, min(estimate.seeds for estimate in estimates)), note=note)
+        least = min(estimate.seeds for estimate in estimates)
+        return Measured(Estimate(infinite.pop(), None, least), UNTRAINED if UNTRAINED in limits else "", note)
     if infinite or len(estimates) < len(parts):
         return Measured(None, note=note)
-    limits = {part.limit for part in signed if part.limit}
     limit = limits.pop() if len(limits) == 1 else EITHER if limits else ""
     return Measured(functools.reduce(lambda total, other: total - (-other), estimates), limit, note)
+
+
+def _is_finite(total: Measured) -> bool:
+    return total.estimate is not None and math.isfinite(total.estimate.value)
 
 
 def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
@@ -494,7 +537,8 @@ def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
         return verdict.Judgment(NOT_RESOLVED)
     sign = 1 if sense == AT_MOST else -1
     if math.isinf(total.estimate.value):
-        return verdict.Judgment(SHOWN if sign * total.estimate.value < 0 else OPPOSITE)
+        shown = UNTRAINED_CONTROL if total.limit == UNTRAINED else SHOWN
+        return verdict.Judgment(shown if sign * total.estimate.value < 0 else OPPOSITE)
     decision = verdict.judge(total.estimate if sign > 0 else -total.estimate, sign * bound)
     other = AT_LEAST if sense == AT_MOST else AT_MOST
     unsure = {SHOWN: (other, EITHER), OPPOSITE: (sense, EITHER)}.get(decision.verdict, (AT_MOST, AT_LEAST, EITHER))
