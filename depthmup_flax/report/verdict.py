@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import scipy.special
 
@@ -158,6 +158,20 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
         return result(by_size[-1], NOT_RESOLVED, f"{tuned} was not run at {sizes(by_size, axis)}")
     if base.edge:
         return result(by_size[-1], NOT_RESOLVED, f"{tuned} is the {base.edge}: extend the grid")
+    return _by_regrets(analysis, variant, axis, known, tolerance, share, result)
+
+
+def _by_regrets(
+    analysis: Analysis,
+    variant: Variant,
+    axis: str,
+    known: Sequence[tuple[Row, Estimate]],
+    tolerance: float,
+    share: float,
+    result: Callable[..., Verdict],
+) -> Verdict:
+    """The verdict of the sizes' regrets; ``result`` makes it of the deciding row, the verdict and the reason."""
+    base = variant.base
     rulers = [yardstick(analysis.scale, base.curve, row.curve, tolerance) for row, _ in known]
     judged = [
         (row, regret, ruler, unless_empty(judge(regret, tolerance), ruler))
@@ -168,11 +182,12 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
     row, regret, ruler, judgment = (
         judged[-1] if worst == SHOWN else max((o for o in judged if o[3].verdict == worst), key=lambda o: o[1].value)
     )
+    tuned = f"the {analysis.scale.name} tuned at {sizes([base], axis)}"
     costs = f"{tuned} costs {in_words(regret, least=0.0, level='95 %: ')} in {analysis.loss_name}"
     parts = [f"{costs} at {sizes([row], axis)}", drift(analysis, variant, row, axis), str(ruler)]
     reason = "; ".join(filter(None, parts))
-    if worst == OPPOSITE:
-        return result(row, DOES_NOT_TRANSFER, reason, ruler)
+    if worst in (OPPOSITE, NO_EVIDENCE):
+        return result(row, DOES_NOT_TRANSFER if worst == OPPOSITE else worst, reason, ruler)
     if outside := [one for one, _ in known if not one.bracketed]:  # there the regret is only known from below
         edge = f"the optimum is at the edge of the grid at {sizes(outside, axis)}"
         return result(row, NOT_RESOLVED, f"{reason}; {edge}", ruler)
@@ -180,7 +195,7 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
         what = f" whether that is below {tolerance:.2g}, {100 * share:.3g} % of what the base learned"
         more = undecided(regret.seeds, what, judgment.seeds)
         return result(row, NOT_RESOLVED, f"{reason}; {more}", ruler, judgment.seeds)
-    return result(row, {SHOWN: TRANSFERS}.get(worst, worst), reason, ruler)
+    return result(row, TRANSFERS, reason, ruler)
 
 
 def _claim(verdict: str, name: str, axis: str) -> str:

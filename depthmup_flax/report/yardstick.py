@@ -128,11 +128,11 @@ def simulate(
 def _noise(losses: np.ndarray) -> np.ndarray:
     """(S, X) -> (S, X): normal weights (S,) times it have the covariance of the seeds over the grid.
 
-    Where some seeds explode it is limited to the excess over the minimum, which Gaussian noise would undercut.
+    Away from the minimum and its neighbors it is limited to the excess over the minimum: as wide as seeds that explode,
+    Gaussian noise would undercut the minimum.
     """
-    means = losses.mean(0)
+    means, lowest = losses.mean(0), int(losses.mean(0).argmin())
     residuals = (losses - means) / math.sqrt(len(losses) - 1)
     deviations = np.sqrt((residuals**2).sum(0))
-    lowest = means.argmin()
-    limits = np.maximum(means - means[lowest], deviations[lowest])
+    limits = np.maximum(means - means[lowest], deviations[max(lowest - 1, 0) : lowest + 2].max())
     return residuals * np.minimum(1.0, limits / np.maximum(deviations, 1e-300))

@@ -9,7 +9,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, study_of, sweep_of
 
 from depthmup_flax.papers.claims import (
     CLAIMS,
-    NO_EVIDENCE,
+    UNTRAINED_CONTROL,
     Claim,
     Rule,
     costs_more,
@@ -27,7 +27,7 @@ from depthmup_flax.papers.claims import (
 from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from depthmup_flax.report.page import render
 from depthmup_flax.report.tables import as_text, core_minutes
-from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 
 DEPTHS, BEST, CURVATURE = (4, 16, 64), -8.0, 0.03
 OCTAVES = math.log2(DEPTHS[-1] / DEPTHS[0])  # of depth
@@ -156,9 +156,13 @@ def test_a_network_that_does_not_train_with_any_seed_decides_without_an_interval
     explode = lambda point, loss: 57.0 if (point["parametrization.preset"], point["model.depth"]) == ("b", 64) else loss
     sweep = planted({"a": STILL, "b": STILL}, change=explode)
     found = of(costs_more("b", "a"), sweep)
-    assert found.verdict == SHOWN
+    assert found.verdict == UNTRAINED_CONTROL
     assert found.finding == "regret of b minus that of a at depth 64: b does not train at depth 64"
-    assert of(rises("b"), sweep).verdict == SHOWN
+    assert of(rises("b"), sweep).verdict == UNTRAINED_CONTROL
+    diverges = lambda point, loss: loss if point["model.depth"] == 4 or point[X] < 2**-8 else None
+    assert (
+        of(costs_more("b", "a"), planted({"a": (-0.5, 0.0), "b": STILL}, change=diverges)).verdict != UNTRAINED_CONTROL
+    )
     assert of(lower_loss("b", "a"), sweep).verdict == OPPOSITE
     assert of(costs_more("a", "b"), sweep).verdict == OPPOSITE
 
