@@ -24,7 +24,7 @@ import webbrowser
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.papers import claims
+from depthmup_flax.papers import judged_claims
 from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
-    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
+    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": judged_claims.as_data}
     if args.watch:
         opened = _open if args.open else lambda page: None
         say = functools.partial(print, flush=True)

@@ -66,7 +66,8 @@ def make_report(
         `depthmup_flax.report.yardstick`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
-      claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
+      claims: judges statements about the sweep's figure; `depthmup_flax.papers.judged_claims.as_data` those of the
+        papers.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is

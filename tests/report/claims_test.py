@@ -9,7 +9,6 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, study_of, sweep_of
 
 from depthmup_flax.papers.claims import (
     CLAIMS,
-    UNTRAINED_CONTROL,
     Claim,
     Rule,
     costs_more,
@@ -17,13 +16,12 @@ from depthmup_flax.papers.claims import (
     exponent_at_most,
     falls,
     gains_more,
-    judged,
-    judged_claim,
     lower_loss,
     moves_more,
     rises,
     transfers,
 )
+from depthmup_flax.papers.judged_claims import UNTRAINED_CONTROL, judged, judged_claim
 from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from depthmup_flax.report.page import render
 from depthmup_flax.report.tables import as_text, core_minutes
@@ -117,6 +115,25 @@ def test_width_and_depth_together_are_compared_where_both_are_the_same_multiple_
     assert one.contrast == "regret at width 256 and depth 16"
     assert one.verdict == verdict
     assert one.estimate.value == pytest.approx(CURVATURE * (4 * shift) ** 2, abs=0.003)
+
+
+def test_a_claim_of_transfer_says_how_the_optimum_drifts_and_what_would_pass():
+    found = of(transfers("a"), planted({"a": (0.05, 0.0)}, noise=0.001))
+    assert found.verdict == SHOWN
+    assert "; the optimum drifts by +0.2 octaves (" in found.finding
+    assert ", as depth^+0.05 (" in found.finding
+    assert f"{found.measured_by.passing:.2g} of the grid's 8 octaves would pass, power 1.00" in found.finding
+    flat = lambda point, loss: loss + (0.0003 - CURVATURE) * (math.log2(point[X]) - BEST) ** 2
+    assert of(transfers("a"), planted({"a": STILL}, noise=1e-5, change=flat)).verdict == NO_EVIDENCE
+
+
+def test_a_claim_is_shown_by_both_losses_or_by_one():
+    analyze = lambda growth: study_of(planted({"relu": STILL, "abs": (0.0, growth)}))
+    falling, rising = analyze(-0.02), dataclasses.replace(analyze(0.02), loss="test")
+    (both,), (one,) = (judged("abs", falling, other) for other in (falling, rising))
+    assert (both.verdict, both.other_loss, both.shown_by_both) == (SHOWN, SHOWN, True)
+    assert (one.verdict, one.other_loss, one.shown_by_both) == (SHOWN, OPPOSITE, False)
+    assert one.sentence.startswith("Shown (by test loss: opposite): the absolute value has")
 
 
 def test_claims_about_a_part_of_training_have_no_test_loss():
