@@ -178,8 +178,8 @@ def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
     if same:
         return result(verdict=NO_EVIDENCE, note=same)
     if rule.share is not None and not bound / rule.share > 0:
-        untaught = f"{rounded_loss(first.variant.untaught)}, that {first.analysis.untaught_name}"
-        return result(verdict=NO_EVIDENCE, note=f"the base's {first.analysis.loss_name} is not below {untaught}")
+        initial_loss = f"{rounded_loss(first.variant.initial_loss)}, that {first.analysis.initial_loss_name}"
+        return result(verdict=NO_EVIDENCE, note=f"the base's {first.analysis.loss_name} is not below {initial_loss}")
     measured = [MEASURES[place.term.measure](place) for place in places]
     total = _total([(sign, one) for (sign, _), one in zip(rule.terms, measured, strict=True)])
     decision = _decide(total, rule.sense, bound)

@@ -156,7 +156,7 @@ class Place:
 def _no_seed_trains(place: Place, row: Row) -> bool:
     """Whether each seed's lowest loss is above twice that before learning."""
     lowest = np.where(np.isfinite(row.curve.losses), row.curve.losses, np.inf).min(1)
-    return bool((lowest > exploded(place.variant.untaught)).all())
+    return bool((lowest > exploded(place.variant.initial_loss)).all())
 
 
 def _fails(place: Place, row: Row, how: str) -> Measured:

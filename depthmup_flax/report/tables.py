@@ -136,7 +136,7 @@ def _variant_data(analysis: Analysis, variant: Variant) -> Json:
     return {
         "name": variant.name,
         "base": {"width": base.width, "depth": base.depth, "is_smallest": variant.base_is_smallest},
-        "untaught_loss": variant.untaught,
+        "initial_loss": variant.initial_loss,
         "transferred": variant.transferred,
         "rows": [_row_data(analysis, row) for row in variant.rows],
         "slopes": {
@@ -256,7 +256,7 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
 def explanation(analysis: Analysis) -> str:
     """How to read the columns."""
     x = analysis.scale.name
-    untrained = f" A network does not train if no {x} brings its loss below twice that {analysis.untaught_name}."
+    untrained = f" A network does not train if no {x} brings its loss below twice that {analysis.initial_loss_name}."
     return (
         f"shift: best {x} minus the base's, in {analysis.scale.unit}; 0 is perfect transfer. "
         f"regret: {analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
@@ -314,7 +314,7 @@ def tolerance_sentence(data: Json, analysis: Analysis) -> str:
         (f"{better} " if data["contrasts"] else "")
         + (f"{both} " if data["other_loss"] else "")
         + f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the "
-        f"base learned (--tolerance), the loss {analysis.untaught_name} minus its lowest, and does not if the whole "
-        f"interval is above. Would pass: the {analysis.scale.unit} of the grid whose regret is below that; above half "
-        "of the grid there is no evidence. Power: the probability that these seeds show transfer if there is no regret."
+        f"base learned (--tolerance), the loss {analysis.initial_loss_name} minus its lowest, and does not if the "
+        f"whole interval is above. Would pass: the {analysis.scale.unit} of the grid whose regret is below that; above "
+        "half of the grid there is no evidence. Power: the probability that these seeds show transfer if there is no regret."
     )

@@ -142,7 +142,7 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
     untrained = [row for row in by_size if row.regret == transfer.UNTRAINED or row.optimum is None]
     diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
     known = [(row, row.regret) for row in by_size if isinstance(row.regret, Estimate)]
-    tolerance, before = tolerance_of(variant, share), f"{variant.untaught:.3g}, that {analysis.untaught_name}"
+    tolerance, before = tolerance_of(variant, share), f"{variant.initial_loss:.3g}, that {analysis.initial_loss_name}"
     result = lambda row, verdict, reason, *measured: Verdict(
         variant.name, axis, row, verdict, _claim(verdict, variant.name or f"the {name}", axis), reason, *measured
     )

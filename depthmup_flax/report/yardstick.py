@@ -53,7 +53,7 @@ class Yardstick:
 def tolerance_of(variant: Variant, share: float) -> float:
     """That share of what the variant's base learned; NaN if it is unknown."""
     best = variant.base.optimum
-    return share * (variant.untaught - best.loss.value) if best else math.nan
+    return share * (variant.initial_loss - best.loss.value) if best else math.nan
 
 
 def yardstick(scale: Scale, proxy: Curve, curve: Curve, tolerance: float) -> Yardstick:
