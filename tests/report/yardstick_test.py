@@ -137,11 +137,11 @@ def test_the_printed_power_is_the_share_of_sweeps_without_regret_that_are_shown(
     """Against sweeps drawn one by one with `find_optimum`, `regret` and `judge`."""
     rng, shown = np.random.default_rng(3), 0
     draw = lambda: 2 + 0.03 * (U + 8.2) ** 2 + noise * rng.normal(size=(seeds, len(U)))
-    for _ in range(150):
+    for _ in range(250):
         shown += judge(opt.regret(U, draw(), opt.find_optimum(U, draw(), 200), 200), tolerance).verdict == "shown"
-    proxy, losses = curve(200, noise), curve(201, noise, seed=1)  # unequal numbers: not paired
+    proxy, losses = curve(2000, noise), curve(2001, noise, seed=1)  # unequal numbers: not paired
     found = simulate(U, proxy, U, losses, seeds=seeds, trials=400)
-    assert (found.regrets + found.half_widths <= tolerance).mean() == pytest.approx(shown / 150, abs=0.12)
+    assert (found.regrets + found.half_widths <= tolerance).mean() == pytest.approx(shown / 250, abs=0.12)
 
 
 @pytest.mark.parametrize("drift", [0.5, 1.5])
