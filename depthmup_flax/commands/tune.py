@@ -44,7 +44,10 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
-    parser.flag("--tune", type=comma_separated, default=[], help="Besides the rate: branch_multiplier, gamma0, ...")
+    parser.flag(
+        "--tune", type=comma_separated, default=[], help="Besides the rate: branch_multiplier, gamma0=0.5:2, ..."
+    )
+    parser.flag("--trials", type=int, default=48, help="Points of a search over several, after the rates.")
     parser.flag(
         "--objective",
         default="auto",
@@ -53,7 +56,7 @@ def define(parser: Parser) -> None:
     )
     parser.flag("--compare", type=comma_separated, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
-    parser.flag("--seeds", type=int, default=3, help="Seeds per point.")
+    parser.flag("--seeds", type=int, default=3, help="Seeds per rate; of a search over several, of its best 8.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 
 
@@ -63,8 +66,10 @@ def main(args: argparse.Namespace) -> None:
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
     from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+    from depthmup_flax.tune.proxy import proxy_config
+    from depthmup_flax.tune.ranges import parse_ranges
     from depthmup_flax.tune.rescaled_target import Rescaling
+    from depthmup_flax.tune.rounds import search_of
     from depthmup_flax.tune.search import tune
 
     target = args.config.resolved()
@@ -78,11 +83,15 @@ def main(args: argparse.Namespace) -> None:
     rescaling = Rescaling(args.target_batch_size, args.target_steps, _rescaling_rule(args))
     cache_compilations()
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
-    grid = tuning_sweep(proxy, args.tune or [], args.octaves, args.seeds)
+    if args.seeds < 1:
+        raise InputError(f"--seeds is {args.seeds}: use a whole number of at least 1.")
+    seeds = range(proxy.seed, proxy.seed + args.seeds)
+    search = search_of(parse_ranges(proxy, args.tune, args.octaves), seeds, args.trials)
     lanes = parse_lanes(args.lanes)
     tune(
         large,
-        grid,
+        proxy,
+        search,
         args.config.path(),
         workdir,
         lanes,

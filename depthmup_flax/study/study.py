@@ -47,7 +47,7 @@ from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
 from depthmup_flax.tune.objective import AUTO, prepare_objective, require_objective
-from depthmup_flax.tune.proxy import EXTEND
+from depthmup_flax.tune.rounds import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json

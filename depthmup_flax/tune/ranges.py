@@ -1,0 +1,131 @@
+"""What a search tunes: fields of the config, each with a range on a log scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import get_field
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.user_checks import abstract_batch
+from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.jaxprs import Interpreter
+
+Range = tuple[float, float]  # lowest and highest value, both above 0
+Ranges = Mapping[str, Range]  # dotted field -> its range
+
+# Octaves on each side of the present value that are searched, where no range is given.
+_CONSTANT, _FACTOR = 2.0, 3.0
+_OCTAVES = {
+    **dict.fromkeys(("parametrization.branch_multiplier", "parametrization.gamma0"), _CONSTANT),
+    **{path: _FACTOR for path in CONTINUOUS if path.endswith("_lr_factor")},
+}
+_MOST_OCTAVES = 20
+_WHOLE = ("optimizer.warmup_steps",)
+
+
+def parse_ranges(config: ConfigDict, words: Sequence[str], octaves: int) -> dict[str, Range]:
+    """The ranges of ``--tune``, words such as ``branch_multiplier`` and ``branch_multiplier=0.25:4``.
+
+    Args:
+      config: of the proxy.
+      words: of the flag; the learning rate is tuned in any case.
+      octaves: of the learning rate's range on each side of the config's.
+
+    Raises:
+      InputError: a name is unknown or given twice, or a range is none.
+    """
+    if not 1 <= octaves <= _MOST_OCTAVES:
+        raise InputError(f"--octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        path = _path(config, name)
+        if path in given:
+            raise InputError(f"--tune has {name!r} twice: give each name once.")
+        given[path] = text.split(":") if equals else None
+    with_rate = {LEARNING_RATE: None, **given}
+    return {path: range_of(config, path, ends, octaves, "--tune: ") for path, ends in with_rate.items()}
+
+
+def _path(config: ConfigDict, name: str) -> str:
+    paths = [path for path in (*CONTINUOUS, *(f"hyper.{name}" for name in config.hyper)) if path not in _WHOLE]
+    known = {path.rpartition(".")[2]: path for path in paths}
+    path = known.get(name.rpartition(".")[2])
+    if path is None or name not in (path, path.rpartition(".")[2]):
+        raise InputError(f"--tune has {name!r}: {did_you_mean(name, known)}")
+    return path
+
+
+def range_of(config: ConfigDict, path: str, ends: Any, octaves: float, where: str = "") -> Range:
+    """The range of a field: ``ends``, lowest and highest, or ``None`` for some octaves around the config's value.
+
+    ``octaves``: of the learning rate. ``where``: begins the `InputError`.
+    """
+    name = path.rpartition(".")[2]
+    if ends is None:
+        present = get_field(config, path)
+        present = 1.0 if present is None and path in _OCTAVES else present
+        wide = octaves if path == LEARNING_RATE else _OCTAVES.get(path, _CONSTANT)
+        if not isinstance(present, (int, float)) or not 0 < present < math.inf:
+            raise InputError(
+                f"{where}{name} is {present}: it has no value to start from. Give a range, {_example(name)}."
+            )
+        return present * 2.0**-wide, present * 2.0**wide
+    try:
+        low, high = map(float, ends)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not 0 < low < high < math.inf:
+        shown = ":".join(map(str, ends)) if isinstance(ends, list) else repr(ends)
+        raise InputError(f"{where}{name} is {shown}: a range has two numbers above 0, {_example(name)}.")
+    if math.log2(high / low) > 2 * _MOST_OCTAVES:
+        raise InputError(f"{where}{name} is {low:g} to {high:g}: use at most {2 * _MOST_OCTAVES} octaves.")
+    return low, high
+
+
+def octave_grid(low: float, high: float) -> tuple[float, ...]:
+    """Values from ``low`` to ``high``, whose ratio is about 2."""
+    count = max(1, round(math.log2(high / low)))
+    return tuple(low * (high / low) ** (k / count) for k in range(count + 1))
+
+
+def _example(name: str) -> str:
+    return f"such as {name}=0.25:4"
+
+
+def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
+    """The fields among ``paths`` on which initial values and a training step do not depend.
+
+    These are factors of a role that no trained parameter has, and constants that a network of the user's does not take.
+    Both are traced with the fields as arguments; nothing is computed.
+    """
+    arguments = experiment.state_shapes(), abstract_batch(experiment.config, experiment.dataset)
+    values = dict.fromkeys(paths, jax.ShapeDtypeStruct((), jnp.float32))
+    workload = experiment.workload
+    train = lambda values, state, batch: (workload.init(values).carry, workload.step(values)(state, batch)[0].carry)
+    jaxpr = jax.make_jaxpr(train)(values, *arguments)
+    names = [frozenset([path]) for path in sorted(values)]  # a dictionary's leaves are in this order
+    others = [frozenset[str]()] * (len(jaxpr.in_avals) - len(names))
+    read = frozenset[str]().union(*_Dependence().run(jaxpr, [*names, *others]))
+    return [path for path in paths if path not in read]
+
+
+class _Dependence(Interpreter[frozenset[str]]):
+    """For every array of a jaxpr, the arguments on which it depends."""
+
+    def constant(self, array: Any) -> frozenset[str]:
+        return frozenset()
+
+    def operation(self, eqn: core.JaxprEqn, inputs: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+        return [self.join(frozenset(), *inputs)] * len(eqn.outvars)
+
+    def join(self, one: frozenset[str], *others: frozenset[str]) -> frozenset[str]:
+        return one.union(*others)
