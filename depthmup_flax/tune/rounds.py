@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from depthmup_flax.config.fields import get_field
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.records.table import LEARNING_RATE, SEED, Record
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
+from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.sweep.grid import Run, make_run
 from depthmup_flax.sweep.grid_extension import extension
-from depthmup_flax.tune.choice import ALL_DIVERGED, COMMAND, Advice, Choice, best
+from depthmup_flax.tune.choice import COMMAND, Advice, Choice, best
 from depthmup_flax.tune.ranges import Ranges, octave_grid, unread
 from depthmup_flax.util.errors import InputError
 
@@ -28,7 +29,7 @@ SHRINK = (1.0, 0.5, 0.25)  # sizes of the boxes, in parts of the ranges
 _OF_X = 0.5  # times that for the hyperparameter of the first round, whose best value is known to an octave
 TRIALS = 48  # 16 in each
 EXTEND = 4  # values that may be added at each end of a grid
-FINALISTS = 8  # points that are trained with all seeds
+CONFIRM = 8  # seeds of the last round
 _EDGE = 0.05  # share of a range, on a log scale, at each end
 
 Point = tuple[float, ...]  # a value for each tuned field
@@ -71,13 +72,16 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds(Search):
-    """A search over several hyperparameters: random points in boxes that shrink around the best one.
+    """A search over several hyperparameters: random points in boxes that shrink around good ones.
 
-    The first round varies one of them, an octave at a time. Each of `SHRINK` is a round of points in a box around the
-    best so far. All of these have the first seed; the last round trains the best points with the other seeds.
+    It begins with a grid of ``x``, with all seeds. Each of `SHRINK` is a round of points in a box, all with one seed.
+    The first box is around the best of the grid, the next ones are around the mean, in logarithms, of the best quarter
+    of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab. 1, 1999), which is less subject to
+    chance than the best point. The last round trains this mean and the best of the grid with `CONFIRM` seeds that the
+    search has not seen; the better one is the choice.
 
     Attributes:
-      trials: number of points after the first round.
+      trials: number of points in all boxes.
     """
 
     trials: int = TRIALS
@@ -91,73 +95,89 @@ class Rounds(Search):
         """See `Search`; the other fields have the config's value, or the nearest one in their range."""
         present = {path: get_field(proxy, path) for path in self.ranges}
         others = {path: (min(max(present[path] or 1.0, low), high),) for path, (low, high) in self.ranges.items()}
-        return {**others, self.x: octave_grid(*self.ranges[self.x]), SEED: (self.seeds[0],)}
+        return {**others, **super().grid(proxy)}
 
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
         """See `Search`: the round after ``runs``."""
-        losses = self._losses((done[run.hash] for run in runs), self.seeds[0], config.objective)
-        ranked = sorted(losses, key=losses.__getitem__)
-        if not math.isfinite(losses[top := ranked[0]]):
-            raise InputError(ALL_DIVERGED)
-        grid, each = self.grid(config.base), math.ceil(self.trials / len(SHRINK))
-        k, seeds = (len(losses) - len(grid[self.x])) // each, self.seeds[:1]
+        records = [done[run.hash] for run in runs]
+        each, size = math.ceil(self.trials / len(SHRINK)), math.prod(map(len, self.grid(config.base).values()))
+        k = math.ceil((len(records) - size) / each)
+        of_grid = center = self._best_of_grid(config, records)
+        if k:
+            center = self._center(records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
         if k < len(SHRINK):
-            points = self._box(top, SHRINK[k], min(each, self.trials - k * each), np.random.default_rng([seeds[0], k]))
+            draw = np.random.default_rng([self.seeds[0], k])
+            points = self._box(center, SHRINK[k], min(each, self.trials - k * each), draw)
+            seeds: Sequence[int] = (self.seeds[k % len(self.seeds)],)
         else:
-            of_grid = next(point for point in ranked if self._is_first(point, grid))
-            points, seeds = list(dict.fromkeys([of_grid, *ranked[:FINALISTS]]))[:FINALISTS], self.seeds[1:]
+            points, seeds = [of_grid, center], self._fresh
         axes = list(runs[0].point)
         values = [{**self._named(point), SEED: seed} for seed in seeds for point in points]
-        shown = ", ".join(f"{axis_name(path)} {number(value)}" for path, value in self._named(top).items())
-        sentence = f"lowest {LOSSES[config.objective]} so far {losses[top]:.4g}, at {shown}; {len(values)} more runs"
-        return [([make_run(config.base, axes, of_run) for of_run in values], sentence)]
+        shown = ", ".join(f"{axis_name(path)} {number(value)}" for path, value in self._named(center).items())
+        return [([make_run(config.base, axes, of_run) for of_run in values], f"{len(values)} runs around {shown}")]
 
     def choice(self, config: ConfigDict, records: Sequence[Record], advice: Advice = COMMAND) -> Choice:
-        """See `Search`: the best of the points that were trained with all seeds."""
-        by_seed = [self._losses(records, seed, config.objective) for seed in self.seeds]
-        of_point = {point: [losses[point] for losses in by_seed] for point in by_seed[-1]}
-        ranked = sorted(of_point, key=lambda point: math.fsum(of_point[point]))
-        top, grid = ranked[0], self.grid(config.base)
-        if not math.isfinite(math.fsum(of_point[top])):
-            raise InputError(ALL_DIVERGED)
-        of_grid = next(point for point in ranked if self._is_first(point, grid))
-        loss = LOSSES[config.objective].capitalize()
-        compared = (
-            f"{loss} {_mean_and_deviation(of_point[top])}; with the {axis_name(self.x)} alone tuned, at "
-            f"{number(self._named(of_grid)[self.x])}, {_mean_and_deviation(of_point[of_grid])}."
-        )
+        """See `Search`: the last center, or the best of the grid unless its mean loss is higher."""
+        fresh = sorted((r for r in records if r.seed in self._fresh), key=lambda record: record.seed)
+        losses: dict[Point, list[float]] = {self._best_of_grid(config, records): []}
+        for record in fresh:
+            losses.setdefault(self._point(record), []).append(_loss(record, config.objective))
+        of_grid, center = next(iter(losses)), list(losses)[-1]
+        gain = np.subtract(losses[of_grid], losses[center])
+        better = bool(gain.mean() > 0)
+        values = self._named(center if better else of_grid)
         warnings = [
             f"the best {path}, {value:.4g}, is near the end of its range, {low:.4g} to {high:.4g}. "
             + advice.beyond.format(path=path, value=value)
-            for (path, (low, high)), value in zip(self.ranges.items(), top, strict=True)
+            for (path, (low, high)), value in zip(self.ranges.items(), values.values(), strict=True)
             if not _EDGE < math.log(value / low) / math.log(high / low) < 1 - _EDGE
         ]
-        values = {self.x: self._named(top)[self.x], **self._named(top)}
-        return Choice(values, None, {}, len(self.seeds), tuple(warnings), self.x, config.objective, compared)
+        kept = "" if better else " The others keep the config's values."
+        compared = (
+            f"{LOSSES[config.objective].capitalize()} with fresh seeds: {_mean_and_deviation(losses[center])}, and with "
+            f"the {axis_name(self.x)} alone tuned {_mean_and_deviation(losses[of_grid])}. Gain {_interval(gain)}.{kept}"
+        )
+        ordered = {self.x: values[self.x], **values}
+        return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
 
-    def _losses(self, records: Iterable[Record], seed: int, objective: str) -> dict[Point, float]:
-        """Point -> loss of the run with a seed, infinite if it diverged; in the order of the records."""
-        losses = {tuple(r.point[path] for path in self.ranges): r.loss(objective) for r in records if r.seed == seed}
-        return {point: math.inf if loss is None else loss for point, loss in losses.items()}
+    @property
+    def _fresh(self) -> range:
+        first = max(self.seeds) + 1
+        return range(first, first + CONFIRM)
+
+    def _best_of_grid(self, config: ConfigDict, records: Sequence[Record]) -> Point:
+        grid = self.grid(config.base)
+        of_grid = [r for r in records if all(r.point[path] in values for path, values in grid.items())]
+        values = best(of_grid, self.x, objective=config.objective).values
+        return tuple(_four_digits(values[path]) for path in self.ranges)
+
+    def _center(self, records: Sequence[Record], objective: str) -> Point | None:
+        """The mean, in logarithms, of the best quarter of a round; ``None`` if all of them diverged."""
+        ranked = sorted(records, key=lambda record: _loss(record, objective))[: max(1, len(records) // 4)]
+        points = [self._point(record) for record in ranked if math.isfinite(_loss(record, objective))]
+        return tuple(map(_four_digits, np.exp(np.log(points).mean(0)))) if points else None
 
     def _box(self, center: Point, size: float, count: int, draw: np.random.Generator) -> list[Point]:
         """A Latin hypercube in the logarithms of values, in the box around ``center`` that lies in the ranges."""
-        places = (
-            draw.permuted(np.tile(np.arange(count), (len(center), 1)), axis=1).T + draw.random((count, len(center)))
-        ) / count
+        axes = len(center)
+        places = (draw.permuted(np.tile(np.arange(count), (axes, 1)), axis=1) + draw.random((axes, count))) / count
         columns = []
-        for place, middle, (path, ends) in zip(places.T, np.log(center), self.ranges.items(), strict=True):
+        for place, middle, (path, ends) in zip(places, np.log(center), self.ranges.items(), strict=True):
             low, high = np.log(ends)
             half = size * (high - low) / 2 * (_OF_X if path == self.x else 1)
             columns.append(np.exp(np.interp(place, (0, 1), (max(low, middle - half), min(high, middle + half)))))
         return [tuple(map(_four_digits, point)) for point in np.transpose(columns)]
 
-    def _is_first(self, point: Point, grid: Mapping[str, tuple[Any, ...]]) -> bool:
-        """Whether a point is one of the first round."""
-        return all(value in grid[path] for path, value in self._named(point).items())
+    def _point(self, record: Record) -> Point:
+        return tuple(record.point[path] for path in self.ranges)
 
     def _named(self, point: Point) -> dict[str, float]:
         return dict(zip(self.ranges, point, strict=True))
+
+
+def _loss(record: Record, objective: str) -> float:
+    loss = record.loss(objective)
+    return math.inf if loss is None else loss
 
 
 def _four_digits(value: float) -> float:
@@ -167,7 +187,15 @@ def _four_digits(value: float) -> float:
 
 def _mean_and_deviation(losses: Sequence[float]) -> str:
     mean = statistics.fmean(losses)
-    return f"{mean:.4g}" + (f" ± {statistics.stdev(losses):.2g}" if len(losses) > 1 and math.isfinite(mean) else "")
+    return f"{mean:.4g} ± {statistics.stdev(losses):.2g}" if math.isfinite(mean) else "diverged"
+
+
+def _interval(gain: np.ndarray) -> str:
+    """A mean with its 95 % interval."""
+    if not np.isfinite(gain).all():
+        return "not finite"
+    low, high = Estimate(gain.mean(), resampled_means(gain), len(gain)).interval or (math.nan, math.nan)
+    return f"{gain.mean():.2g} (95 %: {low:.2g} to {high:.2g})"
 
 
 def search_of(ranges: Ranges, seeds: Sequence[int], trials: int = TRIALS) -> Search:
