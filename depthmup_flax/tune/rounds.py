@@ -81,7 +81,7 @@ class Rounds(Search):
     search has not seen; the better one is the choice.
 
     Attributes:
-      trials: number of points in all boxes.
+      trials: number of points in all boxes, as many in each.
     """
 
     trials: int = TRIALS
@@ -100,14 +100,14 @@ class Rounds(Search):
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
         """See `Search`: the round after ``runs``."""
         records = [done[run.hash] for run in runs]
-        each, size = math.ceil(self.trials / len(SHRINK)), math.prod(map(len, self.grid(config.base).values()))
-        k = math.ceil((len(records) - size) / each)
+        each, size = self.trials // len(SHRINK), math.prod(map(len, self.grid(config.base).values()))
+        k = (len(records) - size) // each
         of_grid = center = self._best_of_grid(config, records)
         if k:
             center = self._center(records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
         if k < len(SHRINK):
             draw = np.random.default_rng([self.seeds[0], k])
-            points = self._box(center, SHRINK[k], min(each, self.trials - k * each), draw)
+            points = self._box(center, SHRINK[k], each, draw)
             seeds: Sequence[int] = (self.seeds[k % len(self.seeds)],)
         else:
             points, seeds = [of_grid, center], self._fresh
@@ -132,11 +132,13 @@ class Rounds(Search):
             for (path, (low, high)), value in zip(self.ranges.items(), values.values(), strict=True)
             if not _EDGE < math.log(value / low) / math.log(high / low) < 1 - _EDGE
         ]
-        kept = "" if better else " The others keep the config's values."
+        name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
         compared = (
-            f"{LOSSES[config.objective].capitalize()} with fresh seeds: {_mean_and_deviation(losses[center])}, and with "
-            f"the {axis_name(self.x)} alone tuned {_mean_and_deviation(losses[of_grid])}. Gain {_interval(gain)}.{kept}"
+            f"{loss} with fresh seeds: {_mean_and_deviation(losses[center])}; with the {name} alone tuned: "
+            f"{_mean_and_deviation(losses[of_grid])}. Gain {_interval(gain)}."
         )
+        if not better:
+            compared += f" Only the {name} is changed."
         ordered = {self.x: values[self.x], **values}
         return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
 
