@@ -1,6 +1,6 @@
 """What tuning more than the learning rate gains, at equal numbers of runs of the proxy.
 
-    python -m benchmarks.what_to_tune digits_deep OUT [--searches=6] [--config.FIELD=VALUE ...]
+    python -m benchmarks.what_to_tune digits_deep OUT [--searches=3] [--set FIELD=VALUE ...]
 
 Each search, with seeds of its own, tunes the rate alone, with 10 seeds for a rate, then the rate with other
 hyperparameters (`depthmup_flax.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
@@ -27,7 +27,7 @@ from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.objective import AUTO, prepare_objective
 from depthmup_flax.tune.proxy import proxy_config
-from depthmup_flax.tune.ranges import parse_ranges
+from depthmup_flax.tune.ranges import tuned_ranges
 from depthmup_flax.tune.rounds import search_of
 
 TUNED = {
@@ -106,7 +106,7 @@ def _search(
     proxy, large = proxy_config(config, *sizes)
     objective = prepare_objective(AUTO, proxy, build(large, load=load))
     seeds = range(config.seed, config.seed + (3 if names else ALONE))
-    search = search_of(parse_ranges(proxy, names, OCTAVES), seeds)
+    search = search_of(tuned_ranges(proxy, ((name, None) for name in names), OCTAVES), seeds)
     of_sweep = {"figure": "tune", "title": "Tuning", "scale": "proxy", "extend": search.extend, "objective": objective}
     grid = sweep_config(proxy, {"proxy": search.grid(proxy)}, **of_sweep)
     return search.choice(grid, sweep(grid, where, load=load, more=search.more)).values

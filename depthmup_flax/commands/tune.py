@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
     from depthmup_flax.config.fields import validate
     from depthmup_flax.sweep.lane_count import parse_lanes
     from depthmup_flax.tune.proxy import proxy_config
-    from depthmup_flax.tune.ranges import parse_ranges
+    from depthmup_flax.tune.ranges import parse_range, tuned_ranges
     from depthmup_flax.tune.rescaled_target import Rescaling
     from depthmup_flax.tune.rounds import search_of
     from depthmup_flax.tune.search import tune
@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}: use a whole number of at least 1.")
     seeds = range(proxy.seed, proxy.seed + args.seeds)
-    search = search_of(parse_ranges(proxy, args.tune, args.octaves), seeds, args.trials)
+    search = search_of(tuned_ranges(proxy, map(parse_range, args.tune), args.octaves), seeds, args.trials)
     lanes = parse_lanes(args.lanes)
     tune(
         large,

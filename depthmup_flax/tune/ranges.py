@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,63 +31,58 @@ _MOST_OCTAVES = 20
 _WHOLE = ("optimizer.warmup_steps",)
 
 
-def parse_ranges(config: ConfigDict, words: Sequence[str], octaves: int) -> dict[str, Range]:
-    """The ranges of ``--tune``, words such as ``branch_multiplier`` and ``branch_multiplier=0.25:4``.
+def parse_range(word: str) -> tuple[str, Any]:
+    """A word of ``--tune``, such as ``gamma0`` or ``gamma0=0.5:2``: the name and the range, ``None`` if not given."""
+    name, equals, ends = word.partition("=")
+    return name, ends.split(":") if equals else None
+
+
+def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: int) -> dict[str, Range]:
+    """Dotted field -> its range; the learning rate is always among them.
 
     Args:
       config: of the proxy.
-      words: of the flag; the learning rate is tuned in any case.
-      octaves: of the learning rate's range on each side of the config's.
+      named: last parts of fields, or fields, each with its lowest and highest value or ``None``: some octaves on each
+        side of the config's value.
+      octaves: of the learning rate.
 
     Raises:
       InputError: a name is unknown or given twice, or a range is none.
     """
     if not 1 <= octaves <= _MOST_OCTAVES:
         raise InputError(f"--octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")
-    given: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        path = _path(config, name)
-        if path in given:
-            raise InputError(f"--tune has {name!r} twice: give each name once.")
-        given[path] = text.split(":") if equals else None
-    with_rate = {LEARNING_RATE: None, **given}
-    return {path: range_of(config, path, ends, octaves, "--tune: ") for path, ends in with_rate.items()}
-
-
-def _path(config: ConfigDict, name: str) -> str:
     paths = [path for path in (*CONTINUOUS, *(f"hyper.{name}" for name in config.hyper)) if path not in _WHOLE]
     known = {path.rpartition(".")[2]: path for path in paths}
-    path = known.get(name.rpartition(".")[2])
-    if path is None or name not in (path, path.rpartition(".")[2]):
-        raise InputError(f"--tune has {name!r}: {did_you_mean(name, known)}")
-    return path
+    given: dict[str, Any] = {}
+    for name, ends in named:
+        path = name if name in paths else known.get(name)
+        if path is None:
+            raise InputError(f"--tune has {name!r}: {did_you_mean(name, known)}")
+        if path in given:
+            raise InputError(f"--tune has {name!r} twice: give each name once.")
+        given[path] = ends
+    return {path: _range(config, path, ends, octaves) for path, ends in {LEARNING_RATE: None, **given}.items()}
 
 
-def range_of(config: ConfigDict, path: str, ends: Any, octaves: float, where: str = "") -> Range:
-    """The range of a field: ``ends``, lowest and highest, or ``None`` for some octaves around the config's value.
-
-    ``octaves``: of the learning rate. ``where``: begins the `InputError`.
-    """
-    name = path.rpartition(".")[2]
+def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
+    wrong = f"--tune: {path.rpartition('.')[2]} is"
+    example = "a range, such as 0.25:4, in Python (0.25, 4)"
     if ends is None:
         present = get_field(config, path)
         present = 1.0 if present is None and path in _OCTAVES else present
-        wide = octaves if path == LEARNING_RATE else _OCTAVES.get(path, _CONSTANT)
         if not isinstance(present, (int, float)) or not 0 < present < math.inf:
-            raise InputError(
-                f"{where}{name} is {present}: it has no value to start from. Give a range, {_example(name)}."
-            )
+            raise InputError(f"{wrong} {present}, from which no search can start. Give {example}.")
+        wide = octaves if path == LEARNING_RATE else _OCTAVES.get(path, _CONSTANT)
         return present * 2.0**-wide, present * 2.0**wide
     try:
         low, high = map(float, ends)
     except (TypeError, ValueError):
         low = high = math.nan
     if not 0 < low < high < math.inf:
-        shown = ":".join(map(str, ends)) if isinstance(ends, list) else repr(ends)
-        raise InputError(f"{where}{name} is {shown}: a range has two numbers above 0, {_example(name)}.")
+        shown = ":".join(map(str, ends)) if isinstance(ends, (list, tuple)) else repr(ends)
+        raise InputError(f"{wrong} {shown}: use two numbers above 0, {example}.")
     if math.log2(high / low) > 2 * _MOST_OCTAVES:
-        raise InputError(f"{where}{name} is {low:g} to {high:g}: use at most {2 * _MOST_OCTAVES} octaves.")
+        raise InputError(f"{wrong} {low:g} to {high:g}: use at most {2 * _MOST_OCTAVES} octaves.")
     return low, high
 
 
@@ -95,10 +90,6 @@ def octave_grid(low: float, high: float) -> tuple[float, ...]:
     """Values from ``low`` to ``high``, whose ratio is about 2."""
     count = max(1, round(math.log2(high / low)))
     return tuple(low * (high / low) ** (k / count) for k in range(count + 1))
-
-
-def _example(name: str) -> str:
-    return f"such as {name}=0.25:4"
 
 
 def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
