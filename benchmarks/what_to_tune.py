@@ -35,6 +35,7 @@ TUNED = {
     "rate, a": ("branch_multiplier",),
     "rate, a, roles": ("branch_multiplier", "input_lr_factor", "output_lr_factor"),
 }
+LANES = 16
 ALONE, OCTAVES = 10, 4  # 9 rates with 10 seeds are about as many runs as `Rounds` has, 91
 # Target and proxy: width, depth; further fields of the config, for two CPU cores.
 PROXIES = {
@@ -48,9 +49,9 @@ PROXIES = {
         (32, 8),
         (32, 2),
         {
-            "train.steps": 150,
-            "train.batch_size": 8,
-            "train.average_steps": 30,
+            "train.steps": 100,
+            "train.batch_size": 4,
+            "train.average_steps": 20,
             "train.log_every": 50,
             "data.context": 32,
             "optimizer.warmup_steps": 20,
@@ -109,7 +110,7 @@ def _search(
     search = search_of(tuned_ranges(proxy, ((name, None) for name in names), OCTAVES), seeds)
     of_sweep = {"figure": "tune", "title": "Tuning", "scale": "proxy", "extend": search.extend, "objective": objective}
     grid = sweep_config(proxy, {"proxy": search.grid(proxy)}, **of_sweep)
-    return search.choice(grid, sweep(grid, where, load=load, more=search.more)).values
+    return search.choice(grid, sweep(grid, where, lanes=LANES, load=load, more=search.more)).values
 
 
 def _target(
@@ -125,7 +126,7 @@ def _target(
     axes = {path: (float(f"{value:.4g}"),) for path, value in values.items()}
     seeds = range(config.seed + 50, config.seed + 50 + fresh)
     of_sweep = {"figure": "target", "title": "Target", "scale": "target"}
-    records = sweep(sweep_config(large, {"target": {**axes, SEED: seeds}}, **of_sweep), where, load=load)
+    records = sweep(sweep_config(large, {"target": {**axes, SEED: seeds}}, **of_sweep), where, lanes=LANES, load=load)
     return [np.inf if record.test_loss is None else record.test_loss for record in records]
 
 

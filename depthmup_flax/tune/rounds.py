@@ -78,7 +78,7 @@ class Rounds(Search):
     The first box is around the best of the grid, the next ones are around the mean, in logarithms, of the best quarter
     of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab. 1, 1999), which is less subject to
     chance than the best point. The last round trains this mean and the best of the grid with `CONFIRM` seeds that the
-    search has not seen; the better one is the choice.
+    search has not seen. The mean is the choice if its gain is resolved: if the 95 % interval is above 0.
 
     Attributes:
       trials: number of points in all boxes, as many in each.
@@ -117,28 +117,28 @@ class Rounds(Search):
         return [([make_run(config.base, axes, of_run) for of_run in values], f"{len(values)} runs around {shown}")]
 
     def choice(self, config: ConfigDict, records: Sequence[Record], advice: Advice = COMMAND) -> Choice:
-        """See `Search`: the last center, or the best of the grid unless its mean loss is higher."""
+        """See `Search`: the last mean, or the best of the grid."""
         fresh = sorted((r for r in records if r.seed in self._fresh), key=lambda record: record.seed)
         losses: dict[Point, list[float]] = {self._best_of_grid(config, records): []}
         for record in fresh:
             losses.setdefault(self._point(record), []).append(_loss(record, config.objective))
         of_grid, center = next(iter(losses)), list(losses)[-1]
-        gain = np.subtract(losses[of_grid], losses[center])
-        better = bool(gain.mean() > 0)
+        gain, low, high = _gain(losses[of_grid], losses[center])
+        better = low > 0
         values = self._named(center if better else of_grid)
         warnings = [
-            f"the best {path}, {value:.4g}, is near the end of its range, {low:.4g} to {high:.4g}. "
+            f"the best {path}, {value:.4g}, is near the end of its range, {ends[0]:.4g} to {ends[1]:.4g}. "
             + advice.beyond.format(path=path, value=value)
-            for (path, (low, high)), value in zip(self.ranges.items(), values.values(), strict=True)
-            if not _EDGE < math.log(value / low) / math.log(high / low) < 1 - _EDGE
+            for (path, ends), value in zip(self.ranges.items(), values.values(), strict=True)
+            if not _EDGE < math.log(value / ends[0]) / math.log(ends[1] / ends[0]) < 1 - _EDGE
         ]
         name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
         compared = (
             f"{loss} with fresh seeds: {_mean_and_deviation(losses[center])}; with the {name} alone tuned: "
-            f"{_mean_and_deviation(losses[of_grid])}. Gain {_interval(gain)}."
+            f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
         )
         if not better:
-            compared += f" Only the {name} is changed."
+            compared += f" As it is not above 0, only the {name} is changed."
         ordered = {self.x: values[self.x], **values}
         return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
 
@@ -192,12 +192,14 @@ def _mean_and_deviation(losses: Sequence[float]) -> str:
     return f"{mean:.4g} ± {statistics.stdev(losses):.2g}" if math.isfinite(mean) else "diverged"
 
 
-def _interval(gain: np.ndarray) -> str:
-    """A mean with its 95 % interval."""
-    if not np.isfinite(gain).all():
-        return "not finite"
-    low, high = Estimate(gain.mean(), resampled_means(gain), len(gain)).interval or (math.nan, math.nan)
-    return f"{gain.mean():.2g} (95 %: {low:.2g} to {high:.2g})"
+def _gain(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of what seeds gain, and its 95 % interval; infinite where the runs of one diverged."""
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        gain = math.inf if np.isfinite(after).all() else -math.inf
+        return gain, gain, gain
+    gains = np.subtract(before, after)
+    estimate = Estimate(float(gains.mean()), resampled_means(gains), len(gains))
+    return estimate.value, *(estimate.interval or ())
 
 
 def search_of(ranges: Ranges, seeds: Sequence[int], trials: int = TRIALS) -> Search:
