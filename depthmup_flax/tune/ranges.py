@@ -12,7 +12,7 @@ from jax.extend import core
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
-from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.experiment import RULE, Experiment
 from depthmup_flax.engine.user_checks import abstract_batch
 from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -21,14 +21,10 @@ from depthmup_flax.util.jaxprs import Interpreter
 Range = tuple[float, float]  # lowest and highest value, both above 0
 Ranges = Mapping[str, Range]  # dotted field -> its range
 
-# Octaves on each side of the present value that are searched, where no range is given.
-_CONSTANT, _FACTOR = 2.0, 3.0
-_OCTAVES = {
-    **dict.fromkeys(("parametrization.branch_multiplier", "parametrization.gamma0"), _CONSTANT),
-    **{path: _FACTOR for path in CONTINUOUS if path.endswith("_lr_factor")},
-}
+# Octaves on each side of the present value that are searched, where no range is given; a rule's constant is 1 if unset.
+_RULE = {path: 3.0 if path.endswith("_lr_factor") else 2.0 for path in CONTINUOUS if path.startswith(RULE)}
+_OTHERS = 2.0
 _MOST_OCTAVES = 20
-_WHOLE = ("optimizer.warmup_steps",)
 
 
 def parse_range(word: str) -> tuple[str, Any]:
@@ -51,7 +47,7 @@ def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: 
     """
     if not 1 <= octaves <= _MOST_OCTAVES:
         raise InputError(f"--octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")
-    paths = [path for path in (*CONTINUOUS, *(f"hyper.{name}" for name in config.hyper)) if path not in _WHOLE]
+    paths = (LEARNING_RATE, "optimizer.weight_decay", *_RULE, *(f"hyper.{name}" for name in config.hyper))
     known = {path.rpartition(".")[2]: path for path in paths}
     given: dict[str, Any] = {}
     for name, ends in named:
@@ -68,11 +64,10 @@ def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
     wrong = f"--tune: {path.rpartition('.')[2]} is"
     example = "a range, such as 0.25:4, in Python (0.25, 4)"
     if ends is None:
-        present = get_field(config, path)
-        present = 1.0 if present is None and path in _OCTAVES else present
-        if not isinstance(present, (int, float)) or not 0 < present < math.inf:
+        present = present_value(config, path)
+        if not 0 < present < math.inf:
             raise InputError(f"{wrong} {present}, from which no search can start. Give {example}.")
-        wide = octaves if path == LEARNING_RATE else _OCTAVES.get(path, _CONSTANT)
+        wide = octaves if path == LEARNING_RATE else _RULE.get(path, _OTHERS)
         return present * 2.0**-wide, present * 2.0**wide
     try:
         low, high = map(float, ends)
@@ -84,6 +79,12 @@ def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
     if math.log2(high / low) > 2 * _MOST_OCTAVES:
         raise InputError(f"{wrong} {low:g} to {high:g}: use at most {2 * _MOST_OCTAVES} octaves.")
     return low, high
+
+
+def present_value(config: ConfigDict, path: str) -> float:
+    """The value of a field that may be tuned."""
+    value = get_field(config, path)
+    return 1.0 if value is None else value
 
 
 def octave_grid(low: float, high: float) -> tuple[float, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import get_field
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.records.table import LEARNING_RATE, SEED, Record
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
@@ -20,7 +19,7 @@ from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.sweep.grid import Run, make_run
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.tune.choice import COMMAND, Advice, Choice, best
-from depthmup_flax.tune.ranges import Ranges, octave_grid, unread
+from depthmup_flax.tune.ranges import Ranges, octave_grid, present_value, unread
 from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -93,8 +92,8 @@ class Rounds(Search):
 
     def grid(self, proxy: ConfigDict) -> dict[str, tuple[Any, ...]]:
         """See `Search`; the other fields have the config's value, or the nearest one in their range."""
-        present = {path: get_field(proxy, path) for path in self.ranges}
-        others = {path: (min(max(present[path] or 1.0, low), high),) for path, (low, high) in self.ranges.items()}
+        nearest = lambda path, low, high: min(max(present_value(proxy, path), low), high)
+        others = {path: (nearest(path, *ends),) for path, ends in self.ranges.items()}
         return {**others, **super().grid(proxy)}
 
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:

@@ -113,8 +113,8 @@ def tune(
         extra=messages.RESULT,
     )
     if compare:
-        seeds = sorted({record.seed for record in records})
-        log.info("%s", compare_presets(large, compare, seeds, directory / COMPARISON, load), extra=messages.RESULT)
+        table = compare_presets(large, compare, search.seeds, directory / COMPARISON, load)
+        log.info("%s", table, extra=messages.RESULT)
     messages.next_step(f"{_train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
 
 

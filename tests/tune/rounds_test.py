@@ -107,6 +107,7 @@ WRONG = {
     "gamma0=1:inf": "gamma0 is 1:inf",
     "learning_rate=1e-30:1": "learning_rate is 1e-30 to 1: use at most 40 octaves",
     "weight_decay": "weight_decay is 0.0, from which no search can start",
+    "b1": "--tune has 'b1'",
     "warmup_steps": "--tune has 'warmup_steps'",
     "width": "--tune has 'width'",
 }
