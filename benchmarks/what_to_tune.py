@@ -32,7 +32,6 @@ from depthmup_flax.tune.rounds import search_of
 
 TUNED = {
     "rate": (),
-    "rate, a": ("branch_multiplier",),
     "rate, a, roles": ("branch_multiplier", "input_lr_factor", "output_lr_factor"),
 }
 LANES = 16

@@ -11,11 +11,15 @@ import jax
 import numpy as np
 import optax
 import pytest
+from processes import ROOT
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import default_config
+from depthmup_flax.config.files import from_file
+from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.engine.from_config import build
 from depthmup_flax.records.table import COMPLETED, Record
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.sweep.grid import expand, sweep_config
 from depthmup_flax.tune.ranges import parse_range, tuned_ranges, unread
 from depthmup_flax.tune.rounds import CONFIRM, SHRINK, search_of, without_unread
@@ -167,6 +171,26 @@ def test_what_a_network_does_not_have_is_left_out_with_one_sentence(logged):
     assert "input_lr_factor, fixed_lr_factor" in sentence
     with pytest.raises(InputError, match="name another hyperparameter"):
         without_unread(search_of({roles[4]: (0.5, 2.0)}, (0,), 3), frozen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["cifar10_resmlp", "cifar10_resnet", "imagenet_resnet18", "imagenet_vit", "shakespeare_llama"]
+)
+def test_a_shipped_config_reads_a_factor_of_each_role_that_a_trained_parameter_has(name):
+    config = from_file(name)
+    if "stage_sizes" not in config.model:
+        config.model.update(width=64, depth=3, base_width=64, base_depth=3)
+    if config.data.name.startswith("text:"):
+        config.data.name = f"text:{ROOT / 'README.md'}"
+        config.train.batch_size = 8
+    experiment = build(config, load=PlannedData(Sizes()))
+    frozen = config.optimizer.frozen
+    infos = {path: info for path, info in flatten_info(experiment.info).items() if not path.startswith(tuple(frozen))}
+    absent = {str(role) for role in dm.Role} - {str(info.role) for info in infos.values()}
+    roles = [f"parametrization.{role}_lr_factor" for role in dm.Role]
+    expected = [path for path, role in zip(roles, dm.Role, strict=True) if str(role) in absent]
+    assert unread(experiment, [RATE, A, "parametrization.gamma0", *roles]) == expected
 
 
 def loop(record):
