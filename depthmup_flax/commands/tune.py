@@ -3,10 +3,9 @@
     depthmup tune --config=TARGET --proxy.width=N --proxy.depth=N [FLAG ...]
 
 Examples:
-    depthmup tune --config=digits --proxy.width=32 --proxy.depth=4
     depthmup tune --config=digits_deep --compare=sp
-    depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
-    depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
+    depthmup tune --config=my.py --proxy.depth=4 --tune=gamma0,branch_multiplier=0.1:2
+    depthmup train --config=runs/tune/my/tuned.py --workdir=runs/large
 
 The proxy is the target at a smaller width and depth, which become the target's
 base sizes: Depth-muP transfers the proxy's hyperparameters. Its runs are compared by
@@ -45,9 +44,12 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
     parser.flag(
-        "--tune", type=comma_separated, default=[], help="Besides the rate: branch_multiplier, gamma0=0.5:2, ..."
+        "--tune",
+        type=comma_separated,
+        default=[],
+        help="Besides the rate: branch_multiplier, input_lr_factor=0.1:10, ...",
     )
-    parser.flag("--trials", type=int, default=48, help="Points of a search over several, after the rates.")
+    parser.flag("--trials", type=int, default=48, help="With --tune: points that are tried beyond the rates.")
     parser.flag(
         "--objective",
         default="auto",
@@ -56,7 +58,7 @@ def define(parser: Parser) -> None:
     )
     parser.flag("--compare", type=comma_separated, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
-    parser.flag("--seeds", type=int, default=3, help="Seeds per rate; of a search over several, of its best 8.")
+    parser.flag("--seeds", type=int, default=3, help="Seeds per learning rate.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 
 
