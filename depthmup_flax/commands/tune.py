@@ -44,12 +44,9 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
     parser.flag(
-        "--tune",
-        type=comma_separated,
-        default=[],
-        help="Besides the rate: branch_multiplier, input_lr_factor=0.1:10, ...",
+        "--tune", type=comma_separated, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor."
     )
-    parser.flag("--trials", type=int, default=48, help="With --tune: points that are tried beyond the rates.")
+    parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
     parser.flag(
         "--objective",
         default="auto",
@@ -69,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
     from depthmup_flax.config.fields import validate
     from depthmup_flax.sweep.lane_count import parse_lanes
     from depthmup_flax.tune.proxy import proxy_config
-    from depthmup_flax.tune.ranges import parse_range, tuned_ranges
+    from depthmup_flax.tune.ranges import default_names, parse_range, tuned_ranges
     from depthmup_flax.tune.rescaled_target import Rescaling
     from depthmup_flax.tune.rounds import search_of
     from depthmup_flax.tune.search import tune
@@ -88,7 +85,8 @@ def main(args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}: use a whole number of at least 1.")
     seeds = range(proxy.seed, proxy.seed + args.seeds)
-    search = search_of(tuned_ranges(proxy, map(parse_range, args.tune), args.octaves), seeds, args.trials)
+    names = default_names(proxy) if args.tune is None else args.tune
+    search = search_of(tuned_ranges(proxy, map(parse_range, names), args.octaves), seeds, args.trials)
     lanes = parse_lanes(args.lanes)
     tune(
         large,

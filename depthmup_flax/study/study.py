@@ -47,6 +47,7 @@ from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
 from depthmup_flax.tune.objective import AUTO, prepare_objective, require_objective
+from depthmup_flax.tune.ranges import default_names
 from depthmup_flax.tune.rounds import EXTEND, TRIALS
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
@@ -255,10 +256,11 @@ class Study:
 
         Values are tuples, or one number each: ``learning_rate=dm.powers_of_two(-12, -5), weight_decay=(0, 0.1)``. The
         learning rate, or else the first one with several positive values, is interpolated between values, and its grid
-        is extended while the best value lies at its edge. Without any values, 9 learning rates are tried.
+        is extended while the best value lies at its edge.
 
         With names to ``tune``, such as ``["branch_multiplier", "output_lr_factor"]``, these and the learning rate are
-        tuned in rounds of random points (`depthmup_flax.tune.rounds.Rounds`). With a ``sampler`` of Optuna, or
+        tuned in rounds of random points (`depthmup_flax.tune.rounds.Rounds`); without names and values, the learning
+        rate, a, and the factors of input and readout. With a ``sampler`` of Optuna, or
         ``trials`` alone, it asks for the points. Values are then ranges: ``learning_rate=(1e-4, 1e-1)``.
 
         Args:
@@ -274,12 +276,14 @@ class Study:
           InputError: a name or value is wrong, or every run diverged.
         """
         grids = self._grids(seeds, lanes, overwrite, on_record)
-        if tune:
+        if tune or not (values or sampler or trials):
             if sampler is not None:
                 raise InputError(
                     "tune and sampler are given: leave one out. A sampler takes ranges, such as gamma0=(0.5, 2)."
                 )
-            return tuned_in_rounds(grids, as_tuple(tune), values, TRIALS if trials is None else trials)
+            return tuned_in_rounds(
+                grids, as_tuple(tune) or default_names(grids.config), values, TRIALS if trials is None else trials
+            )
         if sampler is None and trials is None:
             return tuned(grids, grids.axes(values), extend)
         return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)

@@ -21,6 +21,8 @@ from depthmup_flax.util.jaxprs import Interpreter
 Range = tuple[float, float]  # lowest and highest value, both above 0
 Ranges = Mapping[str, Range]  # dotted field -> its range
 
+# Tuned with the learning rate by default: `benchmarks.what_to_tune` measures the gain at equal compute.
+_DEFAULT = ("branch_multiplier", "input_lr_factor", "output_lr_factor")
 # Octaves on each side of the present value that are searched, where no range is given; a rule's constant is 1 if unset.
 _RULE = {path: 3.0 if path.endswith("_lr_factor") else 2.0 for path in CONTINUOUS if path.startswith(RULE)}
 _OTHERS = 2.0
@@ -31,6 +33,11 @@ def parse_range(word: str) -> tuple[str, Any]:
     """A word of ``--tune``, such as ``gamma0`` or ``gamma0=0.5:2``: the name and the range, ``None`` if not given."""
     name, equals, ends = word.partition("=")
     return name, ends.split(":") if equals else None
+
+
+def default_names(config: ConfigDict) -> list[str]:
+    """What is tuned besides the learning rate where nothing is named; a factor that is 0 stays so."""
+    return [name for name in _DEFAULT if present_value(config, f"{RULE}.{name}") > 0]
 
 
 def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: int) -> dict[str, Range]:

@@ -219,8 +219,8 @@ def without_unread(search: Search, experiment: Experiment) -> Search:
         return search
     ranges = {path: ends for path, ends in search.ranges.items() if path not in left_out}
     names = ", ".join(path.rpartition(".")[2] for path in left_out)
-    sentence = f"--tune has {names}, on which the training of {experiment.config.model.name} does not depend"
+    sentence = f"the training of {experiment.config.model.name} does not depend on {names}"
     if not ranges:
-        raise InputError(f"{sentence}: name another hyperparameter, such as learning_rate.")
-    log.warning("%s: left out", sentence)
+        raise InputError(f"--tune: {sentence}. Name another hyperparameter, such as learning_rate.")
+    log.info("%s: not tuned", sentence)
     return search_of(ranges, search.seeds, search.trials if isinstance(search, Rounds) else TRIALS)

@@ -169,7 +169,7 @@ def test_what_a_network_does_not_have_is_left_out_with_one_sentence(logged):
     assert set(paths) - set(without_unread(search, frozen).ranges) == {roles[0], roles[4]}
     (sentence,) = [record.getMessage() for record in logged.records]
     assert "input_lr_factor, fixed_lr_factor" in sentence
-    with pytest.raises(InputError, match="name another hyperparameter"):
+    with pytest.raises(InputError, match="Name another hyperparameter"):
         without_unread(search_of({roles[4]: (0.5, 2.0)}, (0,), 3), frozen)
 
 

@@ -112,7 +112,7 @@ def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
 
 
 def run_tuner(tmp_path, *arguments, times=1):
-    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10"
+    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10", "--tune=learning_rate"
     large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32", "--config.model.depth=4"
     return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
 
