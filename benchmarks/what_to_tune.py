@@ -107,7 +107,13 @@ def _search(
     objective = prepare_objective(AUTO, proxy, build(large, load=load))
     seeds = range(config.seed, config.seed + (3 if names else ALONE))
     search = search_of(tuned_ranges(proxy, ((name, None) for name in names), OCTAVES), seeds)
-    of_sweep = {"figure": "tune", "title": "Tuning", "scale": "proxy", "extend": search.extend, "objective": objective}
+    of_sweep = {
+        "figure": search.figure,
+        "title": "Tuning",
+        "scale": "proxy",
+        "extend": search.extend,
+        "objective": objective,
+    }
     grid = sweep_config(proxy, {"proxy": search.grid(proxy)}, **of_sweep)
     return search.choice(grid, sweep(grid, where, lanes=LANES, load=load, more=search.more)).values
 

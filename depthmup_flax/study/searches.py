@@ -14,7 +14,7 @@ from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.from_config import build
 from depthmup_flax.records.columns import flat, short_names
-from depthmup_flax.records.table import LEARNING_RATE, SEED, TRAIN, Record
+from depthmup_flax.records.table import LEARNING_RATE, ROUNDS, SEED, TRAIN, Record
 from depthmup_flax.study.names import field_of
 from depthmup_flax.study.results import ADVICE, Best, Swept
 from depthmup_flax.sweep.grid import as_tuple, powers_of_two, sweep_config
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Axes: TypeAlias = dict[str, tuple[Any, ...]]  # dotted field -> values
 _OCTAVES = 4  # on each side of the config's learning rate, where no values are given
-_SWEEP, _TUNE, _SEARCH, _ROUNDS = "sweep", "tune", "search", "rounds"
-_TITLES = {_TUNE: "Tuning of a proxy", **dict.fromkeys((_SEARCH, _ROUNDS), "Search on a proxy")}
+_SWEEP, _TUNE, _SEARCH = "sweep", "tune", "search"
+_TITLES = {_TUNE: "Tuning of a proxy", **dict.fromkeys((_SEARCH, ROUNDS), "Search on a proxy")}
 
 
 def _title(kind: str, grids: Mapping[str, Axes]) -> str:
@@ -164,7 +164,7 @@ def tuned_in_rounds(grids: Grids, names: Sequence[str], ranges: Mapping[str, Any
     search = search_of(tuned_ranges(config, named, _OCTAVES), grids.seed_values(), trials)
     search = without_unread(search, build(config, load=grids.load))
     axes = {path: values for path, values in search.grid(config).items() if path != SEED}
-    grid, records, runs = grids.train(_ROUNDS, {"proxy": axes}, search.x, search.extend, more=search.more)
+    grid, records, runs = grids.train(ROUNDS, {"proxy": axes}, search.x, search.extend, more=search.more)
     return Best(search.choice(grid, records, ADVICE), config, runs)
 
 

@@ -7,13 +7,13 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.engine.experiment import Experiment
-from depthmup_flax.records.table import LEARNING_RATE, SEED, Record
+from depthmup_flax.records.table import LEARNING_RATE, ROUNDS, SEED, Record
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.sweep.grid import Run, make_run
@@ -45,6 +45,7 @@ class Search:
 
     ranges: Ranges
     seeds: Sequence[int]
+    figure: ClassVar[str] = "tune"  # of its sweep
 
     @property
     def x(self) -> str:
@@ -73,22 +74,24 @@ class Search:
 class Rounds(Search):
     """A search over several hyperparameters: random points in boxes that shrink around good ones.
 
-    It begins with a grid of ``x``, with all seeds. Each of `SHRINK` is a round of points in a box, all with one seed.
-    The first box is around the best of the grid, the next ones are around the mean, in logarithms, of the best quarter
-    of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab. 1, 1999), which is less subject to
-    chance than the best point. The last round trains this mean and the best of the grid with `CONFIRM` seeds that the
-    search has not seen. The mean is the choice if its gain is resolved: if the 95 % interval is above 0.
+    It begins with a grid of ``x``, with all seeds, which is extended as in `Search`. Each of `SHRINK` is a round of
+    points in a box, all with one seed. The first box is around the best of the grid, the next ones are around the mean,
+    in logarithms, of the best quarter of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab.
+    1, 1999), which is less subject to chance than the best point. The last round trains this mean and the best of the
+    grid with `CONFIRM` seeds that the search has not seen. The mean is the choice if its gain is resolved: if the 95 %
+    interval is above 0.
 
     Attributes:
       trials: number of points in all boxes, as many in each.
     """
 
     trials: int = TRIALS
+    figure: ClassVar[str] = ROUNDS
 
     @property
     def extend(self) -> int:
         """See `Search`."""
-        return len(SHRINK) + 1
+        return EXTEND + len(SHRINK) + 1
 
     def grid(self, proxy: ConfigDict) -> dict[str, tuple[Any, ...]]:
         """See `Search`; the other fields have the config's value, or the nearest one in their range."""
@@ -98,15 +101,18 @@ class Rounds(Search):
 
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
         """See `Search`: the round after ``runs``."""
-        records = [done[run.hash] for run in runs]
-        each, size = self.trials // len(SHRINK), math.prod(map(len, self.grid(config.base).values()))
+        records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
+        size, ranges = len(self._on_grid(config, records)), self._extended(config, records)
         k = (len(records) - size) // each
+        most = (len(self.grid(config.base)[self.x]) + EXTEND) * len(self.seeds)
+        if len(records) == size < most and (wider := super().more(config, runs, done)):
+            return wider
         of_grid = center = self._best_of_grid(config, records)
         if k:
             center = self._center(records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
         if k < len(SHRINK):
             draw = np.random.default_rng([self.seeds[0], k])
-            points = self._box(center, SHRINK[k], each, draw)
+            points = self._box(center, ranges, SHRINK[k], each, draw)
             seeds: Sequence[int] = (self.seeds[k % len(self.seeds)],)
         else:
             points, seeds = [of_grid, center], self._fresh
@@ -128,7 +134,7 @@ class Rounds(Search):
         warnings = [
             f"the best {path}, {value:.4g}, is near the end of its range, {ends[0]:.4g} to {ends[1]:.4g}. "
             + advice.beyond.format(path=path, value=value)
-            for (path, ends), value in zip(self.ranges.items(), values.values(), strict=True)
+            for (path, ends), value in zip(self._extended(config, records).items(), values.values(), strict=True)
             if not _EDGE < math.log(value / ends[0]) / math.log(ends[1] / ends[0]) < 1 - _EDGE
         ]
         name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
@@ -146,10 +152,17 @@ class Rounds(Search):
         first = max(self.seeds) + 1
         return range(first, first + CONFIRM)
 
+    def _on_grid(self, config: ConfigDict, records: Sequence[Record]) -> list[Record]:
+        others = {path: values for path, values in self.grid(config.base).items() if path != self.x}
+        return [record for record in records if all(record.point[path] in others[path] for path in others)]
+
+    def _extended(self, config: ConfigDict, records: Sequence[Record]) -> Ranges:
+        """The ranges, with the values by which the grid was extended."""
+        of_grid = [record.point[self.x] for record in self._on_grid(config, records)]
+        return {**self.ranges, self.x: (min(of_grid), max(of_grid))}
+
     def _best_of_grid(self, config: ConfigDict, records: Sequence[Record]) -> Point:
-        grid = self.grid(config.base)
-        of_grid = [r for r in records if all(r.point[path] in values for path, values in grid.items())]
-        values = best(of_grid, self.x, objective=config.objective).values
+        values = best(self._on_grid(config, records), self.x, objective=config.objective).values
         return tuple(_four_digits(values[path]) for path in self.ranges)
 
     def _center(self, records: Sequence[Record], objective: str) -> Point | None:
@@ -158,12 +171,12 @@ class Rounds(Search):
         points = [self._point(record) for record in ranked if math.isfinite(_loss(record, objective))]
         return tuple(map(_four_digits, np.exp(np.log(points).mean(0)))) if points else None
 
-    def _box(self, center: Point, size: float, count: int, draw: np.random.Generator) -> list[Point]:
+    def _box(self, center: Point, ranges: Ranges, size: float, count: int, draw: np.random.Generator) -> list[Point]:
         """A Latin hypercube in the logarithms of values, in the box around ``center`` that lies in the ranges."""
         axes = len(center)
         places = (draw.permuted(np.tile(np.arange(count), (axes, 1)), axis=1) + draw.random((axes, count))) / count
         columns = []
-        for place, middle, (path, ends) in zip(places, np.log(center), self.ranges.items(), strict=True):
+        for place, middle, (path, ends) in zip(places, np.log(center), ranges.items(), strict=True):
             low, high = np.log(ends)
             half = size * (high - low) / 2 * (_OF_X if path == self.x else 1)
             columns.append(np.exp(np.interp(place, (0, 1), (max(low, middle - half), min(high, middle + half)))))

@@ -83,7 +83,7 @@ def tune(
     grid = sweep_config(
         proxy,
         {"proxy": search.grid(proxy)},
-        figure="tune",
+        figure=search.figure,
         title="Tuning of a proxy",
         scale="proxy",
         extend=search.extend,

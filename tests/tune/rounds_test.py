@@ -41,7 +41,7 @@ def searched(best, seed=0, diverges=lambda point: False):
     config = default_config()
     config.seed = seed
     search = search_of(tuned_ranges(config, [(A, None), (OUT, None)], 4), range(seed, seed + 3), 48)
-    sweep = {"figure": "tune", "title": "t", "scale": "proxy", "extend": search.extend}
+    sweep = {"figure": search.figure, "title": "t", "scale": "proxy", "extend": search.extend}
     config = sweep_config(config, {"proxy": search.grid(config)}, **sweep)
     runs, done, fields = expand(config), {}, dict.fromkeys(field.name for field in dataclasses.fields(Record))
     for _ in range(search.extend + 1):
@@ -49,9 +49,9 @@ def searched(best, seed=0, diverges=lambda point: False):
             loss = None if diverges(run.point) else planted(run.point, run.seed, best)
             own = {"status": COMPLETED, "point": run.point, "seed": run.seed, "train_loss_avg": loss}
             done[run.hash] = Record(**fields | own)
-        last, more = runs, search.more(config, runs, done) if len(done) < 27 + 48 + 2 * CONFIRM else []
-        runs = [*runs, *itertools.chain(*(part for part, _ in more))]
-    assert len(last) == len(done) == 27 + 48 + 2 * CONFIRM
+        more = itertools.chain(*(part for part, _ in search.more(config, runs, done)))
+        runs += [run for run in more if run.hash not in done]
+    assert {point["seed"] for point in (run.point for run in runs[-2 * CONFIRM :])} == set(range(seed + 3, seed + 11))
     return search.choice(config, list(done.values())), [run.point for run in runs]
 
 
@@ -90,6 +90,13 @@ def test_what_a_search_does_not_improve_keeps_the_configs_values():
 def test_diverging_corners_do_not_move_a_search():
     choice, _ = searched(BEST, diverges=lambda point: point[RATE] * point[A] > 4e-3)
     assert planted(choice.values, 0, BEST) < 1.06
+
+
+def test_the_grid_of_rates_is_extended_before_the_first_box():
+    choice, points = searched({**BEST, RATE: 6e-2, A: 1.0, OUT: 1.0})
+    assert max(point[RATE] for point in points[:27]) == 1.6e-2
+    assert [point[RATE] for point in points[27:33]] == [3.2e-2] * 3 + [6.4e-2] * 3
+    assert choice.values[RATE] == pytest.approx(6e-2, rel=0.5)
 
 
 def test_an_optimum_at_the_end_of_a_range_is_named():
