@@ -150,7 +150,7 @@ def tuned(grids: Grids, axes: Axes, extend: int) -> Best:
     return Best(best(records, x, ADVICE, grids.objective), grids.config, runs)
 
 
-def tuned_in_rounds(grids: Grids, names: Sequence[str], ranges: Mapping[str, Any], trials: int) -> Best:
+def tuned_in_rounds(grids: Grids, names: Sequence[str], ranges: Mapping[str, Any], trials: int, extend: int) -> Best:
     """The best of a search over several hyperparameters, see `depthmup_flax.tune.rounds.Rounds`.
 
     Args:
@@ -158,10 +158,11 @@ def tuned_in_rounds(grids: Grids, names: Sequence[str], ranges: Mapping[str, Any
       names: of the hyperparameters.
       ranges: name -> lowest and highest value; of others of them ``tuned_ranges`` chooses the range.
       trials: number of points.
+      extend: values that may be added to the grid of learning rates.
     """
     config, others = grids.config, [name for name in ranges if name not in names]
     named = [(field_of(config, name), ranges.get(name)) for name in (*names, *others)]
-    search = search_of(tuned_ranges(config, named, _OCTAVES), grids.seed_values(), trials)
+    search = search_of(tuned_ranges(config, named, _OCTAVES), grids.seed_values(), trials, extend)
     search = without_unread(search, build(config, load=grids.load))
     axes = {path: values for path, values in search.grid(config).items() if path != SEED}
     grid, records, runs = grids.train(ROUNDS, {"proxy": axes}, search.x, search.extend, more=search.more)

@@ -276,17 +276,18 @@ class Study:
           InputError: a name or value is wrong, or every run diverged.
         """
         grids = self._grids(seeds, lanes, overwrite, on_record)
-        if tune or not (values or sampler or trials):
+        in_rounds = bool(tune) or (not values and sampler is None and trials is None)
+        points = (TRIALS if in_rounds else _TRIALS) if trials is None else trials
+        if in_rounds:
             if sampler is not None:
                 raise InputError(
                     "tune and sampler are given: leave one out. A sampler takes ranges, such as gamma0=(0.5, 2)."
                 )
-            return tuned_in_rounds(
-                grids, as_tuple(tune) or default_names(grids.config), values, TRIALS if trials is None else trials
-            )
+            names = as_tuple(tune) or default_names(grids.config)
+            return tuned_in_rounds(grids, names, values, points, extend)
         if sampler is None and trials is None:
             return tuned(grids, grids.axes(values), extend)
-        return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)
+        return searched(grids, grids.axes(values), sampler, points, at_once)
 
     @_shown
     def sweep(

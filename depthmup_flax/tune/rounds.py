@@ -41,10 +41,12 @@ class Search:
     Attributes:
       ranges: of the tuned fields; the learning rate, or else the first of them, is varied in the first round.
       seeds: of the runs.
+      widen: the most values that are added to the grid.
     """
 
     ranges: Ranges
     seeds: Sequence[int]
+    widen: int = EXTEND
     figure: ClassVar[str] = "tune"  # of its sweep
 
     @property
@@ -55,7 +57,7 @@ class Search:
     @property
     def extend(self) -> int:
         """How often `more` is called."""
-        return EXTEND
+        return self.widen
 
     def grid(self, proxy: ConfigDict) -> dict[str, tuple[Any, ...]]:
         """The first round: field -> values; ``proxy``: the config of its runs."""
@@ -91,7 +93,7 @@ class Rounds(Search):
     @property
     def extend(self) -> int:
         """See `Search`."""
-        return EXTEND + len(SHRINK) + 1
+        return self.widen + len(SHRINK) + 1
 
     def grid(self, proxy: ConfigDict) -> dict[str, tuple[Any, ...]]:
         """See `Search`; the other fields have the config's value, or the nearest one in their range."""
@@ -104,7 +106,7 @@ class Rounds(Search):
         records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
         size, ranges = len(self._on_grid(config, records)), self._extended(config, records)
         k = (len(records) - size) // each
-        most = (len(self.grid(config.base)[self.x]) + EXTEND) * len(self.seeds)
+        most = (len(self.grid(config.base)[self.x]) + self.widen) * len(self.seeds)
         if len(records) == size < most and (wider := super().more(config, runs, done)):
             return wider
         of_grid = center = self._best_of_grid(config, records)
@@ -214,11 +216,13 @@ def _gain(before: Sequence[float], after: Sequence[float]) -> tuple[float, float
     return estimate.value, *(estimate.interval or ())
 
 
-def search_of(ranges: Ranges, seeds: Sequence[int], trials: int = TRIALS) -> Search:
-    """A grid for one hyperparameter, `Rounds` for several; `InputError` for too few ``trials``."""
+def search_of(ranges: Ranges, seeds: Sequence[int], trials: int = TRIALS, widen: int = EXTEND) -> Search:
+    """A grid for one hyperparameter, `Rounds` for several; `InputError` for too few ``trials`` or a wrong ``widen``."""
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < len(SHRINK):
         raise InputError(f"--trials is {trials!r}: use a whole number of at least {len(SHRINK)}.")
-    return Rounds(ranges, seeds, trials) if len(ranges) > 1 else Search(ranges, seeds)
+    if not isinstance(widen, int) or widen < 0:
+        raise InputError(f"extend is {widen!r}: use a whole number of at least 0.")
+    return Rounds(ranges, seeds, widen, trials) if len(ranges) > 1 else Search(ranges, seeds, widen)
 
 
 def without_unread(search: Search, experiment: Experiment) -> Search:
@@ -236,4 +240,4 @@ def without_unread(search: Search, experiment: Experiment) -> Search:
     if not ranges:
         raise InputError(f"--tune: {sentence}. Name another hyperparameter, such as learning_rate.")
     log.info("%s: not tuned", sentence)
-    return search_of(ranges, search.seeds, search.trials if isinstance(search, Rounds) else TRIALS)
+    return search_of(ranges, search.seeds, getattr(search, "trials", TRIALS), search.widen)
