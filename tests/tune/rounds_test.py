@@ -224,7 +224,7 @@ def loop(record):
 @pytest.mark.slow
 def test_a_search_in_lanes_trains_what_optax_trains_with_a_rate_for_each_role_and_resumes(tmp_path):
     names = ["branch_multiplier", "input_lr_factor", "output_lr_factor"]
-    arguments = {"tune": names, "trials": 6, "seeds": 1, "learning_rate": (0.01, 0.04), "lanes": 0}
+    arguments = {"tune": names, "trials": 6, "seeds": 1, "learning_rate": (0.01, 0.04), "lanes": 0, "extend": 0}
     first, rest = [], []
 
     def interrupt(record):
