@@ -25,13 +25,13 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         steps=5,  # steps of SGD
         gamma0=1.0,  # feature-learning strength
         # widths of the networks
-        widths=at_scale(scale, smoke=(8, 16), cpu=(16, 32, 64, 128, 256), gpu=(16, 32, 64, 128, 256, 512)),
+        widths=at_scale(scale, smoke=(8, 16), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512)),
         # depths of the networks
-        depths=at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(2, 4, 8, 16, 32, 64)),
+        depths=at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8), gpu=(2, 4, 8, 16, 32, 64)),
         # An ensemble of width N has this / N networks, so that ensembles of all widths take about as long.
-        seeds_times_width=at_scale(scale, smoke=2**12, cpu=2**17, gpu=2**23),
+        seeds_times_width=at_scale(scale, smoke=2**12, cpu=2**16, gpu=2**23),
         lanes=at_scale(scale, smoke=64, cpu=128, gpu=4096),  # networks trained at a time
-        samples=at_scale(scale, smoke=2**10, cpu=2**18, gpu=2**23),  # samples of Monte Carlo, in all populations
+        samples=at_scale(scale, smoke=2**10, cpu=2**17, gpu=2**23),  # samples of Monte Carlo, in all populations
         # the limit is extrapolated from half, once and twice this depth
         limit_depth=at_scale(scale, smoke=2, cpu=8, gpu=32),
     )

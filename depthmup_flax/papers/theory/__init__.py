@@ -2,9 +2,10 @@
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
 `nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
-infinite depth; `finite_size` splits the distance of finite networks to the limit. docs/theory.md has an example.
+infinite depth; `attention` has transformers before training; `finite_size` splits the distance of finite networks to the limit. docs/theory.md has an example.
 """
 
+from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
 from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.papers.theory.input_kernel import gram
@@ -21,6 +22,7 @@ __all__ = [
     "FiniteSizeError",
     "LazyKernels",
     "SquareError",
+    "StreamKernels",
     "Training",
     "finite_size_error",
     "get_activation",
@@ -32,4 +34,5 @@ __all__ = [
     "one_step_kernel",
     "predict",
     "square_loss",
+    "transformer_kernels",
 ]
