@@ -1,11 +1,13 @@
 """Limits of wide and deep residual networks, computed in a line of code.
 
-Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
-`nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
-infinite depth; `attention` has transformers before training; `finite_size` splits the distance of finite networks to the limit. docs/theory.md has an example.
+Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
+that of transformers before training. `linear`, `nonlinear` and `entrywise` train networks of infinite width, whose
+features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits the distance of
+finite networks to the limit. docs/theory.md has an example.
 """
 
 from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
+from depthmup_flax.papers.theory.entrywise import entrywise_training
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
 from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.papers.theory.input_kernel import gram
@@ -24,6 +26,7 @@ __all__ = [
     "SquareError",
     "StreamKernels",
     "Training",
+    "entrywise_training",
     "finite_size_error",
     "get_activation",
     "gram",

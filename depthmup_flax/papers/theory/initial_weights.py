@@ -7,9 +7,8 @@ to ``x_1, x_2, ...`` forward and to ``y_1, y_2, ...`` backward are to S samples 
 
 where ``Q_x`` and ``Q_y`` are orthonormal directions of these vectors, ``sum over samples = S``, and E white noise. Its
 first term is the Gaussian part of ``W x``. Its second is the response to earlier products ``W^T y``:
-``Q_y <E_x x>`` is ``sum_s y_s <d x / d (W^T y_s)>`` by Stein's lemma (the Z-dot of Yang & Littwin, arXiv:2308.01814,
-Definition 2.6.1; A and B of Bordelon et al., arXiv:2309.16620, App. D.3), so nothing is differentiated: relu's second
-derivative is a delta function.
+``Q_y <E_x x>`` is ``sum_s y_s <d x / d (W^T y_s)>`` by Stein's lemma (A and B of Bordelon et al., arXiv:2309.16620,
+App. D.3), so nothing is differentiated: relu's second derivative is a delta function.
 """
 
 from __future__ import annotations
@@ -19,7 +18,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.papers.theory.argument_checks import require_whole
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Dtype
+
+_SAMPLES_PER_VARIABLE = 3
 
 
 class Seen(NamedTuple):
@@ -51,6 +54,30 @@ def initial_product(
     # The first passes' values have no response; the samples' estimate of it would be noise.
     response = noises[1].T @ (now_SxP - values[:, :P]) / S
     return noises[0] @ along + other.directions_SxM @ response, Seen(values, directions)
+
+
+def checked_samples(samples: int | None, variables: int, least: int) -> int:
+    """S for this number of Gaussian variables; by default a power of two from ``least`` up.
+
+    Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
+    """
+    needed = _SAMPLES_PER_VARIABLE * variables
+    if samples is None:
+        return max(least, 1 << (needed - 1).bit_length())
+    require_whole("samples", samples)
+    if samples < needed or samples % 2:
+        raise InputError(
+            f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_VARIABLE} for each of "
+            f"{variables} Gaussian variables."
+        )
+    return samples
+
+
+def layer_kernels(xs: Seen, top_x_SxM: jax.Array, bottom_g_SxM: jax.Array, ys: Seen) -> tuple[jax.Array, jax.Array]:
+    """``features`` and ``gradients`` of a `Training`, (L + 1, M, M) each, from samples of all layers."""
+    kernel = lambda x: x.mT @ x / len(top_x_SxM)
+    features = jnp.concatenate([kernel(xs.values_SxM), kernel(top_x_SxM)[None]])
+    return features, jnp.concatenate([kernel(bottom_g_SxM)[None], kernel(ys.values_SxM)])
 
 
 def white_noise(key: jax.Array, samples: int, count: int, dtype: Dtype) -> jax.Array:

@@ -54,7 +54,14 @@ import numpy as np
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
-from depthmup_flax.papers.theory.initial_weights import Seen, initial_product, unseen, white_noise
+from depthmup_flax.papers.theory.initial_weights import (
+    Seen,
+    checked_samples,
+    initial_product,
+    layer_kernels,
+    unseen,
+    white_noise,
+)
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.lazy import lazy_kernels
 from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
@@ -63,8 +70,6 @@ from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Dtype, Scalar
 
 _LEAST_SAMPLES = 4096
-# Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
-_SAMPLES_PER_NOISE = 3
 
 
 @products_in("float32")
@@ -138,9 +143,9 @@ def nonlinear_training(
     argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
     argument_checks.require_elementwise(loss, targets)
-    plan = _Plan(
-        activation, pre_nonlin, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss
-    )
+    variables = 2 * depth * steps * examples + examples + 1  # u, r, the stem's outputs, the readout
+    samples = checked_samples(samples, variables, _LEAST_SAMPLES)
+    plan = _Plan(activation, pre_nonlin, depth, steps, examples, samples, loss)
     rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
     key = jax.random.key(0) if key is None else key
     estimate = _populations(plan, tuple(trained), populations, start, targets, parts, rates, key)
@@ -177,19 +182,6 @@ class _Numbers(NamedTuple):
     a: Scalar  # branch multiplier, without 1 / sqrt(L)
     remaining_T: dict[str, jax.Array]  # c_t of each group of layers
     learned_TxT: dict[str, jax.Array]  # k_ts
-
-
-def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
-    needed = _SAMPLES_PER_NOISE * (2 * depth * passes + examples + 1)  # u, r, the stem's outputs, the readout
-    if samples is None:
-        return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
-    argument_checks.require_whole("samples", samples)
-    if samples < needed or samples % 2:
-        raise InputError(
-            f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
-            f"variable of depth {depth} with {passes} passes."
-        )
-    return samples
 
 
 def _memory(
@@ -289,7 +281,4 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     nothing, none = unseen((L, S, M), dtype), jnp.zeros((S, M), dtype)
     start = (nothing, nothing, none, none, jnp.zeros(M, dtype))
     (xs, ys, top_x, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
-    kernel = lambda x: x.mT @ x / S
-    features = jnp.concatenate([kernel(xs.values_SxM), kernel(top_x)[None]])
-    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(ys.values_SxM)])
-    return Training(outputs, losses, features, gradients)
+    return Training(outputs, losses, *layer_kernels(xs, top_x, bottom_g, ys))
