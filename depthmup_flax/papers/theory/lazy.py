@@ -159,21 +159,33 @@ def _predictions(
     return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
 
 
+def averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``<phi phi>`` and ``<phi' phi'>`` for covariances (..., P, P)."""
+    phi, (p, q) = get_activation(activation), _variances(H)
+    # Sums over points of u, and of v given u, are symmetric only up to their error.
+    symmetric = lambda average: (average + average.mT) / 2
+    return symmetric(phi.values(p, q, H)), symmetric(phi.slopes(p, q, H))
+
+
+def _means(activation: str, H: jax.Array) -> jax.Array:
+    """``<phi><phi>``, the average over independent variables."""
+    return get_activation(activation).values(*_variances(H), jnp.zeros_like(H))
+
+
+def _variances(H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    variance = jnp.diagonal(H, axis1=-2, axis2=-1)
+    p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
+    return p, q
+
+
 class _Form(NamedTuple):
     activation: str
     pre_nonlin: bool
 
     def averages(self, H: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Covariances of what a branch adds, and ``<phi' phi'>``, for H of (..., P, P)."""
-        variance = jnp.diagonal(H, axis1=-2, axis2=-1)
-        p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
-        phi = get_activation(self.activation)
-        added = phi.values(p, q, H)
-        if not self.pre_nonlin:
-            added -= phi.values(p, q, jnp.zeros_like(H))  # the product of means
-        # Sums over points of u, and of v given u, are symmetric only up to their error.
-        symmetric = lambda average: (average + average.mT) / 2
-        return symmetric(added), symmetric(phi.slopes(p, q, H))
+        values, slopes = averages(self.activation, H)
+        return values if self.pre_nonlin else values - _means(self.activation, H), slopes
 
     def ends(self, H: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Of all layers: Phi, its product with what the weights' gradients have beside G, ``<phi' phi'>``, and G(1)."""
