@@ -7,6 +7,7 @@ finite networks to the limit. docs/theory.md has an example.
 """
 
 from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
+from depthmup_flax.papers.theory.attention_training import attention_training
 from depthmup_flax.papers.theory.entrywise import entrywise_training
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
 from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
@@ -26,6 +27,7 @@ __all__ = [
     "SquareError",
     "StreamKernels",
     "Training",
+    "attention_training",
     "entrywise_training",
     "finite_size_error",
     "get_activation",

@@ -24,15 +24,15 @@ import optax
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
-from depthmup_flax.papers.theory.initial_weights import (
+from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
+from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.wide_weights import (
     checked_samples,
     initial_product,
     layer_kernels,
     unseen,
     white_noise,
 )
-from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
-from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Scalar

@@ -37,7 +37,7 @@ L^-1/2, so that its change of a layer is of order 1/L, as the stream's.
 
 **Solution.** In discrete time every average above needs only earlier steps, and in this step the layers below (forward)
 or above (backward). One sweep through the steps, up and down the layers, with S samples of the process for its law,
-solves the equations without iteration or damping; `initial_weights` has u, r and the responses, without derivatives.
+solves the equations without iteration or damping; `wide_weights` has u, r and the responses, without derivatives.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ import numpy as np
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
-from depthmup_flax.papers.theory.initial_weights import (
-    Seen,
-    checked_samples,
-    initial_product,
-    layer_kernels,
-    unseen,
-    white_noise,
-)
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.lazy import lazy_kernels
 from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.wide_weights import (
+    Seen,
+    checked_samples,
+    layer_kernels,
+    trained_product,
+    unseen,
+    white_noise,
+)
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Dtype, Scalar
@@ -219,22 +219,6 @@ def _populations(
     return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
 
 
-def _product(
-    column: jax.Array,  # t P, the number of earlier passes
-    size: Scalar,  # a / sqrt(L)
-    remaining: jax.Array,  # c_t
-    learned_M: jax.Array,  # -eta_0 gamma0 k_ts chi_s
-    now_SxP: jax.Array,
-    seen: tuple[Seen, Seen],  # in this direction, and in the other
-    noises: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, Seen]:
-    """``W_t x`` or ``W_t^T y`` of a layer of blocks, and the inputs seen so far."""
-    mine, other = seen
-    random, now_seen = initial_product(column, now_SxP, seen, noises)
-    moved = other.values_SxM @ (learned_M[:, None] * (mine.values_SxM.T @ now_SxP / len(now_SxP)))
-    return remaining * random + size * moved, now_seen
-
-
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
     (before, after), size, dtype = form(plan.activation, plan.pre_nonlin), numbers.a * L**-0.5, numbers.start_PxP.dtype
@@ -250,7 +234,7 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
         remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-        product = functools.partial(_product, t * P, size, remaining["blocks"], learned["blocks"])
+        product = functools.partial(trained_product, t * P, size, remaining["blocks"], learned["blocks"])
 
         def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             z_SxP, seen_x = product(before(h_SxP), *layer)

@@ -1,4 +1,4 @@
-"""Products with initial weights of infinite width, on samples of neurons instead of neurons.
+"""Products with weights of infinite width, on samples of neurons instead of neurons.
 
 At infinite width the neurons of a layer are independent draws from one law. Weights W from N(0, 1/N) that were applied
 to ``x_1, x_2, ...`` forward and to ``y_1, y_2, ...`` backward are to S samples of the law of both sides the matrix
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.papers.theory.argument_checks import require_whole
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Dtype
+from depthmup_flax.util.types import Dtype, Scalar
 
 _SAMPLES_PER_VARIABLE = 3
 
@@ -38,7 +38,7 @@ def unseen(shape: tuple[int, ...], dtype: Dtype) -> Seen:
 
 
 def initial_product(
-    column: jax.Array, now_SxP: jax.Array, seen: tuple[Seen, Seen], noises: tuple[jax.Array, jax.Array]
+    column: jax.Array | int, now_SxP: jax.Array, seen: tuple[Seen, Seen], noises: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, Seen]:
     """``W x`` or ``W^T y`` of some passes, (S, P), and what was seen with them.
 
@@ -54,6 +54,29 @@ def initial_product(
     # The first passes' values have no response; the samples' estimate of it would be noise.
     response = noises[1].T @ (now_SxP - values[:, :P]) / S
     return noises[0] @ along + other.directions_SxM @ response, Seen(values, directions)
+
+
+def trained_product(
+    column: jax.Array | int,
+    size: Scalar,
+    remaining: Scalar,
+    learned_M: jax.Array,
+    now_SxP: jax.Array,
+    seen: tuple[Seen, Seen],
+    noises: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, Seen]:
+    """``W_t x`` or ``W_t^T y`` of weights trained by SGD in a branch, and what was seen with them.
+
+    Args:
+      column, now_SxP, seen, noises: as of `initial_product`.
+      size: a / sqrt(L), the branch's multiplier.
+      remaining: c_t, what decay leaves of the initial weights.
+      learned_M: ``-eta_0 gamma0 k_ts chi_s`` of all passes; 0 of those not seen yet.
+    """
+    mine, other = seen
+    random, now_seen = initial_product(column, now_SxP, seen, noises)
+    moved = other.values_SxM @ (learned_M[:, None] * (mine.values_SxM.T @ now_SxP / len(now_SxP)))
+    return remaining * random + size * moved, now_seen
 
 
 def checked_samples(samples: int | None, variables: int, least: int) -> int:
@@ -91,7 +114,7 @@ def white_noise(key: jax.Array, samples: int, count: int, dtype: Dtype) -> jax.A
     return jnp.concatenate([half, -half])
 
 
-def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also returns the (M, P) components of ``new``.
 
     A vector that the directions span, up to rounding, adds none.
