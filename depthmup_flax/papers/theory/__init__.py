@@ -1,8 +1,8 @@
 """Limits of wide and deep residual networks, computed in a line of code.
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
-that of transformers before training. `linear`, `nonlinear` and `entrywise` train networks of infinite width, whose
-features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits the distance of
+that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
+infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits the distance of
 finite networks to the limit. docs/theory.md has an example.
 """
 
