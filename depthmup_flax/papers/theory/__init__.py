@@ -2,8 +2,8 @@
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
 that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
-infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits the distance of
-finite networks to the limit. docs/theory.md has an example.
+infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits
+the distance of finite networks to the limit. docs/theory.md has an example.
 """
 
 from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
