@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from depthmup_flax.papers.theory.argument_checks import require_number, require_whole
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel
+from depthmup_flax.papers.theory.wide_weights import correlated
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
 
@@ -180,13 +181,12 @@ def _logits(plan: _Plan, C: jax.Array, scale: float, key: jax.Array) -> jax.Arra
     if plan.queries == "zero":
         return jnp.zeros((1, P, T, T), C.dtype)
     of_size_one = plan.queries == "normalized"
-    values, vectors = jnp.linalg.eigh(_normalized(C) if of_size_one else C)
-    root = vectors * jnp.sqrt(jnp.maximum(values, 0))  # root root^T = C
+    of_tokens = lambda noise: correlated(noise, _normalized(C) if of_size_one else C)
     if d is None:
-        all_pairs = root @ jax.random.normal(key, (plan.heads, n, n), C.dtype) @ root.T
+        all_pairs = of_tokens(of_tokens(jax.random.normal(key, (plan.heads, n, n), C.dtype)).mT)
         examples = jnp.arange(P)
         return all_pairs.reshape(-1, P, T, P, T)[:, examples, :, examples].swapaxes(0, 1)
-    q, k = jax.random.normal(key, (2, plan.heads, d, n), C.dtype) @ root.T
+    q, k = of_tokens(jax.random.normal(key, (2, plan.heads, d, n), C.dtype))
     if of_size_one:
         q, k = (x / jnp.sqrt((x**2).mean(1, keepdims=True)) for x in (q, k))
     q, k = (x.reshape(-1, d, P, T) for x in (q, k))

@@ -22,9 +22,17 @@ import jax.numpy as jnp
 
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
-from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.trajectory import (
+    Estimate,
+    Loss,
+    Training,
+    over_populations,
+    slope_of,
+    square_loss,
+)
 from depthmup_flax.papers.theory.wide_weights import (
     checked_samples,
+    correlated,
     layer_kernels,
     trained_product,
     unseen,
@@ -128,10 +136,7 @@ def _populations(
     rates: tuple[Scalar, Scalar, Scalar],
     key: jax.Array,
 ) -> Estimate:
-    one = functools.partial(_population, plan, start_NxN, targets_P, rates)
-    results = jax.lax.map(one, jax.random.split(key, populations))
-    error = jax.tree.map(lambda x: x.std(0, ddof=1) / populations**0.5, results)
-    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
+    return over_populations(functools.partial(_population, plan, start_NxN, targets_P, rates), populations, key)
 
 
 def _population(
@@ -144,9 +149,7 @@ def _population(
     pairs = noise[:, N + 1 :].reshape(S, len(_RANDOM), 2, L, M).transpose(1, 2, 3, 0, 4)
     noises = {name: (forward, backward) for name, (forward, backward) in zip(_RANDOM, pairs, strict=True)}
     noises["query"] = (jnp.zeros((L, S, M), dtype),) * 2
-    values, vectors = jnp.linalg.eigh(start_NxN)
-    start_SxN = noise[:, :N] @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
-    readout_S, size = noise[:, N], a * L**-0.5
+    start_SxN, readout_S, size = correlated(noise[:, :N], start_NxN), noise[:, N], a * L**-0.5
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         xs, ys, top_SxM, bottom_g_SxM, chi_M = carry

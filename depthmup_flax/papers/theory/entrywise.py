@@ -25,9 +25,17 @@ from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
-from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.trajectory import (
+    Estimate,
+    Loss,
+    Training,
+    over_populations,
+    slope_of,
+    square_loss,
+)
 from depthmup_flax.papers.theory.wide_weights import (
     checked_samples,
+    correlated,
     initial_product,
     layer_kernels,
     unseen,
@@ -125,9 +133,7 @@ def _populations(
     key: jax.Array,
 ) -> Estimate:
     one = functools.partial(_population, plan, x_PxD, start_PxP, targets_P, rates)
-    results = jax.lax.map(one, jax.random.split(key, populations))
-    error = jax.tree.map(lambda x: x.std(0, ddof=1) / populations**0.5, results)
-    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
+    return over_populations(one, populations, key)
 
 
 def _population(
@@ -142,9 +148,7 @@ def _population(
     (before, after), (rate, gamma0, a), dtype = form(plan.activation, plan.pre_nonlin), rates, start_PxP.dtype
     noise, size, slope = white_noise(key, S, 2 * L * M + P + 1, dtype), L**-0.5, slope_of(plan.loss)
     noises = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)  # forward and backward, (L, S, M) each
-    values, vectors = jnp.linalg.eigh(start_PxP)
-    start_SxP = noise[:, :P] @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
-    readout_S = noise[:, P]
+    start_SxP, readout_S = correlated(noise[:, :P], start_PxP), noise[:, P]
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         moved, state, xs, ys, top_x_SxM, bottom_g_SxM = carry

@@ -56,10 +56,18 @@ from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.lazy import lazy_kernels
-from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.trajectory import (
+    Estimate,
+    Loss,
+    Training,
+    over_populations,
+    slope_of,
+    square_loss,
+)
 from depthmup_flax.papers.theory.wide_weights import (
     Seen,
     checked_samples,
+    correlated,
     layer_kernels,
     trained_product,
     unseen,
@@ -213,10 +221,7 @@ def _populations(
     memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, start_PxP.dtype)
     shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(start_PxP.dtype)
     numbers = _Numbers(start_PxP, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, *memory)
-    keys = jax.random.split(key, populations)
-    results = jax.lax.map(functools.partial(_population, plan, numbers), keys)
-    error = jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results)
-    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
+    return over_populations(functools.partial(_population, plan, numbers), populations, key)
 
 
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
@@ -225,8 +230,7 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     noise = white_noise(key, S, 2 * L * M + P + 1, dtype)
     stem_SxP, readout_S = noise[:, :P], noise[:, P]
     forward_LxSxM, backward_LxSxM = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
-    values, vectors = jnp.linalg.eigh(numbers.start_PxP)
-    start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
+    start_SxP = correlated(stem_SxP, numbers.start_PxP)
     slope = slope_of(plan.loss)
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:

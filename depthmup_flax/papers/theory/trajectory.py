@@ -52,6 +52,13 @@ class Estimate:
     error: Training
 
 
+def over_populations(one: Callable[[jax.Array], Training], populations: int, key: jax.Array) -> Estimate:
+    """Mean and standard error over independent populations of samples, ``one(key)`` each, one at a time."""
+    results = jax.lax.map(one, jax.random.split(key, populations))
+    error = jax.tree.map(lambda x: x.std(0, ddof=1) / populations**0.5, results)
+    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
+
+
 def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 32) -> Estimate:
     """The limit of infinite depth, by refinement of layer time.
 

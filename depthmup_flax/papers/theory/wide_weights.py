@@ -96,6 +96,12 @@ def checked_samples(samples: int | None, variables: int, least: int) -> int:
     return samples
 
 
+def correlated(noise: jax.Array, covariance: jax.Array) -> jax.Array:
+    """(..., P) Gaussian variables of covariance (P, P), which may be singular, from white ``noise``."""
+    values, vectors = jnp.linalg.eigh(covariance)
+    return noise @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
+
+
 def layer_kernels(xs: Seen, top_x_SxM: jax.Array, bottom_g_SxM: jax.Array, ys: Seen) -> tuple[jax.Array, jax.Array]:
     """``features`` and ``gradients`` of a `Training`, (L + 1, M, M) each, from samples of all layers."""
     kernel = lambda x: x.mT @ x / len(top_x_SxM)
