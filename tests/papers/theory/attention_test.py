@@ -56,7 +56,7 @@ def power(errors):
 def test_our_networks_approach_the_kernels_of_their_queries_alone_as_one_over_width(qk_norm, queries, other):
     """Heads of 4 features, whose number grows with the width."""
     limit, wrong = (kernels(queries=name, head_dim=HEAD_DIM, heads=1024).H[1:] for name in (queries, other))
-    found = {width: of_networks(width, 2**14 // width, qk_norm=qk_norm) for width in (64, 256)}
+    found = {width: of_networks(width, 2**13 // width, qk_norm=qk_norm) for width in (64, 256)}
     errors = {width: np.mean((of_width - limit) ** 2) for width, of_width in found.items()}
     assert abs(power(errors) + 1) < 0.1, errors
     mean, noise = found[256].mean(0), found[256].std(0, ddof=1) / len(found[256]) ** 0.5
@@ -81,12 +81,16 @@ def test_as_heads_grow_the_scale_of_logits_decides_if_they_stay_different_or_bec
 
 
 def test_attention_that_takes_the_mean_is_the_closed_form_of_its_equation():
-    """``dm / dtau = a^2 m`` for the mean m over both tokens, so ``H(tau) = H(0) + m(0) (e^(a^2 tau) - 1)``."""
-    H = kernels(depth=None, causal=False, activation=None, norm=False, steps=16)
+    """With the mean m over both tokens, ``dm / dtau = a^2 m`` for a = 1; a layer multiplies it by ``1 + a^2 / L``."""
+    fields = {"causal": False, "activation": None, "norm": False, "branch_multiplier": 1.0}
     means = np.asarray(embedded()).reshape(2, 4, 2, 4).mean((1, 3))[:, None, :, None]
-    exact = H.H[0] + means * (np.exp(A**2 * np.asarray(H.layer_time)) - 1)[:, None, None, None, None]
-    np.testing.assert_allclose(H.H, exact, rtol=0.02)
-    assert float(H.error.max()) < 1e-12
+    grown = lambda of_layers: kernels(depth=1, **fields).H[0] + means * (of_layers - 1)[:, None, None, None, None]
+    np.testing.assert_allclose(kernels(depth=3, **fields).H, grown((1 + 1 / 3) ** np.arange(4)), rtol=1e-12)
+    errors = {}
+    for steps in (8, 32):
+        limit = kernels(depth=None, steps=steps, **fields)
+        errors[steps] = np.abs(limit.H - grown(np.exp(np.asarray(limit.layer_time)))).max()
+    assert abs(power(errors) + 2) < 0.2, errors
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def of_networks(width, count, frozen):
 def test_our_attention_approaches_the_limit_as_one_over_width_and_without_training_queries_it_does_not():
     limit = np.asarray(training(causal=True, populations=16).mean.outputs)
     single, frozen = {}, {}
-    for width, count in ((64, 256), (256, 64)):
+    for width, count in ((64, 128), (256, 32)):
         single[width] = np.mean((of_networks(width, count, []) - limit) ** 2)
         without = of_networks(width, count, ["attention_*/query"])
         frozen[width] = np.mean((without.mean(0) - limit) ** 2)

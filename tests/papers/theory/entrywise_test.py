@@ -24,12 +24,11 @@ def training(direction, *, steps=4, depth=2, samples=512, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pre_nonlin", [True, False])
-def test_without_a_nonlinear_update_it_is_the_theory_of_sgd_to_rounding(pre_nonlin):
+def test_without_a_nonlinear_update_it_is_the_theory_of_sgd_to_rounding():
     """What training adds are matrices here, and kernels of passes there."""
     fields = {
         "activation": "relu", "steps": 4, "depth": 2, "learning_rate": 0.4, "gamma0": 0.8, "branch_multiplier": 0.9,
-        "trained": ("blocks", "readout"), "populations": 2, "samples": 256, "pre_nonlin": pre_nonlin,
+        "trained": ("blocks", "readout"), "populations": 2, "samples": 256, "pre_nonlin": False,
     }  # fmt: skip
     sgd = nonlinear_training(X, Y, **fields)
     entrywise = entrywise_training(X, Y, optax.identity(), **fields)
@@ -51,7 +50,7 @@ def test_our_networks_trained_by_adam_approach_its_theory_alone_as_one_over_widt
         optimizer = adamw(0.1, param_info(model, model.base(), X), model.parametrization)
         outputs = networks.trajectories(
             model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
-            jax.random.split(jax.random.key(width), 2**14 // width), lanes=32,
+            jax.random.split(jax.random.key(width), 2**13 // width), lanes=32,
         )  # fmt: skip
         errors[width] = float(jnp.mean((outputs - own.mean.outputs) ** 2))
         to_other[width] = float(jnp.mean((outputs.mean(0) - other.mean.outputs) ** 2))
