@@ -13,7 +13,7 @@ arXiv:2405.15712). Queries and keys of a head have d Gaussian features of covari
 * ``scale ~ 1 / d``, which training needs as d grows (arXiv:2203.03466 Def. 4.1): logits vanish as d^-1/2, and all heads
   become one, which takes the mean over the keys. Queries that start at zero have this mean at every d.
 
-These are the printed limits as far as their abstracts state them; simulations in the tests decide.
+The formulas are derived here, as only the abstract of arXiv:2405.15712 was at hand; simulations in the tests decide.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The network is a stack of `depthmup_flax.nn.attention.SelfAttention` in residual
 without norms, with frozen U and w from N(0, 1), W^q that starts at zero and other weights from N(0, 1/N). As N and the
 number N / d of heads grow (Bordelon et al., arXiv:2405.15712, infinite heads) neurons of the stream become draws from
 one law, as in `depthmup_flax.papers.theory.nonlinear`, and so do heads: d features of q, k, v and their gradients at
-all passes. Weights connect the two, and `depthmup_flax.papers.theory.wide_weights` has their products. Written from the
-equations of `nonlinear`, not from that paper's; the test compares with the package's own network.
+all passes. Weights connect the two, and `depthmup_flax.papers.theory.wide_weights` has their products. Derived as
+`nonlinear`, not from that paper's equations; the test compares with the package's own layers.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def entrywise_training(
       activation, steps, depth, gamma0, branch_multiplier, loss: as of `nonlinear_training`.
       pre_nonlin: as of `depthmup_flax.models.ResMLP`.
       learning_rate: eta.
-      trained: some of stem, blocks and readout. The stem's inputs are divided by sqrt(D) before training only, as in
-        the model.
+      trained: some of stem, blocks and readout. As in the model, the stem starts at scale 1/sqrt(D), and its updates
+        are multiplied by the inputs themselves.
       samples: S, even; default the smallest power of two that is at least 1024 and three times the number of Gaussian
         variables.
       populations, key: as of `nonlinear_training`.
