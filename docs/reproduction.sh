@@ -20,7 +20,7 @@ mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_m
 others="digits cifar10 lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
   which_exponent_mlp which_exponent_gpt which_exponent_vit
-  ntk linear_kernel linear_limit limit_convergence training_curve phase_diagram diversity"
+  ntk linear_kernel linear_limit limit_convergence resmlp_limit training_curve phase_diagram diversity"
 [ "$scale" != long ] || others=
 # shellcheck disable=SC2086
 [ $# -ge 1 ] || set -- $mlps $others

@@ -25,6 +25,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale=scale,
         seed=0,  # of initial weights and of Monte Carlo
         nonlinearities=at_scale(scale, smoke=("relu",), other=("relu", "linear")),  # of the branches: relu, linear
+        pre_nonlin=True,  # the nonlinearity comes before the weights, as in B24
         # of SGD, for each nonlinearity; outputs move toward the labels
         learning_rates=at_scale(scale, smoke=(0.6,), other=(0.6, 0.3)),
         steps=5,  # steps of SGD

@@ -41,6 +41,7 @@ def cases(config: ConfigDict) -> list[Case]:
     for name in names:
         if name not in theory.ACTIVATIONS:
             raise InputError(f"config.nonlinearities has {name!r}: use some of {', '.join(theory.ACTIVATIONS)}.")
+    require(config, "pre_nonlin", isinstance(config.pre_nonlin, bool), "use True or False")
     check_fields(config, whole="steps lanes seeds_times_width samples", sizes="widths depths", positive="gamma0")
     even = is_whole(config.limit_depth, 2) and config.limit_depth % 2 == 0
     require(config, "limit_depth", even, "use an even number from 2 up, half of it is a depth too")
@@ -87,6 +88,7 @@ def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -
         x,
         y,
         activation=nonlinearity,
+        pre_nonlin=config.pre_nonlin,
         steps=config.steps + 1,
         depth=depth,
         learning_rate=config.learning_rates[config.nonlinearities.index(nonlinearity)],
@@ -101,7 +103,8 @@ def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -
 
 def _networks(config: ConfigDict, nonlinearity: str, width: int, depth: int) -> Values:
     x, y, shares = (jnp.asarray(values, jnp.float32) for values in _examples())
-    model = networks.network(nonlinearity, width, depth, gamma0=config.gamma0)
+    form = {"pre_nonlin": config.pre_nonlin, "mean_subtraction": not config.pre_nonlin}
+    model = networks.network(nonlinearity, width, depth, **form, gamma0=config.gamma0)
     learning_rate = config.learning_rates[config.nonlinearities.index(nonlinearity)]
     optimizer = networks.mean_field_sgd(model, x, learning_rate)
     count = config.seeds_times_width // width

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # config.figure -> its module of this package
 _SAME = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "training_curve", "diversity")
-FIGURES = {**{name: name for name in _SAME}, "phase_diagram": "phase_plane"}
+FIGURES = {**{name: name for name in _SAME}, "resmlp_limit": "limit_convergence", "phase_diagram": "phase_plane"}
 SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
 _key = functools.partial(json.dumps, sort_keys=True)

@@ -1,10 +1,14 @@
 """Limits of wide and deep residual networks, computed in a line of code.
 
-Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
-`nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
-infinite depth; `finite_size` splits the distance of finite networks to the limit. docs/theory.md has an example.
+Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
+that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
+infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits
+the distance of finite networks to the limit. docs/theory.md has an example.
 """
 
+from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
+from depthmup_flax.papers.theory.attention_training import attention_training
+from depthmup_flax.papers.theory.entrywise import entrywise_training
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
 from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.papers.theory.input_kernel import gram
@@ -21,7 +25,10 @@ __all__ = [
     "FiniteSizeError",
     "LazyKernels",
     "SquareError",
+    "StreamKernels",
     "Training",
+    "attention_training",
+    "entrywise_training",
     "finite_size_error",
     "get_activation",
     "gram",
@@ -32,4 +39,5 @@ __all__ = [
     "one_step_kernel",
     "predict",
     "square_loss",
+    "transformer_kernels",
 ]

@@ -16,6 +16,12 @@ Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 a
     G   = <g g'>, g = N gamma0 df/dh,  dG/dtau = -a^2 G <phi'(h) phi'(h')>,   G(1) = <phi'(h) phi'(h')> at tau = 1
 
 Prop. 2 and Eq. 84 do not print the end value of G; this one is Eq. 130's, for a readout of phi(h).
+
+With ``pre_nonlin=False`` it is that model's default, ``h^(l+1) = h^l + a / sqrt(L) MS(phi(W^l h^l / sqrt(N)))`` and
+``f = w . h^(L+1) / (gamma0 N)`` (Yang et al., arXiv:2310.02244, section 6.3; MS subtracts the mean over neurons), with
+
+    dH/dtau =  a^2 (<phi(h) phi(h')> - <phi(h)><phi(h')>),    Phi = H
+    dG/dtau = -a^2 G <phi'(h) phi'(h')>,                      G(1) = 1,    K = a^2 int G <phi'(h) phi'(h')> H dtau
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +53,9 @@ class LazyKernels:
 
     layer_time: jax.Array  # (T,) from 0 to 1
     H: jax.Array  # (T, P, P) covariance of preactivations
-    Phi: jax.Array  # (T, P, P) covariance of features
+    Phi: jax.Array  # (T, P, P) covariance of features, which weights and the readout read
     G: jax.Array  # (T, P, P) covariance of gradients by the residual stream
-    blocks: jax.Array  # (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau``
+    blocks: jax.Array  # (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau`` of B24's form
     error: jax.Array  # ()
 
     def tangent(self, trained: Sequence[str] = ("blocks",)) -> jax.Array:
@@ -70,7 +76,13 @@ def _tangent(kernels: LazyKernels, trained: tuple[str, ...]) -> jax.Array:
 
 @products_in("float32")
 def lazy_kernels(
-    start: jax.Array, activation: str, *, depth: int | None = None, branch_multiplier: float = 1.0, steps: int = 64
+    start: jax.Array,
+    activation: str,
+    *,
+    depth: int | None = None,
+    pre_nonlin: bool = True,
+    branch_multiplier: float = 1.0,
+    steps: int = 64,
 ) -> LazyKernels:
     """Kernels of the lazy limit, at infinite depth or at depth L.
 
@@ -81,19 +93,21 @@ def lazy_kernels(
       start: (P, P) H at layer time 0, from `gram`.
       activation: relu, abs, erf, linear, gelu or tanh.
       depth: L; ``None`` is infinity, by fourth-order Runge-Kutta steps.
+      pre_nonlin: False is the form with the nonlinearity last.
       branch_multiplier: a.
       steps: number of steps of layer time at infinite depth; a multiple of 4.
     """
     get_activation(activation)
     start = checked_kernel(start)
     require_number("branch_multiplier", branch_multiplier)
+    form = _Form(activation, pre_nonlin)
     if depth is not None:
         require_whole("depth", depth, also=", or None for the limit")
-        return _recursion(start, branch_multiplier, activation, depth)
+        return _recursion(start, branch_multiplier, form, depth)
     require_whole("steps", steps)
     if steps % 4:
         raise InputError(f"steps is {steps}: use a multiple of 4.")
-    return _integrated(start, branch_multiplier, activation, steps)
+    return _integrated(start, branch_multiplier, form, steps)
 
 
 @products_in("float32")
@@ -145,14 +159,40 @@ def _predictions(
     return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
 
 
-def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
+def averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``<phi phi>`` and ``<phi' phi'>`` for covariances (..., P, P)."""
-    variance = jnp.diagonal(H, axis1=-2, axis2=-1)
-    p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
-    phi = get_activation(activation)
+    phi, (p, q) = get_activation(activation), _variances(H)
     # Sums over points of u, and of v given u, are symmetric only up to their error.
     symmetric = lambda average: (average + average.mT) / 2
     return symmetric(phi.values(p, q, H)), symmetric(phi.slopes(p, q, H))
+
+
+def _means(activation: str, H: jax.Array) -> jax.Array:
+    """``<phi><phi>``, the average over independent variables."""
+    return get_activation(activation).values(*_variances(H), jnp.zeros_like(H))
+
+
+def _variances(H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    variance = jnp.diagonal(H, axis1=-2, axis2=-1)
+    p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
+    return p, q
+
+
+class _Form(NamedTuple):
+    activation: str
+    pre_nonlin: bool
+
+    def averages(self, H: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Covariances of what a branch adds, and ``<phi' phi'>``, for H of (..., P, P)."""
+        values, slopes = averages(self.activation, H)
+        return values if self.pre_nonlin else values - _means(self.activation, H), slopes
+
+    def ends(self, H: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Of all layers: Phi, its product with what the weights' gradients have beside G, ``<phi' phi'>``, and G(1)."""
+        added, slopes = self.averages(H)
+        if self.pre_nonlin:
+            return added, added, slopes, slopes[-1]
+        return H, H * slopes, slopes, jnp.ones_like(H[-1])
 
 
 def _states(
@@ -169,37 +209,37 @@ def _states(
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int) -> LazyKernels:
+def _recursion(start: jax.Array, multiplier: float, form: _Form, depth: int) -> LazyKernels:
     """Depth L: dtau = 1 / L, H forward and G backward, layer by layer (App. D at gamma0 = 0)."""
     share = multiplier**2 / depth
-    H = _states(lambda H, _: H + share * _averages(activation, H)[0], start, length=depth)
-    Phi, slopes = _averages(activation, H)
-    G = _states(lambda G, slope: G * (1.0 + share * slope), slopes[-1], slopes[:-1], reverse=True)
-    # The weights of layer l see Phi^l and the gradient by their output, G^(l+1).
-    blocks = share * jnp.einsum("lij,lij->ij", G[1:], Phi[:-1])
+    H = _states(lambda H, _: H + share * form.averages(H)[0], start, length=depth)
+    Phi, seen, slopes, end = form.ends(H)
+    G = _states(lambda G, slope: G * (1.0 + share * slope), end, slopes[:-1], reverse=True)
+    # The weights of layer l see Phi^l and the gradient by the branch's output, G^(l+1).
+    blocks = share * jnp.einsum("lij,lij->ij", G[1:], seen[:-1])
     return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _integrated(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
-    fine, coarse = (_runge_kutta(start, multiplier, activation, n) for n in (steps, steps // 2))
+def _integrated(start: jax.Array, multiplier: float, form: _Form, steps: int) -> LazyKernels:
+    fine, coarse = (_runge_kutta(start, multiplier, form, n) for n in (steps, steps // 2))
     differences = (fine.H[::2] - coarse.H, fine.G[::2] - coarse.G, fine.blocks - coarse.blocks)
     error = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in differences])
     return dataclasses.replace(fine, error=error)
 
 
-def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
+def _runge_kutta(start: jax.Array, multiplier: float, form: _Form, steps: int) -> LazyKernels:
     """H takes steps of half the length, so that the backward steps of G have H in their middle."""
     scale, length = multiplier**2, 1.0 / steps
-    rise = lambda H, _: scale * _averages(activation, H)[0]
+    rise = lambda H, _: scale * form.averages(H)[0]
     H = _states(lambda H, _: _runge_kutta_step(rise, H, (None,) * 3, length / 2), start, length=2 * steps)
-    Phi, slopes = _averages(activation, H)
+    Phi, seen, slopes, end = form.ends(H)
     backward = lambda G, known: _runge_kutta_step(lambda G, slope: scale * slope * G, G, known, length)
-    G = _states(backward, slopes[-1], (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
-    H, Phi = H[::2], Phi[::2]
+    G = _states(backward, end, (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
+    H, Phi, seen = H[::2], Phi[::2], seen[::2]
     # Simpson's rule.
     weights = jnp.ones(steps + 1, start.dtype).at[1:-1:2].set(4.0).at[2:-1:2].set(2.0) * length / 3
-    blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, Phi)
+    blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, seen)
     return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 

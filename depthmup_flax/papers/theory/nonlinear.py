@@ -23,11 +23,21 @@ momentum (App. K.5 and L). Simulations decided where this differs from the print
 * Eq. 51 (second line) and 67 (last) print C_h for C_g, and Eq. 69 (second line) integrates to tau; it must be from tau
   to 1.
 
+**Nonlinearity last** (``pre_nonlin=False``), the form of Yang et al. (arXiv:2310.02244, section 6.3): weights read
+``x = h`` instead of ``phi(h)``, and the nonlinearity acts on their product,
+
+    h^(l+1)_t = h^l_t + a / sqrt(L) MS(phi(z^l_t)),  y^l_t = phi'(z^l_t) MS(g^(l+1)_t),  f_t = <w_t h^(L+1)_t> / gamma0
+    z^l_t     = c_t (u^l_t + sum_s A^l_ts y^l_s) - eta_0 gamma0 a / sqrt(L) sum_(s<t) k_ts chi_s <h^l_t h^l_s> y^l_s
+    g^l_t     = g^(l+1)_t + a / sqrt(L) [c_t (r^l_t + sum_s B^l_ts h^l_s)
+                          - eta_0 gamma0 a / sqrt(L) sum_(s<t) k_ts chi_s <y^l_t y^l_s> h^l_s]
+
+with ``MS(v) = v - <v>``, which is its own adjoint, u^l of covariance <h h>, r^l of covariance <y y>, and responses
+``A^l_ts = <d h^l_t / d r^l_s>`` and ``B^l_ts = <d y^l_t / d u^l_s>``. In both forms a step changes ``z`` by order
+L^-1/2, so that its change of a layer is of order 1/L, as the stream's.
+
 **Solution.** In discrete time every average above needs only earlier steps, and in this step the layers below (forward)
 or above (backward). One sweep through the steps, up and down the layers, with S samples of the process for its law,
-solves the equations without iteration or damping. Responses are never differentiated, as relu's second derivative is a
-delta function: with ``u = E c``, E white and c from Gram-Schmidt on the samples of phi(h), Stein's lemma gives
-``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A likewise.
+solves the equations without iteration or damping; `wide_weights` has u, r and the responses, without derivatives.
 """
 
 from __future__ import annotations
@@ -42,17 +52,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.papers.theory import argument_checks
+from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.lazy import lazy_kernels
-from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.papers.theory.trajectory import (
+    Estimate,
+    Loss,
+    Training,
+    over_populations,
+    slope_of,
+    square_loss,
+)
+from depthmup_flax.papers.theory.wide_weights import (
+    Seen,
+    checked_samples,
+    correlated,
+    layer_kernels,
+    trained_product,
+    unseen,
+    white_noise,
+)
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Dtype, Scalar
 
 _LEAST_SAMPLES = 4096
-# Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
-_SAMPLES_PER_NOISE = 3
 
 
 @products_in("float32")
@@ -63,6 +88,7 @@ def nonlinear_training(
     activation: str,
     steps: int,
     depth: int,
+    pre_nonlin: bool = True,
     learning_rate: float = 1.0,
     gamma0: float = 1.0,
     branch_multiplier: float = 1.0,
@@ -90,6 +116,7 @@ def nonlinear_training(
       inputs: (P, D) all examples, including those that are only predicted.
       targets: (P,) second argument of ``loss``.
       activation: relu, abs, erf, linear, gelu or tanh.
+      pre_nonlin: as of `depthmup_flax.models.ResMLP`, whose default form is False: see "Nonlinearity last".
       steps, depth, learning_rate, branch_multiplier: T, L, eta_0 and a.
       gamma0: divisor of the output.
       momentum: mu of ``v <- mu v + gradient``, as in optax; App. K.5 averages, which is our eta_0 times (1 - mu).
@@ -124,7 +151,9 @@ def nonlinear_training(
     argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
     argument_checks.require_elementwise(loss, targets)
-    plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
+    variables = 2 * depth * steps * examples + examples + 1  # u, r, the stem's outputs, the readout
+    samples = checked_samples(samples, variables, _LEAST_SAMPLES)
+    plan = _Plan(activation, pre_nonlin, depth, steps, examples, samples, loss)
     rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
     key = jax.random.key(0) if key is None else key
     estimate = _populations(plan, tuple(trained), populations, start, targets, parts, rates, key)
@@ -133,7 +162,8 @@ def nonlinear_training(
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
         if loss is not square_loss or momentum or weight_decay or bool((np.asarray(parts) < 0).any()):
             return math.inf
-        kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
+        lazy = lazy_kernels(start, activation, depth=depth, pre_nonlin=pre_nonlin, branch_multiplier=branch_multiplier)
+        kernel = lazy.tangent(trained)
         root = np.sqrt(np.atleast_2d(np.asarray(parts)).max(0))
         return 2 / float(np.linalg.eigvalsh(root[:, None] * np.asarray(kernel) * root).max())
 
@@ -143,6 +173,7 @@ def nonlinear_training(
 
 class _Plan(NamedTuple):
     activation: str
+    pre_nonlin: bool
     depth: int
     steps: int
     examples: int
@@ -159,19 +190,6 @@ class _Numbers(NamedTuple):
     a: Scalar  # branch multiplier, without 1 / sqrt(L)
     remaining_T: dict[str, jax.Array]  # c_t of each group of layers
     learned_TxT: dict[str, jax.Array]  # k_ts
-
-
-def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
-    needed = _SAMPLES_PER_NOISE * (2 * depth * passes + examples + 1)  # u, r, the stem's outputs, the readout
-    if samples is None:
-        return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
-    argument_checks.require_whole("samples", samples)
-    if samples < needed or samples % 2:
-        raise InputError(
-            f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
-            f"variable of depth {depth} with {passes} passes."
-        )
-    return samples
 
 
 def _memory(
@@ -203,131 +221,52 @@ def _populations(
     memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, start_PxP.dtype)
     shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(start_PxP.dtype)
     numbers = _Numbers(start_PxP, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, *memory)
-    keys = jax.random.split(key, populations)
-    results = jax.lax.map(functools.partial(_population, plan, numbers), keys)
-    error = jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results)
-    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
-
-
-class _Seen(NamedTuple):
-    """The inputs of a layer's weights in one direction of the sweep, in all passes so far; zero for later passes."""
-
-    values_SxM: jax.Array  # phi(h) of the layer below, or g of the layer above
-    directions_SxM: jax.Array  # their orthonormal directions; sum over samples = S
-
-
-def _blocks(
-    column: jax.Array,  # t P, the first of the step's passes
-    size: Scalar,  # a / sqrt(L)
-    remaining: jax.Array,  # c_t
-    learned_M: jax.Array,  # -eta_0 gamma0 k_ts chi_s
-    now_SxP: jax.Array,
-    seen: tuple[_Seen, _Seen],  # in this direction, and in the other
-    noises: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, _Seen]:
-    """``a / sqrt(L)`` times ``W_t phi`` or ``W_t^T g`` of a layer of blocks, and the inputs seen so far.
-
-    W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on everything that it was applied to.
-    """
-    (mine, other), (S, P) = seen, now_SxP.shape
-    values = jax.lax.dynamic_update_slice(mine.values_SxM, now_SxP, (0, column))
-    directions, along = _orthonormal(mine.directions_SxM, now_SxP, column)
-    # The first step's values have no response; the samples' estimate of it would be noise.
-    response = noises[1].T @ (now_SxP - values[:, :P]) / S
-    random = noises[0] @ along + other.directions_SxM @ response
-    moved = other.values_SxM @ (learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
-    return size * (remaining * random + size * moved), _Seen(values, directions)
+    return over_populations(functools.partial(_population, plan, numbers), populations, key)
 
 
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
-    phi, dtype = get_activation(plan.activation), numbers.start_PxP.dtype
-    stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
-    values, vectors = jnp.linalg.eigh(numbers.start_PxP)
-    start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
+    (before, after), size, dtype = form(plan.activation, plan.pre_nonlin), numbers.a * L**-0.5, numbers.start_PxP.dtype
+    noise = white_noise(key, S, 2 * L * M + P + 1, dtype)
+    stem_SxP, readout_S = noise[:, :P], noise[:, P]
+    forward_LxSxM, backward_LxSxM = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
+    start_SxP = correlated(stem_SxP, numbers.start_PxP)
     slope = slope_of(plan.loss)
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        phis, gs, top_phi_SxM, bottom_g_SxM, chi_M = carry
+        xs, ys, top_x_SxM, bottom_g_SxM, chi_M = carry
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
         remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-        blocks = functools.partial(_blocks, t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
+        product = functools.partial(trained_product, t * P, size, remaining["blocks"], learned["blocks"])
 
-        def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
-            added, seen_phi = blocks(phi.function(h_SxP), *layer)
-            return h_SxP + added, (h_SxP, seen_phi)
+        def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+            z_SxP, seen_x = product(before(h_SxP), *layer)
+            return h_SxP + size * after(z_SxP), ((h_SxP, z_SxP), seen_x)
 
-        def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, _Seen]:
-            h_SxP, *rest = layer
-            added, seen_g = blocks(g_SxP, *rest)
-            return g_SxP + phi.slope(h_SxP) * added, seen_g
+        def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, Seen]:
+            (h_SxP, z_SxP), *rest = layer
+            r_SxP, seen_y = product(pulled(after, z_SxP, g_SxP), *rest)
+            return g_SxP + size * pulled(before, h_SxP, r_SxP), seen_y
 
         seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
         h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
-        h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, ((phis, gs), (forward_LxSxM, backward_LxSxM)))
-        top_SxP = phi.function(h_SxP)
-        all_top = put(top_phi_SxM, top_SxP)
+        h_SxP, (inside, xs) = jax.lax.scan(up, h_SxP, ((xs, ys), (forward_LxSxM, backward_LxSxM)))
+        top_SxP = before(h_SxP)
+        all_top = put(top_x_SxM, top_SxP)
         # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
         initial_P = remaining["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
-        outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
-        weights_S = remaining["readout"] * readout_S + top_phi_SxM @ learned["readout"]
-        g_SxP = phi.slope(h_SxP) * weights_S[:, None]
-        layers = (h_LxSxP, (gs, phis), (backward_LxSxM, forward_LxSxM))
-        g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
+        outputs_P = (initial_P + learned["readout"] @ (top_x_SxM.T @ top_SxP) / S) / numbers.gamma0
+        weights_S = remaining["readout"] * readout_S + top_x_SxM @ learned["readout"]
+        g_SxP = pulled(before, h_SxP, jnp.broadcast_to(weights_S[:, None], h_SxP.shape))
+        layers = (inside, (ys, xs), (backward_LxSxM, forward_LxSxM))
+        g_SxP, ys = jax.lax.scan(down, g_SxP, layers, reverse=True)
         shares_P = numbers.shares_TxP[t]
         loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
         chi_M = jax.lax.dynamic_update_slice(chi_M, slope(outputs_P, numbers.targets_P) * shares_P, (t * P,))
-        return (phis, gs, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
+        return (xs, ys, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
 
-    nothing = jnp.zeros((L, S, M), dtype)
-    unseen = _Seen(nothing, nothing)
-    start = (unseen, unseen, nothing[0], nothing[0], jnp.zeros(M, dtype))
-    (phis, gs, top_phi, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
-    kernel = lambda x: x.mT @ x / S
-    features = jnp.concatenate([kernel(phis.values_SxM), kernel(top_phi)[None]])
-    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(gs.values_SxM)])
-    return Training(outputs, losses, features, gradients)
-
-
-def _noise(plan: _Plan, key: jax.Array, dtype: Dtype) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1.
-
-    Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, with a tenth of the variance.
-    """
-    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
-    drawn = jax.random.normal(key, (S // 2, 2 * L * M + P + 1), dtype)
-    triangle = jnp.linalg.cholesky(drawn.T @ drawn / (S // 2))
-    half = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
-    noise = jnp.concatenate([half, -half])
-    forward, backward = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
-    return noise[:, :P], noise[:, P], forward, backward
-
-
-def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also returns the (M, P) components of ``new``.
-
-    A vector that the directions span, up to rounding, adds none.
-    """
-    S, P = new_SxP.shape
-    least_P = 1e3 * jnp.finfo(new_SxP.dtype).eps * jnp.sqrt((new_SxP**2).mean(0))
-
-    def without(directions: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The part of x that the directions do not span, and the components of x; twice is enough (Kahan)."""
-        along = directions.T @ x / S
-        rest = x - directions @ along
-        again = directions.T @ rest / S
-        return rest - directions @ again, along + again
-
-    rest_SxP, along_MxP = without(directions_SxM, new_SxP)
-
-    def one(own_SxP: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rest, along = without(own_SxP, rest_SxP[:, p])
-        length = jnp.sqrt(rest @ rest / S)
-        length = jnp.where(length > least_P[p], length, 0.0)
-        unit = jnp.where(length > 0, rest / jnp.where(length > 0, length, 1.0), 0.0)
-        return own_SxP.at[:, p].set(unit), along.at[p].set(length)
-
-    own_SxP, own_along_PxP = jax.lax.scan(one, jnp.zeros_like(new_SxP), jnp.arange(P))
-    directions = jax.lax.dynamic_update_slice(directions_SxM, own_SxP, (0, column))
-    return directions, jax.lax.dynamic_update_slice(along_MxP, own_along_PxP.T, (column, 0))
+    nothing, none = unseen((L, S, M), dtype), jnp.zeros((S, M), dtype)
+    start = (nothing, nothing, none, none, jnp.zeros(M, dtype))
+    (xs, ys, top_x, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
+    return Training(outputs, losses, *layer_kernels(xs, top_x, bottom_g, ys))

@@ -30,14 +30,17 @@ def slope_of(loss: Loss) -> Loss:
 class Training:
     """T steps of B examples each, in a network of L layers: M = T B passes, ordered by step, then by example.
 
-    Features are from the stem's output to the last layer's. In a linear network the root of their diagonal is the root
-    mean square of a layer's entries.
+    Features are what weights and the readout read, ``phi(h)`` or, with the nonlinearity last, ``h``, from the stem's
+    output to the last layer's. In a linear network the root of their diagonal is the root mean square of a layer's
+    entries.
     """
 
     outputs: jax.Array  # (T, B) f of each step's examples, before that step's update
     losses: jax.Array  # (T,) of each step's batch, before its update
-    features: jax.Array  # (L + 1, M, M) Phi: ``<phi(h_i^l) phi(h_j^l)>`` between passes i and j
-    gradients: jax.Array  # (L + 1, M, M) G: ``<g_i^l g_j^l>`` with ``g = N gamma0 df/dh``
+    features: jax.Array  # (L + 1, M, M) Phi: ``<x_i^l x_j^l>`` between passes i and j
+    # (L + 1, M, M) G: ``<y_i^l y_j^l>`` of the gradients by the outputs of the stem and of the blocks' weights, ``y = N
+    # gamma0 df/dh``; with the nonlinearity last ``phi'(z)`` times that of the block's output, less its mean.
+    gradients: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +50,13 @@ class Estimate:
 
     mean: Training
     error: Training
+
+
+def over_populations(one: Callable[[jax.Array], Training], populations: int, key: jax.Array) -> Estimate:
+    """Mean and standard error over independent populations of samples, ``one(key)`` each, one at a time."""
+    results = jax.lax.map(one, jax.random.split(key, populations))
+    error = jax.tree.map(lambda x: x.std(0, ddof=1) / populations**0.5, results)
+    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
 
 
 def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 32) -> Estimate:

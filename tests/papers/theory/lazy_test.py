@@ -34,9 +34,10 @@ def power(sizes, errors):
     return np.polyfit(np.log(sizes), np.log(errors), 1)[0]
 
 
-def test_linear_kernels_are_exponentials():
+@pytest.mark.parametrize("pre_nonlin", [True, False])
+def test_linear_kernels_are_exponentials(pre_nonlin):
     start, a = np.asarray(gram(inputs())), 0.7
-    kernels = lazy_kernels(start, "linear", branch_multiplier=a)
+    kernels = lazy_kernels(start, "linear", branch_multiplier=a, pre_nonlin=pre_nonlin)
     grown = np.exp(a**2 * np.asarray(kernels.layer_time))[:, None, None]
     np.testing.assert_allclose(kernels.H, grown * start, rtol=1e-8)
     np.testing.assert_allclose(kernels.G, np.exp(a**2) / grown * np.ones_like(start), rtol=1e-8)
@@ -89,12 +90,21 @@ def test_an_ode_solver_finds_the_same_kernels(name):
     np.testing.assert_allclose(kernels.blocks.ravel(), solved[n * n :], rtol=1e-6)
 
 
+def power_over_depth(name, **form):
+    """The power of depth in the square error of the tangent kernel."""
+    kernel = lambda depth: np.asarray(lazy_kernels(gram(inputs()), name, depth=depth, **form).tangent())
+    limit = kernel(None)
+    return power(DEPTHS, [np.mean((kernel(depth) - limit) ** 2) for depth in DEPTHS])
+
+
 @pytest.mark.parametrize("name", EACH_ACTIVATION)
 def test_finite_depth_converges_with_a_square_error_of_depth_to_the_minus_two(name):
-    start = gram(inputs())
-    limit = np.asarray(lazy_kernels(start, name).tangent())
-    errors = [np.mean((np.asarray(lazy_kernels(start, name, depth=n).tangent()) - limit) ** 2) for n in DEPTHS]
-    assert abs(power(DEPTHS, errors) + 2) < 0.1
+    assert abs(power_over_depth(name) + 2) < 0.1
+
+
+@pytest.mark.slow
+def test_with_the_nonlinearity_last_it_converges_too():
+    assert abs(power_over_depth("relu", pre_nonlin=False) + 2) < 0.1
 
 
 @pytest.mark.parametrize(

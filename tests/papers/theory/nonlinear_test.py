@@ -31,10 +31,13 @@ def largest_of(training):
     return {name: float(np.abs(getattr(training, name)).max()) for name in QUANTITIES}
 
 
-@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 5])
-def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth):
+@pytest.mark.parametrize(
+    ("depth", "pre_nonlin"),
+    [pytest.param(1, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.slow), (5, True)],
+)
+def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth, pre_nonlin):
     fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8}
-    monte_carlo = training("linear", samples=1024, populations=2, **fields)
+    monte_carlo = training("linear", samples=1024, populations=2, pre_nonlin=pre_nonlin, **fields)
     batches = [np.repeat(values[None], 4, axis=0) for values in (X, Y)]
     exact = linear_training(*batches, learning_rate=0.4, **fields)
     for name, scale in largest_of(exact).items():
@@ -45,20 +48,27 @@ def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_
     assert np.abs(features[:, -1, -1] - features[:, 2, 2]).max() > 0.005  # they moved
 
 
-@pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "erf"])
-def test_without_feature_learning_monte_carlo_is_descent_with_the_lazy_kernel(activation):
+@pytest.mark.parametrize(
+    ("activation", "pre_nonlin"),
+    [
+        pytest.param("relu", True, marks=pytest.mark.slow),
+        pytest.param("abs", False, marks=pytest.mark.slow),
+        ("erf", True),
+    ],
+)
+def test_without_feature_learning_monte_carlo_is_descent_with_the_lazy_kernel(activation, pre_nonlin):
     rate, steps, depth = 0.2, 4, 3
     found = training(
         activation, steps=steps, depth=depth, learning_rate=rate, gamma0=1e-3, trained=EVERY_LAYER, populations=16,
-        samples=1024,
+        samples=1024, pre_nonlin=pre_nonlin,
     )  # fmt: skip
-    kernels = lazy_kernels(gram(X), activation, depth=depth)
+    kernels = lazy_kernels(gram(X), activation, depth=depth, pre_nonlin=pre_nonlin)
     kernel, lazy = np.asarray(kernels.tangent(EVERY_LAYER)), [np.zeros(3)]
     for _ in range(steps - 1):
         lazy.append(lazy[-1] - rate / 3 * kernel @ (lazy[-1] - Y))
     within(found.mean.outputs[1:], np.stack(lazy[1:]), found.error.outputs[1:])
     for first in (slice(0, 3), slice(-3, None)):  # the first step's passes and the last's
-        for name, exact in (("features", kernels.Phi), ("gradients", kernels.G)):
+        for name, exact in (("features", kernels.Phi), ("gradients", kernels.G))[: 1 + pre_nonlin]:
             mean, error = (np.asarray(getattr(part, name))[:, first, first] for part in (found.mean, found.error))
             within(mean, exact, error)
     assert float(found.error.outputs.max()) < 0.01
@@ -71,9 +81,11 @@ def within(found, exact, error):
     assert np.sqrt(np.mean(sizes**2)) < 2.0, sizes
 
 
-def plain_network(activation, width, depth, *, steps, rate, gamma0, a, momentum, decay, shares, key):
-    """B24 Eq. 1 in its mean-field form, without this package: outputs (T, P), and kernels of all passes."""
+def plain_network(activation, width, depth, pre_nonlin, *, steps, rate, gamma0, a, momentum, decay, shares, key):
+    """B24 Eq. 1, or TP6's form, in mean-field form, without this package: outputs (T, P), and kernels of all passes."""
     phi = NONLINEARITIES[activation]
+    before = phi if pre_nonlin else lambda h: h
+    after = (lambda z: z) if pre_nonlin else lambda z: phi(z) - phi(z).mean(1, keepdims=True)
     keys = jax.random.split(key, 3)
     weights = {
         "stem": jax.random.normal(keys[0], (width, X.shape[1])),
@@ -82,16 +94,15 @@ def plain_network(activation, width, depth, *, steps, rate, gamma0, a, momentum,
     }
 
     def forward(weights, shifts_LxPxN):
-        """Also of what is added to the stream in front of every layer, whose gradients are g."""
-        h = jnp.asarray(X) @ weights["stem"].T / X.shape[1] ** 0.5
+        """Also of what is added to the products with the stem's and the blocks' weights, whose gradients are y."""
+        h = jnp.asarray(X) @ weights["stem"].T / X.shape[1] ** 0.5 + shifts_LxPxN[0]
         features = []
         for layer in range(depth):
-            h = h + shifts_LxPxN[layer]
-            features.append(phi(h))
-            h = h + a / (depth * width) ** 0.5 * phi(h) @ weights["blocks"][layer].T
-        h = h + shifts_LxPxN[depth]
-        features.append(phi(h))
-        return phi(h) @ weights["readout"] / (gamma0 * width), jnp.stack(features)
+            features.append(before(h))
+            z = before(h) @ weights["blocks"][layer].T / width**0.5
+            h = h + a / depth**0.5 * after(z + shifts_LxPxN[layer + 1] * depth**0.5 / a)
+        features.append(before(h))
+        return before(h) @ weights["readout"] / (gamma0 * width), jnp.stack(features)
 
     zeros = jnp.zeros((depth + 1, len(X), width))
 
@@ -117,19 +128,20 @@ def power(errors):
     return np.log(last / first) / np.log(large / small)
 
 
-def networks_and_theory(activation, momentum, decay):
+def networks_and_theory(activation, momentum, decay, pre_nonlin):
     """name -> width -> square error of single networks, root mean square error of their mean; the scale of theory's."""
     steps, depth, rate, gamma0, a = 4, 3, 0.5, 1.2, 0.9
     shares = jnp.array([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]] * (steps // 2))  # batches differ; the third is predicted
     theory = nonlinear_training(
         X, Y, activation=activation, steps=steps, depth=depth, learning_rate=rate, gamma0=gamma0, branch_multiplier=a,
         momentum=momentum, weight_decay=decay, shares=shares, trained=EVERY_LAYER, populations=64, samples=1024,
+        pre_nonlin=pre_nonlin,
     )  # fmt: skip
     single, mean = ({name: {} for name in QUANTITIES} for _ in range(2))
     for width in WIDTHS:
         run = functools.partial(
-            plain_network, activation, width, depth, steps=steps, rate=rate, gamma0=gamma0, a=a, momentum=momentum,
-            decay=decay, shares=shares,
+            plain_network, activation, width, depth, pre_nonlin, steps=steps, rate=rate, gamma0=gamma0, a=a,
+            momentum=momentum, decay=decay, shares=shares,
         )  # fmt: skip
         keys = jax.random.split(jax.random.key(width), 2**15 // width)
         networks = jax.jit(lambda keys, run=run: jax.lax.map(lambda key: run(key=key), keys, batch_size=64))(keys)
@@ -142,10 +154,13 @@ def networks_and_theory(activation, momentum, decay):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("activation", "momentum", "decay"), [("relu", 0.0, 0.0), ("tanh", 0.6, 0.3)])
-def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay):
+@pytest.mark.parametrize(
+    ("activation", "momentum", "decay", "pre_nonlin"),
+    [("relu", 0.0, 0.0, False), ("tanh", 0.6, 0.3, True)],
+)
+def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay, pre_nonlin):
     """All layers trained, batches that differ from step to step; kernels of all layers and pairs of passes."""
-    single, mean, scale = networks_and_theory(activation, momentum, decay)
+    single, mean, scale = networks_and_theory(activation, momentum, decay, pre_nonlin)
     for quantity in QUANTITIES:
         assert abs(power(single[quantity]) + 1) < 0.2, single
         assert mean[quantity][WIDTHS[-1]] < 0.02 * scale[quantity], (mean, scale)
@@ -241,18 +256,22 @@ def test_targets_that_move_features_too_far_are_named_where_the_rate_would_be_st
 
 
 @pytest.mark.slow
-def test_our_network_and_optimizer_with_all_layers_momentum_and_decay_approach_monte_carlo_as_one_over_width():
-    """`ResMLP` and `sgd` in the theory's parametrization, as the figures of the limits train them."""
-    fields = {"momentum": 0.6, "weight_decay": 0.2}
-    theory = training("erf", steps=5, trained=EVERY_LAYER, populations=16, **fields)
+def test_our_network_and_optimizer_approach_monte_carlo_of_their_form_alone_as_one_over_width():
+    """`ResMLP`'s default form and `sgd`, all layers, momentum and decay, as the figures of the limits train them."""
+    fields = {"steps": 5, "trained": EVERY_LAYER, "momentum": 0.6, "weight_decay": 0.2, "samples": 1024}
+    own, other = (training("relu", populations=n, pre_nonlin=form, **fields) for n, form in ((64, False), (2, True)))
     batches = [jnp.repeat(jnp.asarray(values)[None], 5, axis=0) for values in (X, Y)]
-    errors = {}
+    errors, to_other = {}, {}
     for width in (64, 256):
-        model = networks.network("erf", width, 4)
-        optimizer = networks.mean_field_sgd(model, jnp.asarray(X), 0.4, trained=EVERY_LAYER, **fields)
+        model = networks.network("relu", width, 4, pre_nonlin=False, mean_subtraction=True)
+        optimizer = networks.mean_field_sgd(
+            model, jnp.asarray(X), 0.4, trained=EVERY_LAYER, momentum=0.6, weight_decay=0.2
+        )
         outputs = networks.trajectories(
             model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
             jax.random.split(jax.random.key(width), 2**14 // width), lanes=64,
         )  # fmt: skip
-        errors[width] = float(jnp.mean((outputs - theory.mean.outputs) ** 2))
+        errors[width] = float(jnp.mean((outputs - own.mean.outputs) ** 2))
+        to_other[width] = float(jnp.mean((outputs.mean(0) - other.mean.outputs) ** 2))
     assert abs(power(errors) + 1) < 0.2, errors
+    assert power(to_other) > -0.3, to_other
