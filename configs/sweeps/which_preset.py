@@ -23,7 +23,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale,
         smoke=(0.004, 0.25, 2.0, 2.0, 0.004),
         cpu=(0.032, 0.25, 1.0, 1.0, 0.016),
-        gpu10=(0.004, 0.25, 1.0, 1.0, 0.004),
+        gpu10=(0.003034, 1.088, 6.907, 0.9322, 0.002514),
     )
     rate, *others, rate_alone = tuned
     fields = ("branch_multiplier", "input_lr_factor", "output_lr_factor")
