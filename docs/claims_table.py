@@ -1,6 +1,6 @@
 """Writes the table of claims and the limits' costs in reproduction.md, from the records: python docs/claims_table.py
 
-Claims and verdicts: depthmup_flax/papers/claims.py.
+Claims: depthmup_flax/papers/claims.py; verdicts: depthmup_flax/papers/judged_claims.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 from generated_parts import with_part
 
-from depthmup_flax.papers.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, judged
+from depthmup_flax.papers.claims import CLAIMS
+from depthmup_flax.papers.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
 from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import core_minutes
-from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "reproduction.md"
@@ -31,12 +32,13 @@ HEADER = (
     "contrast (95 % interval)",
     "n",
     "n that would do",
-    "verdict",
+    "by training loss",
     "by test loss",
     "core-minutes",
     "sweep",
 )
-VERDICTS = (SHOWN, OPPOSITE, NOT_RESOLVED, NO_EVIDENCE)
+BY_BOTH, BY_TRAINING = "shown by both losses", "by the training loss alone"
+VERDICTS = (BY_BOTH, BY_TRAINING, UNTRAINED_CONTROL, OPPOSITE, NOT_RESOLVED, NO_EVIDENCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,6 @@ class Row:
     Attributes:
       sweep: name of its directory.
       steps: of each run; of several sweeps of a figure, the longest decides.
-      by_test_loss: its verdict if the test loss is judged, with a star where the grid or what ran limits it; empty for
-        claims about a part of training.
     """
 
     figure: str
@@ -55,7 +55,13 @@ class Row:
     steps: int
     minutes: float
     one: JudgedClaim
-    by_test_loss: str
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.one.verdict != SHOWN:
+            return self.one.verdict
+        return BY_BOTH if self.one.shown_by_both else BY_TRAINING
 
 
 def main() -> None:
@@ -76,7 +82,7 @@ def table() -> str:
         key = row.figure, row.one.claim.text
         longest[key] = max(longest.get(key, row), row, key=lambda one: one.steps)
     deciding = list(longest.values())
-    counts = collections.Counter(row.one.verdict for row in deciding)
+    counts = collections.Counter(row.verdict for row in deciding)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
     return f"Of {len(deciding)} claims: {summary}.\n\n{_by_id(deciding)}\n\n{_markdown(HEADER, cells)}"
@@ -93,7 +99,7 @@ def costs() -> str:
 
 
 def _by_id(deciding: Sequence[Row]) -> str:
-    counts = collections.Counter((row.one.claim.id, row.one.verdict) for row in deciding)
+    counts = collections.Counter((row.one.claim.id, row.verdict) for row in deciding)
     ids = dict.fromkeys(row.one.claim.id for row in deciding)
     cells = [(name, *(str(counts[name, verdict] or "") for verdict in VERDICTS)) for name in ids]
     return _markdown(("id", *VERDICTS), cells)
@@ -110,17 +116,11 @@ def _rows() -> list[Row]:
         info, records = read[name].info, read[name].records
         if info.figure not in CLAIMS:
             continue
-        tested = {one.claim.text: _short(one) for one in judged(info.figure, analyses(read[name], TEST)[0])}
-        for one in judged(info.figure, analyses(read[name])[0]):
-            steps = max(record.steps for record in records)
-            by_test_loss = tested.get(one.claim.text, "")
-            rows.append(Row(info.figure, name, steps, core_minutes(records), one, by_test_loss))
+        steps = max(record.steps for record in records)
+        for one in judged(info.figure, analyses(read[name])[0], analyses(read[name], TEST)[0]):
+            rows.append(Row(info.figure, name, steps, core_minutes(records), one))
     places = [(figure, claim.text) for figure, claims in CLAIMS.items() for claim in claims]
     return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))
-
-
-def _short(one: JudgedClaim) -> str:
-    return one.verdict + r"\*" * (one.verdict == NOT_RESOLVED and bool(one.note))
 
 
 def _cells(row: Row, decides: bool) -> tuple[str, ...]:
@@ -131,8 +131,9 @@ def _cells(row: Row, decides: bool) -> tuple[str, ...]:
     sweep = f"[{name}, {scale}](reproduction/{row.sweep})"
     claim = f"{one.claim.text} ({one.claim.source})"
     verdict = f"**{one.verdict}**" if decides else one.verdict
+    by_test_loss = one.other_loss + r"\*" * (one.other_loss == NOT_RESOLVED and bool(one.other_note))
     cost = f"{row.minutes:.2g}"
-    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, row.by_test_loss, cost, sweep
+    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ import webbrowser
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.papers import claims
-from depthmup_flax.report import Report, make_report, verdict
+from depthmup_flax.papers import judged_claims
+from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.watch import watch
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import buckets
@@ -50,8 +51,8 @@ def define(parser: Parser) -> None:
     parser.flag(
         "--tolerance",
         type=float,
-        default=verdict.TOLERANCE,
-        help="Regret that counts as small, as a share of the base's lowest loss; 0 to 1.",
+        default=TOLERANCE,
+        help="Regret that counts as small, as a share of what the base learned; 0 to 1.",
     )
     parser.flag(
         "--loss",
@@ -79,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
-    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
+    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": judged_claims.as_data}
     if args.watch:
         opened = _open if args.open else lambda page: None
         say = functools.partial(print, flush=True)
@@ -116,7 +117,7 @@ def _is_run(directory: pathlib.Path) -> bool:
 
 def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
     """Where the report of runs goes; `InputError` if a flag for sweeps is given."""
-    for name, default in (("watch", False), ("tolerance", verdict.TOLERANCE), ("loss", None)):
+    for name, default in (("watch", False), ("tolerance", TOLERANCE), ("loss", None)):
         if getattr(args, name) != default:
             raise InputError(f"--{name} is for sweeps, and {str(first)!r} holds a training run: leave it out.")
     return workdirs.as_path(args.out) if args.out else first / "report"

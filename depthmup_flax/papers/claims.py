@@ -1,40 +1,18 @@
-"""The papers' claims as contrasts: a rule per claim, and what the interval of its contrast shows.
+"""The papers' claims as contrasts: a rule per claim. `depthmup_flax.papers.judged_claims` judges them.
 
 `CLAIMS` has them by figure, close to the papers' words. TP6 is arXiv:2310.02244, B24 arXiv:2309.16620. Where the paper
-gives no number, the bound is 0 for a comparison, `depthmup_flax.report.verdict.TOLERANCE` of the base's lowest loss
+gives no number, the bound is 0 for a comparison, `depthmup_flax.report.yardstick.TOLERANCE` of what the base learned
 for "transfers" and "does not matter", and the middle between two exponents for a choice between them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from depthmup_flax.papers.measures import (
-    AT_LEAST,
-    AT_MOST,
-    BASE,
-    BOTH,
-    EITHER,
-    LARGEST,
-    MEASURES,
-    NOT_NEGATIVE,
-    Measured,
-    Place,
-    Term,
-    Window,
-)
-from depthmup_flax.records.table import TRAIN
-from depthmup_flax.report import tables, verdict
-from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.same_runs import same_runs
-from depthmup_flax.report.transfer import Analysis, Variant
-from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
-from depthmup_flax.util.types import Json
+from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, LARGEST, Term, Window
+from depthmup_flax.report.yardstick import TOLERANCE
 
-NO_EVIDENCE = "no evidence"  # the runs repeat those of another variant
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers
 
 
@@ -44,7 +22,7 @@ class Rule:
 
     Attributes:
       sense: `AT_MOST` or `AT_LEAST`.
-      bound: of the sum; if ``share`` is given, that share of the base's lowest loss instead.
+      bound: of the sum; if ``share`` is given, that share of what the base learned instead.
       every: whether it must hold at every size above the base's, or at the largest alone.
     """
 
@@ -71,7 +49,7 @@ def transfers(variant: str = "", axis: str = "depth") -> Rule:
 
 
 def _small(term: Term) -> Rule:
-    return Rule(((1, term),), AT_MOST, share=verdict.TOLERANCE)
+    return Rule(((1, term),), AT_MOST, share=TOLERANCE)
 
 
 def costs_more(control: str, rule: str, axis: str = "depth") -> Rule:
@@ -261,7 +239,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ("with the nonlinearity first the best rate transfers over depth", transfers("pre_nonlin=True")),
         (
             "with the nonlinearity first depth gives no gain",
-            dataclasses.replace(rises("pre_nonlin=True"), share=-verdict.TOLERANCE),
+            dataclasses.replace(rises("pre_nonlin=True"), share=-TOLERANCE),
         ),
         ("with the nonlinearity first the loss is higher", lower_loss("pre_nonlin=False", "pre_nonlin=True")),
     ),
@@ -328,182 +306,3 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ("transformers are insensitive to the branch multiplier (a factor of two)", _small(Term("cost of an octave"))),
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgedClaim:
-    """A claim and what a sweep shows about it.
-
-    Attributes:
-      verdict: `SHOWN`, `OPPOSITE`, `NOT_RESOLVED` or `NO_EVIDENCE`.
-      contrast: what is measured, in words.
-      estimate: ``None`` if it is unknown; infinite if a network does not train.
-      bound: of the contrast, at most or at least as the rule says.
-      seeds: of the sizes that it compares; 0 if there are none.
-      seeds_needed: if it is not resolved, the seeds that decide four times in five; ``None`` if their number is unknown
-        or above `depthmup_flax.report.verdict.MOST_SEEDS`.
-      note: what limits the verdict.
-    """
-
-    claim: Claim
-    verdict: str
-    contrast: str
-    estimate: Estimate | None
-    bound: float
-    seeds: int
-    seeds_needed: int | None
-    note: str
-
-    @property
-    def numbers(self) -> str:
-        """``0.012 (0.004 to 0.02)``; empty without a finite number."""
-        if self.estimate is None or not math.isfinite(self.estimate.value):
-            return ""
-        terms = self.claim.rule.terms
-        least = 0.0 if len(terms) == 1 and terms[0][1].measure in NOT_NEGATIVE else -math.inf
-        return verdict.in_words(self.estimate, least=least)
-
-    @property
-    def finding(self) -> str:
-        """The contrast with its interval and the bound, and what limits them."""
-        if not self.numbers:
-            return f"{self.contrast}: {self.note}"
-        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.rounded_loss(self.bound)}"
-        return f"{text}; {self.note}" if self.note else text
-
-    @property
-    def sentence(self) -> str:
-        """Verdict, claim and finding; if noise leaves it open, the number of seeds that would decide."""
-        decision, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
-        return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
-
-    def _more_seeds(self) -> str:
-        if self.verdict != NOT_RESOLVED or self.note:
-            return ""
-        return f"; {verdict.undecided(self.seeds, '', self.seeds_needed)}"
-
-
-def judged(figure: str, analysis: Analysis) -> list[JudgedClaim]:
-    """What an analysis shows about each claim of its figure; none for a figure without claims.
-
-    Claims about a part of training have no test loss.
-    """
-    claims = [claim for claim in CLAIMS.get(figure, ()) if analysis.loss == TRAIN or not _in_training(claim.rule)]
-    return [judged_claim(claim, analysis) for claim in claims]
-
-
-def as_data(figure: str, analysis: Analysis) -> list[Json]:
-    """`judged` as JSON, for `depthmup_flax.report.make_report`."""
-    return [_claim_data(one) for one in judged(figure, analysis)]
-
-
-def _claim_data(one: JudgedClaim) -> Json:
-    return {
-        "id": one.claim.id,
-        "source": one.claim.source,
-        "claim": one.claim.text,
-        "verdict": one.verdict,
-        "contrast": one.contrast,
-        **tables.estimate_data(one.estimate),
-        "claimed": one.claim.rule.sense,
-        "bound": one.bound,
-        "seeds": one.seeds,
-        "seeds_needed": one.seeds_needed,
-        "note": one.note,
-        "sentence": one.sentence,
-    }
-
-
-def _in_training(rule: Rule) -> bool:
-    return any(term.when for _, term in rule.terms)
-
-
-def judged_claim(claim: Claim, analysis: Analysis) -> JudgedClaim:
-    """What an analysis shows about one claim: at the largest multiple of the base's size that all its variants have.
-
-    A claim about every size is shown if it holds at all of them; else the worst size decides.
-    """
-    rule = claim.rule
-    named = {term.variant: _variant(analysis, term.variant) for _, term in rule.terms}
-    variants = [variant for variant in named.values() if variant is not None]
-    if len(variants) < len(named):
-        missing = " and ".join(name for name, variant in named.items() if variant is None)
-        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
-    places = [Place(analysis, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
-    larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
-    if not larger and any(term.at == LARGEST for _, term in rule.terms):
-        return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")
-    same = _copied(analysis, variants, places[0].term.axis)
-    sizes = larger if rule.every else larger[-1:] or [1.0]
-    at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=size) for p in places], same) for size in sizes]
-    worst = [[one for one in at_sizes if one.verdict == kind] for kind in (OPPOSITE, NOT_RESOLVED)]
-    return max(worst[0] or worst[1] or at_sizes[-1:], key=lambda one: one.estimate.value if one.estimate else math.inf)
-
-
-def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
-    """`judged_claim` at one size. ``same`` names a variant that repeats another's runs."""
-    rule, optimum = claim.rule, places[0].variant.base.optimum
-    share_of = abs(optimum.loss.value) if optimum else math.nan
-    bound = rule.bound if rule.share is None else rule.share * share_of
-    seeds = min(len(row.curve.seeds) for place in places for row in place.compared)
-    judge = functools.partial(JudgedClaim, claim, contrast=_in_words(rule.terms, places), bound=bound, seeds=seeds)
-    if same:
-        return judge(verdict=NO_EVIDENCE, estimate=None, seeds_needed=None, note=same)
-    measured = [MEASURES[place.term.measure](place) for place in places]
-    total = _total([(sign, one) for (sign, _), one in zip(rule.terms, measured, strict=True)])
-    decision = _decide(total, rule.sense, bound)
-    return judge(verdict=decision.verdict, estimate=total.estimate, seeds_needed=decision.seeds, note=total.note)
-
-
-def _variant(analysis: Analysis, parts: str) -> Variant | None:
-    """The first variant whose name has all parts."""
-    wanted = set(filter(None, parts.split(", ")))
-    return next((variant for variant in analysis.variants if wanted <= set(variant.name.split(", "))), None)
-
-
-def _in_words(terms: Terms, places: Sequence[Place]) -> str:
-    """``regret of mup minus that of depth_mup at depth 24``."""
-    wheres = [place.where for place in places]
-    shared = len(set(wheres)) == 1
-    words: list[str] = []
-    for (sign, term), place, where in zip(terms, places, wheres, strict=True):
-        alike = (term.measure, term.when) == (terms[0][1].measure, terms[0][1].when)
-        what = place.what if not words or not alike else f"that{place.of}"
-        words += ["" if not words else "plus" if sign > 0 else "minus", what, "" if shared else where]
-    return " ".join(filter(None, [*words, wheres[0] if shared else ""]))
-
-
-def _total(parts: Sequence[tuple[int, Measured]]) -> Measured:
-    """The signed sum. A network that does not train decides, unless another one opposes it."""
-    note = "; ".join(dict.fromkeys(part.note for _, part in parts if part.note))
-    signed = [part if sign > 0 else -part for sign, part in parts]
-    estimates = [part.estimate for part in signed if part.estimate is not None]
-    infinite = {estimate.value for estimate in estimates if math.isinf(estimate.value)}
-    if len(infinite) == 1:
-        return Measured(Estimate(infinite.pop(), None, min(estimate.seeds for estimate in estimates)), note=note)
-    if infinite or len(estimates) < len(parts):
-        return Measured(None, note=note)
-    limits = {part.limit for part in signed if part.limit}
-    limit = limits.pop() if len(limits) == 1 else EITHER if limits else ""
-    return Measured(functools.reduce(lambda total, other: total - (-other), estimates), limit, note)
-
-
-def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
-    """`verdict.judge`; not resolved where the measured range bounds the number on one side only."""
-    if total.estimate is None or math.isnan(bound):
-        return verdict.Judgment(NOT_RESOLVED)
-    sign = 1 if sense == AT_MOST else -1
-    if math.isinf(total.estimate.value):
-        return verdict.Judgment(SHOWN if sign * total.estimate.value < 0 else OPPOSITE)
-    decision = verdict.judge(total.estimate if sign > 0 else -total.estimate, sign * bound)
-    other = AT_LEAST if sense == AT_MOST else AT_MOST
-    unsure = {SHOWN: (other, EITHER), OPPOSITE: (sense, EITHER)}.get(decision.verdict, (AT_MOST, AT_LEAST, EITHER))
-    return verdict.Judgment(NOT_RESOLVED) if total.limit in unsure else decision
-
-
-def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
-    """Names a variant that repeats an earlier one's runs along an axis; empty without one."""
-    pairs = [
-        (variant, earlier) for variant in variants for earlier in analysis.variants[: analysis.variants.index(variant)]
-    ]
-    return next(filter(None, (same_runs(analysis, *pair, axis) for pair in pairs)), "")

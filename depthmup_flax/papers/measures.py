@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import Curve
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import Analysis, Row, Variant
+from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
+from depthmup_flax.report.yardstick import Yardstick, yardstick
 
 AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
 BOTH = "width and depth"  # an axis: both are the same multiple of the base's
 Window = tuple[float, float]  # part of training, as fractions of its steps
-NOT_NEGATIVE = ("regret", "regret of the early choice", "cost of an octave")
+REGRETS = ("regret", "regret of the early choice")
+NOT_NEGATIVE = (*REGRETS, "cost of an octave")
 OVER_SIZES = ("exponent", "absolute exponent")
 _OPPOSITE = {AT_MOST: AT_LEAST, AT_LEAST: AT_MOST}
 
@@ -50,7 +51,8 @@ class Measured:
     Attributes:
       estimate: ``None`` if nothing is known; infinite if the network does not train.
       limit: `AT_LEAST` or `AT_MOST` if the estimate bounds the number on one side only, whatever its interval;
-        `EITHER` if it bounds neither; empty if the interval holds.
+        `EITHER` if it bounds neither; `UNTRAINED` if it is infinite as the network does not train; empty if the
+        interval holds.
       note: why it is limited, unknown or infinite.
     """
 
@@ -134,6 +136,13 @@ class Place:
         """(X,)."""
         return np.asarray(self.analysis.scale.coordinate(curve.x))
 
+    def yardstick(self, tolerance: float) -> Yardstick:
+        """For a measure of `REGRETS`."""
+        proxy = self.variant.base.curve
+        if self.term.when is not None:  # the choice is made at the same size, early
+            proxy = dataclasses.replace(self.row.curve, losses=self.losses(self.row.curve))
+        return yardstick(self.analysis.scale, proxy, self.row.curve, tolerance)
+
     def losses(self, curve: Curve) -> np.ndarray:
         """(S, X): as reported, or the mean over the time slices that overlap ``when``."""
         if self.term.when is None:
@@ -145,15 +154,15 @@ class Place:
 
 
 def _no_seed_trains(place: Place, row: Row) -> bool:
-    """Whether each seed's lowest loss is above twice the base's."""
-    base = place.variant.base.optimum
+    """Whether each seed's lowest loss is above twice that before learning."""
     lowest = np.where(np.isfinite(row.curve.losses), row.curve.losses, np.inf).min(1)
-    return base is not None and bool((lowest > transfer.UNTRAINED_ABOVE * abs(base.loss.value)).all())
+    return bool((lowest > exploded(place.variant.initial_loss)).all())
 
 
 def _fails(place: Place, row: Row, how: str) -> Measured:
     note = f"{place.name} {how} at {place.size(row)}"
-    return Measured(Estimate(math.inf, None, len(row.curve.seeds)), note=note)
+    limit = UNTRAINED if how == UNTRAINED else ""
+    return Measured(Estimate(math.inf, None, len(row.curve.seeds)), limit, note)
 
 
 def _edge(place: Place, row: Row) -> str:
@@ -166,9 +175,9 @@ def _regret(place: Place) -> Measured:
     row, base = place.row, place.variant.base
     if base.edge:
         return Measured(None, note=_edge(place, base))
-    if row.regret == transfer.UNTRAINED and _no_seed_trains(place, row):
-        return _fails(place, row, "does not train")
-    if row.regret == transfer.DIVERGED:
+    if row.regret == UNTRAINED and _no_seed_trains(place, row):
+        return _fails(place, row, UNTRAINED)
+    if row.regret == DIVERGED:
         return _fails(place, row, f"diverges with the base's best {place.x}")
     if not isinstance(row.regret, Estimate):
         return Measured(None, note=f"the base's best {place.x} of {place.name}: {row.regret} at this size")
@@ -180,7 +189,7 @@ def _loss(place: Place) -> Measured:
     """The minimum of the fitted curve."""
     row = place.row
     if row.optimum is None or _no_seed_trains(place, row):
-        return _fails(place, row, "does not train")
+        return _fails(place, row, UNTRAINED)
     coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
     best = opt.find_optimum(coordinates, losses)
     if best is None:

@@ -98,6 +98,8 @@ class SweepInfo:
     base: Json  # the base config
     objective: str = TRAIN  # the loss of `OBJECTIVES` by which runs are compared
     runs: int = 0  # of the grid when it was written; 0 if an earlier version wrote it
+    # The cross-entropy of the best constant guess, in nats; None for other losses, or if an earlier version wrote it.
+    chance: float | None = None
     unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
 
 
@@ -322,7 +324,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
     if type(fields) is not dict:
         fields = {}
-    fields = {"runs": 0, "objective": TRAIN, **fields}  # earlier versions do not write these
+    fields = {"runs": 0, "objective": TRAIN, "chance": None, **fields}  # earlier versions do not write these
     own = {name: fields.pop(name, None) for name in _INFO_FIELDS}
     if wrong := _wrong(own, _INFO_FIELDS):
         raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
@@ -343,6 +345,7 @@ _INFO_FIELDS: dict[str, _Kind] = {
     "objective": (", ".join(OBJECTIVES), lambda value: value in OBJECTIVES),
     "schema": _SIZE,
     "runs": _COUNT,
+    "chance": _LOSS,
 }
 
 

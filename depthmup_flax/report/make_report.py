@@ -8,12 +8,13 @@ import logging
 import pathlib
 from collections.abc import Sequence
 
-from depthmup_flax.records.table import COMPLETED, TRAIN, Sweep, read_sweep
-from depthmup_flax.report import points, tables, verdict
+from depthmup_flax.records.table import COMPLETED, TEST, TRAIN, VALIDATION, Sweep, read_sweep
+from depthmup_flax.report import points, tables
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.report.transfer import Analysis, analyze
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
@@ -50,7 +51,7 @@ def make_report(
     directories: Sequence[str | pathlib.Path],
     out: str | pathlib.Path,
     *,
-    tolerance: float = verdict.TOLERANCE,
+    tolerance: float = TOLERANCE,
     loss: str | None = None,
     claims: tables.Claims | None = None,
 ) -> Report:
@@ -61,10 +62,12 @@ def make_report(
     Args:
       directories: of the shards.
       out: directory of the files, each of which is replaced atomically.
-      tolerance: the regret that counts as small, as a share of the base's lowest loss.
+      tolerance: the regret that counts as small, as a share of what the base learned; see
+        `depthmup_flax.report.yardstick`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
-      claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
+      claims: judges statements about the sweep's figure; `depthmup_flax.papers.judged_claims.as_data` those of the
+        papers.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -84,7 +87,7 @@ def write_report(
     sweep: Sweep,
     out: str | pathlib.Path,
     *,
-    tolerance: float = verdict.TOLERANCE,
+    tolerance: float = TOLERANCE,
     loss: str | None = None,
     claims: tables.Claims | None = None,
     refresh_s: float | None = None,
@@ -97,7 +100,7 @@ def write_report(
     require_share(tolerance)
     analysis, swapped = analyses(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, analysis, tolerance, claims, compared)
+        data = tables.as_data(sweep, analysis, tolerance, claims, compared, other_analysis(sweep, analysis))
         csv = {"tables.csv": points.tables_csv(data).encode(), "points.csv": points.points_csv(analysis).encode()}
         drawn, notebook = dict[str, bytes](), ""
         if has_matplotlib():
@@ -131,7 +134,18 @@ def _drawn(
 def require_share(tolerance: float) -> None:
     """Raises `InputError` for a tolerance that is not between 0 and 1."""
     if not 0 < tolerance < 1:
-        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
+        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.02.")
+
+
+def other_analysis(sweep: Sweep, analysis: Analysis) -> Analysis | None:
+    """The sweep by the test, else the validation loss; by the training loss, if it is analyzed by one of these.
+
+    ``None`` if a completed run lacks it.
+    """
+    completed = [record for record in sweep.records if record.status == COMPLETED]
+    losses = [TEST, VALIDATION] if analysis.loss == TRAIN else [TRAIN]
+    measured = [loss for loss in losses if all(record.loss(loss) is not None for record in completed)]
+    return analyses(sweep, measured[0])[0] if measured else None
 
 
 def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis | None]:

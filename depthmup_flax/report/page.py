@@ -37,7 +37,7 @@ def render(
         + _comparison(data)
         + "".join(pictures[:1])
         + f"<h2>Tables</h2>\n<p>{escape(tables.explanation(analysis))}</p>\n"
-        + f"<p>{escape(tables.tolerance_sentence(data))}</p>\n"
+        + f"<p>{escape(tables.tolerance_sentence(data, analysis))}</p>\n"
         + _tables(data, analysis)
         + f'<p class="downloads">Download: {downloads(files, "csv")}</p>\n'
         + _claims(data)

@@ -8,16 +8,20 @@ from typing import Any, TypeAlias
 
 from depthmup_flax.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import presets, settings, transfer, verdict
+from depthmup_flax.report import presets, settings, transfer
+from depthmup_flax.report.contrasts import Contrast, contrasts, headline, is_contrast, main_verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Analysis, Row, Variant
+from depthmup_flax.report.verdict import Verdict, verdicts
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
 
-# The name of a sweep's figure and its analysis -> what it shows about each statement of a paper, as JSON.
-Claims: TypeAlias = Callable[[str, Analysis], list[Json]]
+# The name of a sweep's figure, its analysis and that by another loss -> what it shows about each statement of a paper,
+# as JSON.
+Claims: TypeAlias = Callable[[str, Analysis, Analysis | None], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
@@ -27,29 +31,34 @@ _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 def as_data(
     sweep: Sweep,
     analysis: Analysis,
-    tolerance: float = verdict.TOLERANCE,
+    tolerance: float = TOLERANCE,
     claims: Claims | None = None,
     compared: Sweep | None = None,
+    other: Analysis | None = None,
 ) -> Json:
-    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `write_report`."""
+    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `write_report`.
+
+    ``other`` is the sweep by another loss, which is judged, too.
+    """
     info, records = sweep.info, sweep.records
-    verdicts = verdict.verdicts(analysis, tolerance)
-    main = verdict.main_verdict(analysis, verdicts)
-    contrasts = verdict.contrasts(analysis, main.axis) if main else []
-    headline = [main, *(one for one in verdicts if main and verdict.is_contrast(one, main, contrasts))]
+    judged = verdicts(analysis, tolerance, other)
+    main = main_verdict(analysis, judged)
+    against = contrasts(analysis, main.axis, other) if main else []
+    in_headline = [main, *(one for one in judged if main and is_contrast(one, main, against))]
     comparison = presets.comparison_data(compared) if compared else None
     data = {
         "headline": presets.headline(comparison)
         if comparison and compared is sweep
-        else verdict.headline(analysis, verdicts),
-        "verdicts": [{**_verdict_data(one), "in_headline": one in headline} for one in verdicts],
-        "contrasts": [_contrast_data(one) for one in contrasts],
+        else headline(analysis, main, against),
+        "verdicts": [{**_verdict_data(one), "in_headline": one in in_headline} for one in judged],
+        "contrasts": [_contrast_data(one) for one in against],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
         "scale": info.scale,
         "x": info.x,
         "loss": analysis.loss,
+        "other_loss": other.loss if other else None,
         "second": analysis.other.axis if analysis.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "settings": settings.settings(info, analysis),
@@ -67,33 +76,38 @@ def as_data(
             for s, valley in zip(analysis.surfaces, analysis.valleys, strict=False)
             for slope, interval in [valley or (None, None)]
         ],
-        "claims": claims(info.figure, analysis) if claims else [],
+        "claims": claims(info.figure, analysis, other) if claims else [],
         "core_minutes": core_minutes(records),
         "comparison": comparison,
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
 
-def _verdict_data(one: verdict.Verdict) -> Json:
+def _verdict_data(one: Verdict) -> Json:
     regret = one.row.regret if isinstance(one.row.regret, opt.Estimate) else None
+    ruler = one.measured_by
     return {
         "variant": one.variant,
         "axis": one.axis,
         "width": one.row.curve.width,
         "depth": one.row.curve.depth,
         "verdict": one.verdict,
+        "verdict_by_other_loss": one.other_loss,
         "regret": estimate_data(regret),
-        "tolerance": one.tolerance,
+        "tolerance": ruler.tolerance if ruler else None,
+        "passing": {"octaves": ruler.passing, "grid": ruler.grid} if ruler else None,
+        "power": ruler.power if ruler else None,
         "seeds": len(one.row.curve.seeds),
         "seeds_needed": one.seeds_needed,
         "sentence": one.sentence,
     }
 
 
-def _contrast_data(one: verdict.Contrast) -> Json:
+def _contrast_data(one: Contrast) -> Json:
     return {
         "control": one.control,
         "verdict": one.verdict,
+        "verdict_by_other_loss": one.other_loss,
         "difference": estimate_data(one.estimate),
         "sentence": one.sentence,
     }
@@ -122,6 +136,7 @@ def _variant_data(analysis: Analysis, variant: Variant) -> Json:
     return {
         "name": variant.name,
         "base": {"width": base.width, "depth": base.depth, "is_smallest": variant.base_is_smallest},
+        "initial_loss": variant.initial_loss,
         "transferred": variant.transferred,
         "rows": [_row_data(analysis, row) for row in variant.rows],
         "slopes": {
@@ -241,7 +256,7 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
 def explanation(analysis: Analysis) -> str:
     """How to read the columns."""
     x = analysis.scale.name
-    untrained = f" A network does not train if no {x} brings its loss below twice the base's."
+    untrained = f" A network does not train if no {x} brings its loss below twice that {analysis.initial_loss_name}."
     return (
         f"shift: best {x} minus the base's, in {analysis.scale.unit}; 0 is perfect transfer. "
         f"regret: {analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
@@ -266,7 +281,7 @@ def as_text(data: Json, analysis: Analysis) -> str:
         lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
     facts = f"{counts(data)}; {', '.join(data['devices'])}; {duration(data['hours'])}"
     trained = settings.sentence(data["settings"])
-    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), trained, facts])
+    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data, analysis), trained, facts])
 
 
 def counts(data: Json) -> str:
@@ -291,12 +306,16 @@ def duration(hours: float) -> str:
     return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
 
 
-def tolerance_sentence(data: Json) -> str:
+def tolerance_sentence(data: Json, analysis: Analysis) -> str:
     """What the verdicts mean."""
-    better = (
-        "The rule transfers better than a control if the whole interval of the difference of their regrets is above 0. "
-    )
-    return (better if data["contrasts"] else "") + (
-        f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of the base's "
-        "lowest loss (--tolerance), and does not if the whole interval is above."
+    better = "The rule transfers better than a control if the whole interval of their regrets' difference is above 0."
+    both = "A headline takes both losses."
+    return (
+        (f"{better} " if data["contrasts"] else "")
+        + (f"{both} " if data["other_loss"] else "")
+        + f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the "
+        f"base learned (--tolerance), the loss {analysis.initial_loss_name} minus its lowest, and does not if the "
+        f"whole interval is above. Would pass: the {analysis.scale.unit} of the grid whose regret is below that; "
+        "above half of the grid there is no evidence. Power: the probability that these seeds show transfer if there "
+        "is no regret."
     )

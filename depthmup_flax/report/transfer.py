@@ -14,8 +14,7 @@ from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, pr
 from depthmup_flax.util.errors import InputError
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
-UNTRAINED = "does not train"  # its lowest loss is more than this many times the base's
-UNTRAINED_ABOVE = 2.0
+UNTRAINED = "does not train"  # its lowest loss is above twice that before learning, see `Variant.initial_loss`
 DIVERGED, NOT_RUN = "diverged", "not run"
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
@@ -71,6 +70,9 @@ class Variant:
     name: str  # short; empty if the sweep has only one
     base: Row  # the size from which hyperparameters are transferred
     base_is_smallest: bool  # it replaces a base size that is not in the sweep
+    # The loss before learning: of the best constant guess if the sweep knows it, see `depthmup_flax.data.chance`; else
+    # the base's training loss in the first time slice at its best x.
+    initial_loss: float
     rows: tuple[Row, ...]  # one per size, ascending
     slopes: dict[str, Slope]  # by depth and width, where at least three sizes were run
     power_laws: dict[str, dict[int, opt.Estimate]]  # by depth and width, then size: see `power_laws`
@@ -110,6 +112,12 @@ class Analysis:
     variants: tuple[Variant, ...]
     axes: tuple[SizeAxis, ...]  # along which sizes vary; one with a single size if none does
     loss: str = TRAIN  # of all curves, a key of `LOSSES`
+    knows_chance: bool = False  # whether every `Variant.initial_loss` is that of the best constant guess
+
+    @property
+    def initial_loss_name(self) -> str:
+        """Where `Variant.initial_loss` comes from, for sentences."""
+        return "of a constant guess" if self.knows_chance else "of the base's first steps"
 
     @property
     def loss_name(self) -> str:
@@ -149,13 +157,15 @@ def analyze(
         optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses) for curve in own]
         base, is_smallest = _base(info, own)
         at = own.index(base)
+        initial_loss = _first_loss(base, optima[at]) if info.chance is None else info.chance
         rows = tuple(
-            _row(scale, curve, best, base, optima[at], planned) for curve, best in zip(own, optima, strict=True)
+            _row(scale, curve, best, base, optima[at], initial_loss, planned)
+            for curve, best in zip(own, optima, strict=True)
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
-        variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
+        variants.append(Variant(name, rows[at], is_smallest, initial_loss, rows, slopes, power_laws(rows)))
     valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
-    return Analysis(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss)
+    return Analysis(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss, info.chance is not None)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
@@ -191,20 +201,29 @@ def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
     return (at_base[0], False) if at_base else (min(curves, key=lambda c: (c.depth, c.width)), True)
 
 
+def exploded(initial_loss: float) -> float:
+    """The loss above which a network does not train: twice the loss before learning; likelihoods may be negative."""
+    return initial_loss + abs(initial_loss)
+
+
+def _first_loss(base: Curve, best: opt.Optimum | None) -> float:
+    """The mean over seeds in the first time slice at the best x; NaN if it is unknown."""
+    return float(base.slices[:, best.grid, :1].mean()) if best and base.slices.shape[-1] else math.nan
+
+
 def _row(
     scale: Scale,
     curve: Curve,
     best: opt.Optimum | None,
     base: Curve,
     base_best: opt.Optimum | None,
+    initial_loss: float,
     planned: Sequence[float],
 ) -> Row:
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
-    # Losses such as likelihoods may be negative.
-    worst = base_best.loss.value + (UNTRAINED_ABOVE - 1) * abs(base_best.loss.value) if base_best else math.inf
-    trains = not (best and best.loss.value > worst)
+    trains = not (best and best.loss.value > exploded(initial_loss))
     flags = [] if best else [ALL_DIVERGED]
     if not trains:
         flags.append(UNTRAINED)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from depthmup_flax.records.table import Record, Sweep, read_sweep
-from depthmup_flax.report import verdict
 from depthmup_flax.report.loss_surfaces import axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
@@ -75,7 +75,7 @@ def watch(
     directories: Sequence[pathlib.Path],
     out: str | pathlib.Path,
     *,
-    tolerance: float = verdict.TOLERANCE,
+    tolerance: float = TOLERANCE,
     loss: str | None = None,
     claims: Claims | None = None,
     say: Callable[[str], None] = print,

@@ -15,7 +15,7 @@ from depthmup_flax.records.columns import short_names
 from depthmup_flax.records.table import LOSS_FIELDS, TRAIN
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.make_report import Report, make_report
-from depthmup_flax.report.verdict import TOLERANCE
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.tune.choice import Advice, Choice, describe
 from depthmup_flax.util import notebook_html
 from depthmup_flax.workdir import directory as workdirs

@@ -21,8 +21,10 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
+from depthmup_flax.data.chance import chance_loss
 from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.experiment import Experiment, NetworkExperiment
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
 from depthmup_flax.engine.memory import require_memory
@@ -105,7 +107,8 @@ def sweep(
         with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
             if overwrite:
                 _delete(path, unfinished)
-            stored = _require_same_sweep(directory, dataclasses.replace(sweep_info(config), runs=len(runs)))
+            info = dataclasses.replace(sweep_info(config), runs=len(runs), chance=_chance(planned[0].experiment))
+            stored = _require_same_sweep(directory, info)
             _require_same_data(directory, planned)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
@@ -311,6 +314,12 @@ def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, pr
             return programs.get(fewer, one_seed)
 
     return shrink
+
+
+def _chance(experiment: Experiment) -> float | None:
+    """`chance_loss`, if the network is trained on cross-entropy."""
+    classifies = isinstance(experiment, NetworkExperiment) and experiment.config.loss == "cross_entropy"
+    return chance_loss(experiment.dataset) if classifies else None
 
 
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from depthmup_flax.papers import claims
+from depthmup_flax.papers import judged_claims
 from depthmup_flax.records.run_hash import RunNames
 from depthmup_flax.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report.loss_surfaces import roles, surfaces
@@ -72,7 +72,7 @@ def study_of(sweep):
 
 def data_of(sweep):
     """The content of ``report.json``."""
-    return as_data(sweep, study_of(sweep), claims=claims.as_data)
+    return as_data(sweep, study_of(sweep), claims=judged_claims.as_data)
 
 
 def parabola(point, *, best=-8.0, noise=0.0, seed=0):

@@ -9,7 +9,6 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, study_of, sweep_of
 
 from depthmup_flax.papers.claims import (
     CLAIMS,
-    NO_EVIDENCE,
     Claim,
     Rule,
     costs_more,
@@ -17,17 +16,16 @@ from depthmup_flax.papers.claims import (
     exponent_at_most,
     falls,
     gains_more,
-    judged,
-    judged_claim,
     lower_loss,
     moves_more,
     rises,
     transfers,
 )
+from depthmup_flax.papers.judged_claims import UNTRAINED_CONTROL, judged, judged_claim
 from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from depthmup_flax.report.page import render
 from depthmup_flax.report.tables import as_text, core_minutes
-from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 
 DEPTHS, BEST, CURVATURE = (4, 16, 64), -8.0, 0.03
 OCTAVES = math.log2(DEPTHS[-1] / DEPTHS[0])  # of depth
@@ -119,6 +117,25 @@ def test_width_and_depth_together_are_compared_where_both_are_the_same_multiple_
     assert one.estimate.value == pytest.approx(CURVATURE * (4 * shift) ** 2, abs=0.003)
 
 
+def test_a_claim_of_transfer_says_how_the_optimum_drifts_and_what_would_pass():
+    found = of(transfers("a"), planted({"a": (0.05, 0.0)}, noise=0.001))
+    assert found.verdict == SHOWN
+    assert "; the optimum drifts by +0.2 octaves (" in found.finding
+    assert ", as depth^+0.05 (" in found.finding
+    assert f"{found.measured_by.passing:.2g} of the grid's 8 octaves would pass, power 1.00" in found.finding
+    flat = lambda point, loss: loss + (0.0003 - CURVATURE) * (math.log2(point[X]) - BEST) ** 2
+    assert of(transfers("a"), planted({"a": STILL}, noise=1e-5, change=flat)).verdict == NO_EVIDENCE
+
+
+def test_a_claim_is_shown_by_both_losses_or_by_one():
+    analyze = lambda growth: study_of(planted({"relu": STILL, "abs": (0.0, growth)}))
+    falling, rising = analyze(-0.02), dataclasses.replace(analyze(0.02), loss="test")
+    (both,), (one,) = (judged("abs", falling, other) for other in (falling, rising))
+    assert (both.verdict, both.other_loss, both.shown_by_both) == (SHOWN, SHOWN, True)
+    assert (one.verdict, one.other_loss, one.shown_by_both) == (SHOWN, OPPOSITE, False)
+    assert one.sentence.startswith("Shown (by test loss: opposite): the absolute value has")
+
+
 def test_claims_about_a_part_of_training_have_no_test_loss():
     analysis = study_of(planted({"depth_mup": STILL, "mup": LEFT}))
     texts = lambda analysis: {one.claim.text for one in judged("megatron", analysis)}
@@ -156,9 +173,13 @@ def test_a_network_that_does_not_train_with_any_seed_decides_without_an_interval
     explode = lambda point, loss: 57.0 if (point["parametrization.preset"], point["model.depth"]) == ("b", 64) else loss
     sweep = planted({"a": STILL, "b": STILL}, change=explode)
     found = of(costs_more("b", "a"), sweep)
-    assert found.verdict == SHOWN
+    assert found.verdict == UNTRAINED_CONTROL
     assert found.finding == "regret of b minus that of a at depth 64: b does not train at depth 64"
-    assert of(rises("b"), sweep).verdict == SHOWN
+    assert of(rises("b"), sweep).verdict == UNTRAINED_CONTROL
+    diverges = lambda point, loss: loss if point["model.depth"] == 4 or point[X] < 2**-8 else None
+    assert (
+        of(costs_more("b", "a"), planted({"a": (-0.5, 0.0), "b": STILL}, change=diverges)).verdict != UNTRAINED_CONTROL
+    )
     assert of(lower_loss("b", "a"), sweep).verdict == OPPOSITE
     assert of(costs_more("a", "b"), sweep).verdict == OPPOSITE
 

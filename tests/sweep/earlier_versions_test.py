@@ -10,10 +10,10 @@ from processes import ROOT
 from depthmup_flax.config.fields import run_differences
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
-from depthmup_flax.papers import claims
+from depthmup_flax.papers import judged_claims
 from depthmup_flax.records.run_hash import RunNames
 from depthmup_flax.records.table import read_info, read_runs, read_sweep
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.make_report import analyses, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
@@ -35,7 +35,8 @@ def test_every_committed_record_is_named_by_its_point_and_gives_the_committed_re
     report = directory / "report.txt"
     if report.exists():
         analysis, _ = analyses(sweep)
-        assert as_text(as_data(sweep, analysis, claims=claims.as_data), analysis) == report.read_text().rstrip("\n")
+        data = as_data(sweep, analysis, claims=judged_claims.as_data, other=other_analysis(sweep, analysis))
+        assert as_text(data, analysis) == report.read_text().rstrip("\n")
 
 
 @pytest.mark.parametrize(

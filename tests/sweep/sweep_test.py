@@ -727,6 +727,7 @@ def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(copied,
 
 def test_files_of_a_later_version_are_read_with_a_warning_and_a_later_schema_is_refused(copied):
     path, info = copied / "records.jsonl", copied / "sweep.json"
+    assert unsealed(info.read_text())["chance"] == pytest.approx(math.log(10), abs=0.05)
     lines = [{**unsealed(line), "joules": 3.5, "host": "a"} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     info.write_text(json.dumps({**unsealed(info.read_text()), "owner": "b"}))
