@@ -22,7 +22,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     tuned = at_scale(
         scale,
         smoke=(0.004, 0.25, 2.0, 2.0, 0.004),
-        cpu=(0.032, 0.25, 1.0, 1.0, 0.016),
+        cpu=(0.01657, 0.269, 7.702, 5.014, 0.01597),
         gpu10=(0.003034, 1.088, 6.907, 0.9322, 0.002514),
     )
     rate, *others, rate_alone = tuned
