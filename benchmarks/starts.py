@@ -98,6 +98,7 @@ def tune(
                 "proxy.depth": model["depth"],
                 "octaves": octaves,
                 "seeds": seeds,
+                "tune": "learning_rate",
             }
             command = [sys.executable, "-m", "depthmup_flax", "tune", *(f"--{k}={v}" for k, v in flags.items())]
             own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}

@@ -1,6 +1,6 @@
 """A first demonstration: tuned on a network of 32x4, trained at 128x128, with the rule and without, on digits.
 
-    depthmup tune --config=digits_deep --compare=sp --seeds=5
+    depthmup tune --config=digits_deep --tune=learning_rate --compare=sp --seeds=5
 
 30 seconds of processor time. A residual MLP without normalization, every layer trained, 200 steps, scikit-learn's 1500
 images. Test accuracy of the target at the proxy's rate: 97.9 % +- 0.4 under Depth-muP, 9.9 % +- 2.8, which is chance,

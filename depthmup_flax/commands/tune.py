@@ -3,10 +3,9 @@
     depthmup tune --config=TARGET --proxy.width=N --proxy.depth=N [FLAG ...]
 
 Examples:
-    depthmup tune --config=digits --proxy.width=32 --proxy.depth=4
     depthmup tune --config=digits_deep --compare=sp
-    depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
-    depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
+    depthmup tune --config=my.py --proxy.depth=4 --tune=gamma0,branch_multiplier=0.1:2
+    depthmup train --config=runs/tune/my/tuned.py --workdir=runs/large
 
 The proxy is the target at a smaller width and depth, which become the target's
 base sizes: Depth-muP transfers the proxy's hyperparameters. Its runs are compared by
@@ -44,7 +43,10 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
-    parser.flag("--tune", type=comma_separated, default=[], help="Besides the rate: branch_multiplier, gamma0, ...")
+    parser.flag(
+        "--tune", type=comma_separated, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor."
+    )
+    parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
     parser.flag(
         "--objective",
         default="auto",
@@ -53,7 +55,7 @@ def define(parser: Parser) -> None:
     )
     parser.flag("--compare", type=comma_separated, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
-    parser.flag("--seeds", type=int, default=3, help="Seeds per point.")
+    parser.flag("--seeds", type=int, default=3, help="Seeds per learning rate.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 
 
@@ -63,8 +65,10 @@ def main(args: argparse.Namespace) -> None:
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
     from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+    from depthmup_flax.tune.proxy import proxy_config
+    from depthmup_flax.tune.ranges import default_names, parse_range, tuned_ranges
     from depthmup_flax.tune.rescaled_target import Rescaling
+    from depthmup_flax.tune.rounds import search_of
     from depthmup_flax.tune.search import tune
 
     target = args.config.resolved()
@@ -78,11 +82,16 @@ def main(args: argparse.Namespace) -> None:
     rescaling = Rescaling(args.target_batch_size, args.target_steps, _rescaling_rule(args))
     cache_compilations()
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
-    grid = tuning_sweep(proxy, args.tune or [], args.octaves, args.seeds)
+    if args.seeds < 1:
+        raise InputError(f"--seeds is {args.seeds}: use a whole number of at least 1.")
+    seeds = range(proxy.seed, proxy.seed + args.seeds)
+    names = default_names(proxy) if args.tune is None else args.tune
+    search = search_of(tuned_ranges(proxy, map(parse_range, names), args.octaves), seeds, args.trials)
     lanes = parse_lanes(args.lanes)
     tune(
         large,
-        grid,
+        proxy,
+        search,
         args.config.path(),
         workdir,
         lanes,

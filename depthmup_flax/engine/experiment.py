@@ -217,7 +217,7 @@ class NetworkExperiment(Experiment):
         own = self.hyperparameters
 
         def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
-            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own[path]}
+            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
             if not fields:
                 return self.functions(self.parametrization), change(self.optimizer)
             changed, of_rule = self.config.copy_and_resolve_references(), {}

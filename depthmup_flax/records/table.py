@@ -29,6 +29,7 @@ MEANS_DIVERGED = "loss not finite"  # printed with their number: a loss may expl
 OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"
 LOSS_FIELDS = {TRAIN: "train_loss_avg", VALIDATION: "validation_loss", TEST: "test_loss"}  # of `Record`
 
+ROUNDS = "rounds"  # figure of a search that begins with a grid and goes on at random points
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (

@@ -8,7 +8,7 @@ import logging
 import pathlib
 from collections.abc import Sequence
 
-from depthmup_flax.records.table import COMPLETED, TEST, TRAIN, VALIDATION, Sweep, read_sweep
+from depthmup_flax.records.table import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.report import points, tables
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.presets import comparison_of
@@ -98,6 +98,7 @@ def write_report(
     ``compared`` is a comparison of presets that belongs to it, see `depthmup_flax.report.presets`.
     """
     require_share(tolerance)
+    sweep = first_round(sweep)
     analysis, swapped = analyses(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, analysis, tolerance, claims, compared, other_analysis(sweep, analysis))
@@ -111,6 +112,19 @@ def write_report(
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
     return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
+
+
+def first_round(sweep: Sweep) -> Sweep:
+    """The grid with which a search in rounds begins, as its random points lie on no curve; another sweep as it is."""
+    if sweep.info.figure != ROUNDS:
+        return sweep
+    x = sweep.info.x
+    grid = {axis: values for axis, values in sweep.planned.items() if axis != x}
+    records = [r for r in sweep.records if all(r.point[axis] in values for axis, values in grid.items())]
+    others = len(sweep.records) - len(records)
+    note = f"{others} runs at random points, or of the last round, are left out: tuned.py has the result of the search."
+    info = dataclasses.replace(sweep.info, axes={**grid, x: sorted({r.point[x] for r in records})})
+    return dataclasses.replace(sweep, info=info, records=records, notes=[*sweep.notes, *([note] if others else [])])
 
 
 def _drawn(

@@ -13,6 +13,7 @@ from depthmup_flax.util.types import Json
 
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")
 _OF_TEXT = ("data.context", "data.tokenizer")
+_MOST_VALUES = 8  # of a field that are listed
 _IN_A_LINE = ("model", "rule", "optimizer", "frozen layers", "training", "data")
 
 Values: TypeAlias = Mapping[str, list[Any]]  # dotted config field -> its values in the curves, each once
@@ -78,9 +79,11 @@ def _shown(value: Any) -> str:
 
 
 def _one(path: str, values: Values) -> str:
-    """``adam``, or ``adam or muon``."""
+    """``adam``, ``adam or muon``, or ``0.25 to 4 (48 values)``."""
     found = values.get(path, [])
     numbers = all(isinstance(value, (int, float)) for value in found)
+    if numbers and len(found) > _MOST_VALUES:
+        return f"{number(min(found))} to {number(max(found))} ({len(found)} values)"
     return " or ".join(map(_shown, sorted(found) if numbers else found))
 
 

@@ -12,14 +12,18 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import LoadOnce
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.records.columns import flat, short_names
-from depthmup_flax.records.table import LEARNING_RATE, SEED, TRAIN, Record
+from depthmup_flax.records.table import LEARNING_RATE, ROUNDS, SEED, TRAIN, Record
 from depthmup_flax.study.names import field_of
 from depthmup_flax.study.results import ADVICE, Best, Swept
 from depthmup_flax.sweep.grid import as_tuple, powers_of_two, sweep_config
-from depthmup_flax.sweep.runner import OnRecord, sweep
+from depthmup_flax.sweep.grid_extension import extension
+from depthmup_flax.sweep.runner import More, OnRecord, sweep
 from depthmup_flax.tune.choice import Choice, best
 from depthmup_flax.tune.optuna_search import Point, search
+from depthmup_flax.tune.ranges import tuned_ranges
+from depthmup_flax.tune.rounds import search_of, without_unread
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import directory as workdirs
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 Axes: TypeAlias = dict[str, tuple[Any, ...]]  # dotted field -> values
 _OCTAVES = 4  # on each side of the config's learning rate, where no values are given
 _SWEEP, _TUNE, _SEARCH = "sweep", "tune", "search"
-_TITLES = {_TUNE: "Tuning of a proxy", _SEARCH: "Search on a proxy"}
+_TITLES = {_TUNE: "Tuning of a proxy", **dict.fromkeys((_SEARCH, ROUNDS), "Search on a proxy")}
 
 
 def _title(kind: str, grids: Mapping[str, Axes]) -> str:
@@ -77,10 +81,17 @@ class Grids:
         return axes or {LEARNING_RATE: tuple(rate * factor for factor in powers_of_two(-_OCTAVES, _OCTAVES))}
 
     def train(
-        self, kind: str, grids: Mapping[str, Axes], x: str, extend: int, *, overwrite: bool | None = None
-    ) -> tuple[list[Record], Swept]:
-        """The records of grids over the same fields along ``x``."""
-        with_seeds = {name: {**axes, SEED: self._seed_values()} for name, axes in grids.items()}
+        self,
+        kind: str,
+        grids: Mapping[str, Axes],
+        x: str,
+        extend: int,
+        *,
+        overwrite: bool | None = None,
+        more: More = extension,
+    ) -> tuple[ConfigDict, list[Record], Swept]:
+        """The sweep of grids over the same fields along ``x``, and its records."""
+        with_seeds = {name: {**axes, SEED: self.seed_values()} for name, axes in grids.items()}
         extend = 0 if isinstance(get_field(self.config, x), int) else extend  # whole numbers are not extended
         grid = sweep_config(
             self.config,
@@ -101,11 +112,13 @@ class Grids:
             kind=workdirs.SWEEP if kind == _SWEEP else workdirs.TUNE,
             on_record=self.on_record,
             shard=self.shard,
+            more=more,
         )
         names = short_names(records[0].point) if records else {}
-        return records, Swept([flat(record, names) for record in records], directory, self.objective)
+        return grid, records, Swept([flat(record, names) for record in records], directory, self.objective)
 
-    def _seed_values(self) -> tuple[int, ...]:
+    def seed_values(self) -> tuple[int, ...]:
+        """The seeds."""
         seeds, first = self.seeds, self.config.seed
         several = isinstance(seeds, Iterable) and not isinstance(seeds, (str, Mapping))
         values = as_tuple(seeds)
@@ -127,14 +140,33 @@ def swept(grids: Grids, axes: Axes, sizes: Mapping[str, tuple[int, ...]], extend
         for name, values in sizes.items()
         if values
     }
-    return grids.train(_SWEEP, lines or {"base": axes}, x, extend)[1]
+    return grids.train(_SWEEP, lines or {"base": axes}, x, extend)[-1]
 
 
 def tuned(grids: Grids, axes: Axes, extend: int) -> Best:
     """The best of a grid on the proxy."""
     axes, x = _with_x(grids, axes)
-    records, runs = grids.train(_TUNE, {"proxy": axes}, x, extend)
+    _, records, runs = grids.train(_TUNE, {"proxy": axes}, x, extend)
     return Best(best(records, x, ADVICE, grids.objective), grids.config, runs)
+
+
+def tuned_in_rounds(grids: Grids, names: Sequence[str], ranges: Mapping[str, Any], trials: int, extend: int) -> Best:
+    """The best of a search over several hyperparameters, see `depthmup_flax.tune.rounds.Rounds`.
+
+    Args:
+      grids: the proxy.
+      names: of the hyperparameters.
+      ranges: name -> lowest and highest value; of others of them ``tuned_ranges`` chooses the range.
+      trials: number of points.
+      extend: values that may be added to the grid of learning rates.
+    """
+    config, others = grids.config, [name for name in ranges if name not in names]
+    named = [(field_of(config, name), ranges.get(name)) for name in (*names, *others)]
+    search = search_of(tuned_ranges(config, named, _OCTAVES), grids.seed_values(), trials, extend)
+    search = without_unread(search, build(config, load=grids.load))
+    axes = {path: values for path, values in search.grid(config).items() if path != SEED}
+    grid, records, runs = grids.train(ROUNDS, {"proxy": axes}, search.x, search.extend, more=search.more)
+    return Best(search.choice(grid, records, ADVICE), config, runs)
 
 
 def _with_x(grids: Grids, axes: Axes) -> tuple[Axes, str]:
@@ -155,20 +187,20 @@ def searched(grids: Grids, axes: Axes, sampler: optuna.samplers.BaseSampler | No
     if not ranges:
         raise InputError("a sampler needs a range, and none is given: name one, such as learning_rate=(1e-4, 1e-1).")
     x = LEARNING_RATE if LEARNING_RATE in ranges else next(iter(ranges))
-    batches: list[tuple[list[Record], Swept]] = []
+    batches: list[tuple[ConfigDict, list[Record], Swept]] = []
 
     def losses_of(points: Sequence[Point]) -> list[float]:
         trial = {f"trial_{k}": {**fixed, **{p: (v,) for p, v in at.items()}} for k, at in enumerate(points)}
         overwrite = grids.overwrite and not batches  # what was there before this search
         batches.append(grids.train(_SEARCH, trial, x, 0, overwrite=overwrite))
-        return [_mean_loss(batches[-1][0], at, grids.objective) for at in points]
+        return [_mean_loss(batches[-1][1], at, grids.objective) for at in points]
 
     config = grids.config
     whole = {path for path in ranges if isinstance(get_field(config, path), int)}
     point = search(ranges, losses_of, sampler=sampler, trials=trials, at_once=at_once, seed=config.seed, whole=whole)
     values = {**{path: only for path, (only,) in fixed.items()}, **point}
-    of_run = {record["run"]: record for _, runs in batches for record in runs.records}
-    runs = Swept(list(of_run.values()), batches[-1][1].directory, grids.objective)
+    of_run = {record["run"]: record for *_, runs in batches for record in runs.records}
+    runs = Swept(list(of_run.values()), batches[-1][-1].directory, grids.objective)
     seeds = {record["seed"] for record in runs.records}
     return Best(Choice(values, None, {}, len(seeds), (), x, grids.objective), config, runs)
 

@@ -40,14 +40,15 @@ from depthmup_flax.study.arguments import (
 )
 from depthmup_flax.study.names import field_of, in_python, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
-from depthmup_flax.study.searches import Grids, searched, swept, tuned
+from depthmup_flax.study.searches import Grids, searched, swept, tuned, tuned_in_rounds
 from depthmup_flax.study.shown_progress import shown_progress
 from depthmup_flax.sweep.grid import as_tuple
 from depthmup_flax.sweep.runner import OnRecord
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
 from depthmup_flax.tune.objective import AUTO, prepare_objective, require_objective
-from depthmup_flax.tune.proxy import EXTEND
+from depthmup_flax.tune.ranges import default_names
+from depthmup_flax.tune.rounds import EXTEND, TRIALS
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
@@ -242,6 +243,7 @@ class Study:
         *,
         seeds: int | Sequence[int] = 3,
         extend: int = EXTEND,
+        tune: Sequence[str] = (),
         sampler: optuna.samplers.BaseSampler | None = None,
         trials: int | None = None,
         at_once: int = 8,
@@ -254,14 +256,19 @@ class Study:
 
         Values are tuples, or one number each: ``learning_rate=dm.powers_of_two(-12, -5), weight_decay=(0, 0.1)``. The
         learning rate, or else the first one with several positive values, is interpolated between values, and its grid
-        is extended while the best value lies at its edge. Without any values, 9 learning rates are tried.
+        is extended while the best value lies at its edge.
 
-        With a ``sampler`` of Optuna, or ``trials``, they are ranges: ``learning_rate=(1e-4, 1e-1)``.
+        With names to ``tune``, such as ``["branch_multiplier", "output_lr_factor"]``, these and the learning rate are
+        tuned in rounds of random points (`depthmup_flax.tune.rounds.Rounds`); without names and values, the learning
+        rate, a, and the factors of input and readout. With a ``sampler`` of Optuna, or
+        ``trials`` alone, it asks for the points. Values are then ranges: ``learning_rate=(1e-4, 1e-1)``.
 
         Args:
           seeds: their number, or the seeds.
           extend: values that may be added at each end of the grid.
-          sampler, trials, at_once: see `depthmup_flax.tune.optuna_search.search`.
+          tune: names of hyperparameters.
+          trials: number of points, by default 48 in rounds, 32 of a sampler.
+          sampler, at_once: see `depthmup_flax.tune.optuna_search.search`.
           lanes, overwrite, on_record: see `depthmup_flax.sweep.runner.sweep`.
           **values: of the hyperparameters.
 
@@ -269,9 +276,18 @@ class Study:
           InputError: a name or value is wrong, or every run diverged.
         """
         grids = self._grids(seeds, lanes, overwrite, on_record)
+        in_rounds = bool(tune) or (not values and sampler is None and trials is None)
+        points = (TRIALS if in_rounds else _TRIALS) if trials is None else trials
+        if in_rounds:
+            if sampler is not None:
+                raise InputError(
+                    "tune and sampler are given: leave one out. A sampler takes ranges, such as gamma0=(0.5, 2)."
+                )
+            names = as_tuple(tune) or default_names(grids.config)
+            return tuned_in_rounds(grids, names, values, points, extend)
         if sampler is None and trials is None:
             return tuned(grids, grids.axes(values), extend)
-        return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)
+        return searched(grids, grids.axes(values), sampler, points, at_once)
 
     @_shown
     def sweep(

@@ -54,6 +54,8 @@ _WHOLE = "records.jsonl"  # of a sweep without shards
 _DATA = "data.json"
 _FORGET_EVERY = 8  # groups
 
+# The config of a sweep, its runs and hash -> record of those that are done -> further runs, each with a sentence.
+More: TypeAlias = Callable[[ConfigDict, Sequence[Run], Mapping[str, Record]], list[tuple[list[Run], str]]]
 # Gets each record as a flat dictionary, see `depthmup_flax.records.columns.flat`.
 OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
@@ -69,6 +71,7 @@ def sweep(
     keep_every_s: float = 600.0,
     kind: str = workdirs.SWEEP,
     on_record: OnRecord | None = None,
+    more: More = extension,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
@@ -87,6 +90,7 @@ def sweep(
       kind: of work that ``workdir`` holds; a search for hyperparameters is a sweep with more files.
       on_record: called with each new record after it is written, such as ``wandb.log``. If it fails, the sweep warns
         and does not call it again.
+      more: gives the runs to add once all others are done, up to ``config.extend`` times.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
@@ -116,7 +120,7 @@ def sweep(
             for note in notes:
                 log.warning("%s", note)
             saved = Unfinished(unfinished, keep_every_s, preemption)
-            runner = _Runner(config, claim, writer, done, lanes, load, saved, on_record)
+            runner = _Runner(config, claim, writer, done, lanes, load, saved, more, on_record)
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
 
@@ -143,6 +147,7 @@ class _Runner:
     lanes: int | None
     load: LoadOnce
     unfinished: Unfinished
+    more: More
     on_record: OnRecord | None = None
     mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
     mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
@@ -159,7 +164,7 @@ class _Runner:
     ahead: Future[GroupPrograms] | None = None
 
     def run(self, groups: Sequence[Group]) -> None:
-        """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
+        """Trains all groups; then, up to ``config.extend`` times, what `more` adds."""
         runs = [run for group in groups for run in group.runs]
         self.code = code_of(self.config.base)
         self.mine |= {run.hash for run in runs}
@@ -177,12 +182,12 @@ class _Runner:
         saved = self.unfinished.saved_runs()
         self._run_groups(sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)))
         for _ in range(self.config.extend):
-            curves = extension(self.config, runs, self.done)
-            more = [run for curve, _ in curves for run in curve if run.hash not in self.mine]
+            added = self.more(self.config, runs, self.done)
+            more = [run for part, _ in added for run in part if run.hash not in self.mine]
             if not more:
                 break
-            for curve, sentence in curves:
-                if any(run.hash not in self.done for run in curve):
+            for part, sentence in added:
+                if any(run.hash not in self.done for run in part):
                     log.info("%s", sentence)
             runs += more
             self.mine |= {run.hash for run in more}

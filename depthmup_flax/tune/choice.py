@@ -31,6 +31,7 @@ class Choice:
     warnings: tuple[str, ...]  # the edges of the grid at which the optimum lies, and an instability next to it
     x: str = LEARNING_RATE  # the field whose optimum is interpolated
     objective: str = TRAIN  # the loss, of `OBJECTIVES`
+    compared: str = ""  # a sentence: the losses of a search, and those of its first round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Advice:
 
 
 COMMAND = Advice()
+ALL_DIVERGED = (
+    "every run of the proxy diverged: set a lower optimizer.learning_rate, from which the search starts, or a longer "
+    "optimizer.warmup_steps."
+)
 
 
 def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COMMAND, objective: str = TRAIN) -> Choice:
@@ -64,10 +69,7 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
     if not optima:
-        raise InputError(
-            "every run of the proxy diverged: set a lower optimizer.learning_rate, from which the search starts, or a "
-            "longer optimizer.warmup_steps."
-        )
+        raise InputError(ALL_DIVERGED)
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
     near = slice(max(optimum.grid - 1, 0), optimum.grid + 2)
     around = dict(zip(rates[near].tolist(), means[near].tolist(), strict=True))
@@ -125,5 +127,6 @@ def describe(choice: Choice, proxy: ConfigDict, advice: Advice = COMMAND) -> str
     if choice.around:
         loss = LOSSES[choice.objective].capitalize()
         lines.append(f"{loss} at the nearest {name}s of the grid: {', '.join(losses)}.")
+    lines += [choice.compared] if choice.compared else []
     lines += [f"Warning: {warning}" for warning in choice.warnings]
     return "\n".join(lines)

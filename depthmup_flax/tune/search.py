@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -17,11 +18,13 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.from_config import build
 from depthmup_flax.report.presets import COMPARISON
+from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.tune.choice import best, describe
+from depthmup_flax.tune.choice import describe
 from depthmup_flax.tune.comparison import compare_presets, require_presets
 from depthmup_flax.tune.objective import AUTO, objective_text, prepare_objective
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.tune.rounds import Search, without_unread
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import buckets
@@ -33,7 +36,8 @@ log = logging.getLogger(__name__)
 
 def tune(
     large: ConfigDict,
-    grid: ConfigDict,
+    proxy: ConfigDict,
+    search: Search,
     file: str,
     workdir: str,
     lanes: int | None,
@@ -43,11 +47,12 @@ def tune(
     objective: str = AUTO,
     compare: Sequence[str] = (),
 ) -> None:
-    """Sweeps the proxy, or resumes its sweep; prints the optimum and writes ``workdir/tuned.py``.
+    """Searches on the proxy, or resumes the search; prints the optimum and writes ``workdir/tuned.py``.
 
     Args:
       large: the target, from `proxy_config`; gets the best values.
-      grid: from `tuning_sweep`; its base is the proxy.
+      proxy: from `proxy_config`, too.
+      search: from `search_of`; hyperparameters on which the training does not depend are left out.
       file: the large network's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir: directory for the sweep's records and ``tuned.py``.
       lanes, overwrite: see `depthmup_flax.sweep.runner.sweep`.
@@ -58,11 +63,12 @@ def tune(
     Raises:
       InputError: every run diverged, or the optimizer cannot be rescaled.
     """
-    load, proxy = LoadOnce(), grid.base
+    load = LoadOnce()
     require_presets(compare, large)
     built = build(large, load=load)
-    grid.objective = prepare_objective(objective, proxy, built)
+    objective = prepare_objective(objective, proxy, built)
     built_proxy = build(proxy, load=load)
+    search = without_unread(search, built_proxy)
     if rescaling.wanted:  # fails before anything is trained
         batch_size, examples = rescaling.batch_size or 0, len(built.dataset.train)
         if batch_size > examples:
@@ -73,9 +79,19 @@ def tune(
     ratio = built.cost / built_proxy.cost
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     log.info("proxy: %s", ", ".join(sizes))
-    log.info("%s", objective_text(grid.objective, len(built.dataset.train), len(built_proxy.dataset.test)))
-    records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite, kind=workdirs.TUNE)
-    choice = best(records, objective=grid.objective)
+    log.info("%s", objective_text(objective, len(built.dataset.train), len(built_proxy.dataset.test)))
+    grid = sweep_config(
+        proxy,
+        {"proxy": search.grid(proxy)},
+        figure=search.figure,
+        title="Tuning of a proxy",
+        scale="proxy",
+        extend=search.extend,
+        objective=objective,
+    )
+    options: Any = {"lanes": lanes, "load": load, "overwrite": overwrite, "kind": workdirs.TUNE}
+    records = sweep(grid, workdir, **options, more=search.more)
+    choice = search.choice(grid, records)
     summary = describe(choice, proxy)
     for path, value in choice.values.items():
         for config in (proxy, large):
@@ -97,8 +113,8 @@ def tune(
         extra=messages.RESULT,
     )
     if compare:
-        seeds = sorted({record.seed for record in records})
-        log.info("%s", compare_presets(large, compare, seeds, directory / COMPARISON, load), extra=messages.RESULT)
+        table = compare_presets(large, compare, search.seeds, directory / COMPARISON, load)
+        log.info("%s", table, extra=messages.RESULT)
     messages.next_step(f"{_train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
 
 

@@ -224,7 +224,16 @@ def test_plans_and_dry_runs_take_networks_and_steps(there):
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [NET, STEP], ids=["network", "step"])
 def test_a_tuned_file_has_the_model_that_the_command_line_named(there, of):
-    tune = ["tune", *SMALL, *of, "--config.model.width=32", "--proxy.width=16", "--octaves=1", "--seeds=1"]
+    tune = [
+        "tune",
+        *SMALL,
+        *of,
+        "--config.model.width=32",
+        "--proxy.width=16",
+        "--octaves=1",
+        "--seeds=1",
+        "--trials=3",
+    ]
     ((code, _, error),) = lines(there, [*tune, "--proxy.depth=2", "--proxy.steps=4", "--workdir=tune"])
     assert code == 0, error
     ((code, _, error),) = lines(there, ["train", "--config=tune/tuned.py", *SHORT, "--workdir=large"])

@@ -112,6 +112,7 @@ def command(kind, rates=7, depths=(2, 3), *, remote=False):
         words += flags("config.grids.depths", grid)
         return Command(tuple(words), {"records": records, "files": files}, keep_every_s)
     words = ["-m", "depthmup_flax", "tune", "--config=configs/digits.py", "--lanes=2", "--octaves=2", "--seeds=2"]
+    words += ["--tune=learning_rate"]
     words += flags("config.model", size | {"width": 16, "depth": 4}) + flags("config.data", SYNTHETIC)
     words += [*flags("config.train", batches), "--config.optimizer.learning_rate=0.008", "--proxy.steps=12"]
     tuned = lambda workdir: (workdir / "tuned.py").read_text()

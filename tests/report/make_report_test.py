@@ -5,13 +5,28 @@ import json
 import math
 
 import pytest
-from planted_sweeps import RATES, X, data_of, parabola, sweep_of, write
+from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.make_report import analyses, first_round
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError
+
+
+def test_of_a_search_in_rounds_the_grid_is_shown_and_a_note_counts_the_rest():
+    grid = sweep_of(parabola, {X: (1e-3, 2e-3, 4e-3), MULTIPLIER: (1.0,), "seed": (0, 1)})
+    extended = sweep_of(parabola, {X: (8e-3,), MULTIPLIER: (1.0,), "seed": (0, 1)}).records
+    random = sweep_of(parabola, {X: (1.1e-3,), MULTIPLIER: (0.7,), "seed": (0,)}).records
+    confirmed = sweep_of(parabola, {X: (2.1e-3,), MULTIPLIER: (1.0,), "seed": (2, 3)}).records
+    records = [*grid.records, *extended, *random, *confirmed]
+    sweep = dataclasses.replace(grid, records=records, planned=grid.info.axes)
+    assert first_round(sweep) is sweep
+    rounds = dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure="rounds"))
+    shown = first_round(rounds)
+    assert shown.records == [*grid.records, *extended]
+    assert shown.info.axes == {X: [1e-3, 2e-3, 4e-3, 8e-3], MULTIPLIER: [1.0], "seed": [0, 1]}
+    assert shown.notes[0].startswith("3 runs at random points")
 
 
 def test_shards_give_the_same_report_as_the_whole(tmp_path):

@@ -54,6 +54,11 @@ def test_a_changed_setting_is_shown(changed, name, text):
     assert rows_of({X: RATES}, **changed)[name] == text
 
 
+def test_the_many_values_of_a_random_search_are_a_range():
+    axes = {"optimizer.warmup": tuple(range(1, 12)), MULTIPLIER: (0.5, 1, 2), X: RATES}
+    assert rows_of(axes)["optimizer"] == "adam, b2=0.99, warmup=1 to 11 (11 values)"
+
+
 def test_where_curves_differ_all_values_are_listed_and_along_a_curve_none():
     axes = {"optimizer.name": ("adam", "muon"), "optimizer.weight_decay": (0.0, 0.1), MULTIPLIER: (0.5, 1, 2), X: RATES}
     rows = rows_of(axes)

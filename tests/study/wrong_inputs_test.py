@@ -99,6 +99,11 @@ WRONG = {  # call -> words of the sentence
     "no seeds": (lambda: study().tune(**GRID, seeds=0), "seeds is 0", "at least 1"),
     "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "a number"),
     "half a layer": (lambda: study().config(8, 2.5), "depth is 2.5", "whole number"),
+    "a constant in tune twice": (lambda: study().tune(tune=["gamma0", "gamma0"]), "tune has", "twice"),
+    "a size in the names to tune": (lambda: study().tune(tune=["width"]), "'model.width'", "branch_multiplier"),
+    "a range that falls": (lambda: study().tune(tune="gamma0", gamma0=(2, 1)), "gamma0 is 2:1", "(0.25, 4)"),
+    "a sampler of what tune names": (lambda: study().tune(tune="gamma0", sampler=3), "sampler", "leave one out"),
+    "a search that shrinks its grid": (lambda: study().tune(tune="gamma0", extend=-1), "extend is -1", "at least 0"),
     "a sampler with a grid": (
         lambda: study().tune(learning_rate=(0.1, 0.2, 0.4), trials=4),
         "(0.1, 0.2, 0.4)",

@@ -131,7 +131,15 @@ def test_presets_that_cannot_be_compared_are_refused(names, says):
 
 @pytest.mark.slow
 def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test_set(tmp_path):
-    flags = "--proxy.width=8", "--proxy.depth=2", "--octaves=1", "--seeds=2", "--lanes=all", "--compare=sp"
+    flags = (
+        "--proxy.width=8",
+        "--proxy.depth=2",
+        "--octaves=1",
+        "--seeds=2",
+        "--lanes=all",
+        "--compare=sp",
+        "--tune=learning_rate",
+    )
     target = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=16", "--config.model.depth=4"
     short = "--config.train.epochs=0.2", "--config.train.average_steps=4"  # 10 steps of 32
     (done,) = run_lines([["tune", *target, *short, *flags, "--workdir=t"]], cwd=tmp_path)

@@ -12,8 +12,10 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.records.table import Record
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.tune.choice import best, describe
-from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+from depthmup_flax.tune.proxy import proxy_config
+from depthmup_flax.tune.ranges import tuned_ranges
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.tune.rounds import search_of
 from depthmup_flax.tune.search import tuned_file
 from depthmup_flax.util.errors import InputError
 
@@ -110,7 +112,7 @@ def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
 
 
 def run_tuner(tmp_path, *arguments, times=1):
-    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10"
+    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10", "--tune=learning_rate"
     large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32", "--config.model.depth=4"
     return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
 
@@ -158,14 +160,10 @@ def test_a_proxy_that_cannot_serve_is_refused(fields, sizes, message):
 
 
 def test_a_search_that_cannot_succeed_is_refused():
-    target = target_config()
-    with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
-        tuning_sweep(target, ["gama0"], 2, 2)
-    with pytest.raises(InputError, match="--seeds is 0"):
-        tuning_sweep(target, [], 2, 0)
-    target.optimizer.learning_rate = 0.0
-    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0"):
-        tuning_sweep(target, [], 2, 2)
+    with pytest.raises(InputError, match="--trials is 2: use a whole number of at least 3"):
+        search_of({RATE: (1e-3, 1e-2)}, (0,), 2)
+    with pytest.raises(InputError, match="--octaves is 0: use a whole number from 1"):
+        tuned_ranges(target_config(), [], 0)
     with pytest.raises(InputError, match="every run of the proxy diverged"):
         best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
 
