@@ -1,10 +1,10 @@
 """Which preset for a transformer: a GPT tuned at depth 4, trained at 32 (docs/beyond/which_exponent.md).
 
     depthmup tune --config=shakespeare_gpt_deep --compare=completep
-        --tune=learning_rate,branch_multiplier,input_lr_factor,output_lr_factor
         --config.data.name=text:path/to/tinyshakespeare.txt
 
-At the proxy's depth, the base, both presets are one network, so one search tunes both. The argument is the size:
+The search is over the rate, the branch multiplier and the rate factors of embeddings and readout. At the proxy's depth,
+the base, both presets are one network, so one search tunes both. The argument is the size:
 --config=shakespeare_gpt_deep:gpu10 fits ten minutes of a large GPU; cpu is the default.
 """
 
