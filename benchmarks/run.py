@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from benchmarks.contest import Unavailable
 from benchmarks.figures import FIGURES, RESULTS, TOGETHER
 from benchmarks.gpu import page as gpu_page
+from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.table import Setting as GpuSetting
 from benchmarks.gpu.table import run as run_on_gpu
 from benchmarks.machine import gpu, processor, versions
@@ -48,10 +49,12 @@ def main() -> None:
     if flags.document:
         document()
         return
-    names = [name for name in flags.only.split(",") if name] or list(FIGURES)
-    unknown = sorted(set(names) - set(FIGURES))
-    if unknown:
-        parser.error(f"--only has {unknown[0]!r}: must be among {', '.join(FIGURES)}")
+    known = list(CASES if flags.device == "gpu" else FIGURES)
+    parts = flags.only.split(",")
+    for part in parts:
+        if not any(part in name for name in known):
+            parser.error(f"--only has {part!r}: must be a part of {'; '.join(known)}")
+    names = [name for name in known if any(part in name for part in parts)]
     if flags.rounds < 1:
         parser.error(f"--rounds={flags.rounds}: must be at least 1")
     if flags.device == "gpu" and not (gpu() or flags.quick):
@@ -60,7 +63,7 @@ def main() -> None:
     quick, pythons = pathlib.Path(tempfile.gettempdir(), "quick.json"), flags.stacks.split(",")
     out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / name))
     if flags.device == "gpu":
-        result = run_on_gpu(GpuSetting(flags.rounds, pythons[0], flags.python, flags.quick), out)
+        result = run_on_gpu(GpuSetting(flags.rounds, pythons[0], flags.python, flags.quick), out, names)
         print(gpu_page.table(result))
         gpu_page.draw(result, out.with_suffix(".png"))
     else:
@@ -71,7 +74,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--only", default="", help=f"comma-separated figures of a CPU: {', '.join(FIGURES)}")
+    parser.add_argument("--only", default="", help="names or parts of names of figures, separated by commas")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
     parser.add_argument("--stacks", default=sys.executable, help="interpreters with this package's dependencies")
     parser.add_argument("--python", default=sys.executable, help="interpreter with PyTorch, mup and TensorFlow")

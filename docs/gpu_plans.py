@@ -36,6 +36,7 @@ SWEEPS = [
     *("other_hparams_momentum", "other_hparams_gamma0", "other_hparams_weight_decay", "ode_sde", "pre_nonlin", "abs"),
     *("block_depth", "block_depth_heatmap", "block_multiplier", "layernorm", "megatron", "megatron_multiplier"),
 ]
+SCALES = {"trained_ends": ("gpu10", "gpu", "paper"), "lr_width_depth_conv": ("gpu10", "gpu", "paper")}
 HEADER = (
     "| sweep | scale | runs | steps | largest network | memory, GiB | hours, at least |\n|---|---|---|---|---|---|---|"
 )
@@ -69,7 +70,7 @@ def main() -> None:
     names = sys.argv[1:] or SWEEPS
     lines = []
     for name in names:
-        for scale in ("gpu", "paper"):
+        for scale in SCALES.get(name, ("gpu", "paper")):
             lines.append(row(name, scale))
             print(lines[-1], flush=True)
             jax.clear_caches()

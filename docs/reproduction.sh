@@ -2,7 +2,8 @@
 # Runs the sweeps and the limits of the papers' figures one after another. Rerunning resumes an interrupted run.
 #
 #   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (paper: sweeps only); for residual MLPs
-#                                              also long, 20 epochs of a small set
+#                                              also long, 20 epochs of a small set; gpu10, three experiments for ten
+#                                              minutes each of a large GPU: trained_ends, which_preset, lr_width_depth_conv
 #                                              NAME: a file of configs/sweeps or configs/limits; default: all
 #
 # Results go to docs/reproduction/<NAME>-<SCALE>: compressed records, tables (report.txt) and figures; a sweep's whole
@@ -19,9 +20,10 @@ shift
 mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
 others="digits cifar10 lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
-  which_exponent_mlp which_exponent_gpt which_exponent_vit
+  which_exponent_mlp which_exponent_gpt which_exponent_vit which_preset
   ntk linear_kernel linear_limit limit_convergence resmlp_limit training_curve phase_diagram diversity"
 [ "$scale" != long ] || others=
+[ "$scale" != gpu10 ] || mlps=trained_ends others="which_preset lr_width_depth_conv"
 # shellcheck disable=SC2086
 [ $# -ge 1 ] || set -- $mlps $others
 
@@ -40,9 +42,9 @@ run_sweep() {
   local data=() figure figures recorded=
   [ ! -e "$workdir/sweep.json" ] || recorded=$(sed -En 's/^ *"name": "(text|folder):(.*)",?$/\2/p' "$workdir/sweep.json")
   case $name:$scale in
-    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke) data=("--config.base.data.name=text:README.md") ;;
+    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke | which_preset:smoke) data=("--config.base.data.name=text:README.md") ;;
     *:smoke | digits:*) ;;
-    megatron* | muon_gpt:* | which_exponent_gpt:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
+    megatron* | muon_gpt:* | which_exponent_gpt:* | which_preset:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac

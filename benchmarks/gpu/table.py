@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from benchmarks.contest import Contender, Measurements, measure, seconds_of, spread
 from benchmarks.gpu.cases import CASES, TINY, Case
@@ -60,8 +60,8 @@ class Setting:
         return Contender(name, make, args, python=python, env=env, cores=0 if gpu() else 1, optional=True)
 
 
-def run(setting: Setting, out: pathlib.Path) -> Json:
-    """Measures every case and writes the results to ``out`` after each; returns them."""
+def run(setting: Setting, out: pathlib.Path, titles: Sequence[str] = ()) -> Json:
+    """Measures the cases of ``CASES`` with these titles, or all; writes the results to ``out`` after each."""
     started = time.perf_counter()
     result: Json = {
         "device": "gpu",
@@ -75,6 +75,8 @@ def run(setting: Setting, out: pathlib.Path) -> Json:
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     for title, case in setting.cases.items():
+        if titles and not setting.quick and title not in titles:
+            continue
         measured = measure(contenders(setting, case), setting.rounds)
         result["rows"].append({"title": title, "case": dataclasses.asdict(case), **facts(measured)})
         result["took_s"] = round(time.perf_counter() - started)

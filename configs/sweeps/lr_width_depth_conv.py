@@ -20,15 +20,15 @@ from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the convolutional network start from."""
     base = from_file("cifar10_resnet")
-    width = at_scale(scale, smoke=16, cpu=32, gpu=64, paper=64)
+    width = at_scale(scale, smoke=16, cpu=32, gpu10=128, other=64)
     base.model.update(width=width, depth=6, base_width=width, base_depth=6)
     if scale == "smoke":
         base.data.update(name="synthetic", train_examples=256, test_examples=64)
-    elif scale == "cpu":
+    elif scale in ("cpu", "gpu10"):
         base.data.update(image_size=16, test_examples=2000)
     if scale != "paper":
         base.data.augment = "none"
-        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
+        steps = at_scale(scale, smoke=20, cpu=200, gpu10=3128, gpu=1000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     else:
         base.train.log_every = 781
@@ -39,27 +39,44 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
     base = base_config(scale)
     width = base.model.base_width
+    around_the_papers = lambda *octaves: tuple(0.046 * rate for rate in powers_of_two(*octaves))
     rates = at_scale(
         scale,
         smoke=powers_of_two(-6, -2, 2),
         cpu=powers_of_two(-7, -1),
+        gpu10=around_the_papers(-1.5, 1.5, 0.5),
         gpu=powers_of_two(-8, -1),
-        paper=tuple(0.046 * rate for rate in powers_of_two(-4, 3)),
+        paper=around_the_papers(-4, 3, 1),
     )
     common = {
-        "parametrization.preset": at_scale(scale, smoke=("depth_mup", "sp"), other=("depth_mup", "mup", "sp")),
+        "parametrization.preset": at_scale(
+            scale,
+            smoke=("depth_mup", "sp"),
+            gpu10=("depth_mup", "mup", "sp_sqrt_depth"),
+            other=("depth_mup", "mup", "sp"),
+        ),
         "optimizer.learning_rate": rates,
         "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
     }
-    depths = at_scale(scale, smoke=(3, 6), cpu=(3, 6, 12, 24), gpu=(3, 6, 12, 24, 48), paper=(3, 6, 9, 12, 18, 30))
+    depths = at_scale(
+        scale,
+        smoke=(3, 6),
+        cpu=(3, 6, 12, 24),
+        gpu10=(6, 12, 24, 48),
+        gpu=(3, 6, 12, 24, 48),
+        paper=(3, 6, 9, 12, 18, 30),
+    )
     widths = at_scale(
         scale,
         smoke=(width, 2 * width),
         cpu=(width // 2, width, 2 * width),
+        gpu10=(width,),
         gpu=(width, 2 * width, 4 * width, 8 * width),
         paper=(64, 128, 256, 512),
     )
     grids = {"depths": {**common, "model.depth": depths}, "widths": {**common, "model.width": widths}}
+    if scale == "gpu10":
+        del grids["widths"]
     return sweep_config(
         base,
         grids,

@@ -25,12 +25,14 @@ from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the residual MLP start from."""
     base = from_file("cifar10_resmlp")
-    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), long=(64, 4), gpu=(128, 8), paper=(256, 8))
+    width, depth = at_scale(
+        scale, smoke=(16, 2), cpu=(32, 4), long=(64, 4), gpu10=(256, 8), gpu=(128, 8), paper=(256, 8)
+    )
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     base.parametrization.branch_multiplier = 2 / math.sqrt(depth)  # as the parent's, at this base depth
     # The paper's epochs, or enough steps to settle the order of the curves.
-    steps = at_scale(scale, smoke=20, cpu=300, long=1560, gpu=1500, paper=39050)
-    average_steps = at_scale(scale, smoke=10, cpu=50, long=78, gpu=200, paper=1000)  # long: one epoch
+    steps = at_scale(scale, smoke=20, cpu=300, long=1560, gpu10=4000, gpu=1500, paper=39050)
+    average_steps = at_scale(scale, smoke=10, cpu=50, long=78, gpu10=1000, gpu=200, paper=1000)  # long: one epoch
     base.train.update(epochs=0.0, steps=steps, average_steps=average_steps)
     base.train.log_every = max(1, steps // 20)
     if scale == "smoke":
@@ -51,6 +53,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         smoke=powers_of_two(-11, -7, 2),
         cpu=powers_of_two(-13, -5),
         long=powers_of_two(-10, -6, 0.5),
+        gpu10=powers_of_two(-13, -9, 0.5),
         gpu=powers_of_two(-14, -6),
         paper=powers_of_two(-15, -5),
     )
@@ -60,7 +63,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         long=("depth_mup", "mup", "sp"),  # with frozen ends, block_only repeats depth_mup's runs
         other=("depth_mup", "block_only", "mup", "sp"),
     )
-    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1, 2), long=tuple(range(8)), gpu=(0, 1, 2), paper=(0, 1, 2, 3, 4))
+    seeds = at_scale(scale, smoke=(0,), long=tuple(range(8)), paper=(0, 1, 2, 3, 4), other=(0, 1, 2))
     grids = {
         "depths": {
             "parametrization.preset": presets,
@@ -69,6 +72,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
                 smoke=(2, 8),
                 cpu=(4, 16, 64, 256),
                 long=(4, 16, 64),
+                gpu10=(8, 32, 128, 512),
                 gpu=(8, 32, 128, 512, 1024),
                 paper=tuple(2**k for k in range(3, 11)),
             ),

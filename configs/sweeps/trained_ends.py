@@ -19,7 +19,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     width, depth = parent.base.model.width, parent.base.model.depth
     depths, widths = parent.grids.depths, parent.grids.widths
     common = {"optimizer.learning_rate": depths.optimizer.learning_rate, "seed": depths.seed}
-    presets = at_scale(scale, smoke=("depth_mup", "mup"), other=("depth_mup", "ode", "block_only", "mup", "sp"))
+    presets = at_scale(
+        scale,
+        smoke=("depth_mup", "mup"),
+        gpu10=("depth_mup", "ode"),
+        other=("depth_mup", "ode", "block_only", "mup", "sp"),
+    )
     grids = {
         "depths": {"parametrization.preset": presets, "model.depth": depths.model.depth, **common},
         "widths": {
@@ -34,6 +39,8 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             **common,
         },
     }
+    if scale == "gpu10":
+        grids = {"depths": grids["depths"]}
     return sweep_config(
         parent.base,
         grids,

@@ -7,7 +7,7 @@ Examples:
     depthmup sweep --config=sweeps/vit --config.scale=smoke --dry_run
     depthmup sweep --config=sweeps/digits --config.base.model.norm=layer
 
---config.scale is smoke, cpu, long, gpu or paper. --config.base.model.norm sets a field
+--config.scale is smoke, cpu, long, gpu10, gpu or paper. --config.base.model.norm sets a field
 of all runs, --config.grids.NAME.model.depth="(4, 8)" the values of an axis;
 depthmup config sweeps/digits lists both.
 

@@ -19,8 +19,8 @@ from depthmup_flax.util.errors import InputError
 class GPT(TransformerNetwork, LanguageModel):
     """Token embeddings and positions, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
-    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose. Other fields: `TransformerNetwork`.
+    Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
 
     Attributes:
       positions: ``learned``, for at most as many tokens as at initialization; ``sincos`` or ``rotary``, for any number.

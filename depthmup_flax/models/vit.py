@@ -20,8 +20,8 @@ class ViT(TransformerNetwork, Classifier):
     Attention logits are scaled by ``sqrt(d_base) / d`` and queries start at zero. Other weights start with standard
     deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all.
 
-    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose. Other fields: `TransformerNetwork`.
+    Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
 
     Attributes:
       patch_size: side of a square patch in pixels.

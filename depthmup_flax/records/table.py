@@ -93,7 +93,7 @@ class SweepInfo:
 
     figure: str  # id of the figure that the sweep reproduces, such as "lr-width-depth"
     title: str  # of the report
-    scale: str  # smoke, cpu, long, gpu or paper
+    scale: str  # of the config: smoke, cpu, ...
     x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
     axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
     base: Json  # the base config

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from depthmup_flax.records.table import TRAIN, Sweep, SweepInfo
+from depthmup_flax.records.table import TRAIN, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import EVALUATED
@@ -42,24 +40,7 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
         if where:
             every = all(flag in row.flags for row in analysis.rows)
             lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(where)))
-    return lines + _advice(sweep.info)
-
-
-def _advice(info: SweepInfo) -> list[str]:
-    """Recommends ``completep`` for a sweep of ``depth_mup`` over depth whose branches have several matrices."""
-
-    def values(section: str, name: str) -> list[Any]:
-        return info.axes.get(f"{section}.{name}", [info.base.get(section, {}).get(name)])
-
-    presets = values("parametrization", "preset")
-    several = any(isinstance(value, int) and value > 1 for value in values("model", "block_depth"))
-    several = several or values("model", "name")[0] in ("gpt", "vit", "resnet")
-    if not several or len(values("model", "depth")) < 2 or "depth_mup" not in presets or "completep" in presets:
-        return []
-    return [
-        "Branches of this network have two or more matrices in sequence: under depth_mup, features inside them freeze "
-        "as depth^-1/2 (TP6 section 9). completep keeps them: docs/beyond/which_exponent.md compares both."
-    ]
+    return lines
 
 
 def _where(variant: Variant, flag: str) -> str:

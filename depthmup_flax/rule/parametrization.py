@@ -334,7 +334,7 @@ PRESETS: Mapping[str, Parametrization] = {
     "sp": Parametrization(alpha=0.0, gamma=0.0, width="standard"),
     # Transfers over width only.
     "mup": Parametrization(alpha=0.0, gamma=0.0),
-    # TP6 Table 1 and Claim 7.5; B24 Table 1. For branches of one matrix; with more see TP6 sec. 9 and "completep".
+    # TP6 Table 1 and Claim 7.5; B24 Table 1. With several matrices in a branch see TP6 sec. 9.
     "depth_mup": Parametrization(alpha=0.5, gamma=0.5),
     # TP6 Fig. 10, middle: branches scaled, learning rate not. With SGD the rule's r^(alpha-gamma) = r^(1/2) is
     # unstable, and "scale only the block" under SGD already *is* depth_mup, so only normalized updates make sense.

@@ -23,7 +23,7 @@ from depthmup_flax.records.run_hash import EXECUTION, RunNames
 from depthmup_flax.records.table import LEARNING_RATE, OBJECTIVES, SEED, TEST, TRAIN, VALIDATION, SweepInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
 
-SCALES = ("smoke", "cpu", "long", "gpu", "paper")
+SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
 _PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
 _NAMES_OF_CODE = ("model.name", "data.name", "loss")  # which may name code of the user, whose digest is hashed
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")

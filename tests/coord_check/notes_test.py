@@ -10,7 +10,7 @@ from depthmup_flax.rule.parametrization import PRESETS
 @pytest.mark.parametrize(
     ("preset", "shares", "words"),
     [  # measured: a GPT, and a residual MLP with two layers in a branch
-        ("depth_mup", {4: 0.237, 8: 0.134, 16: 0.065, 32: 0.035}, "use the preset 'completep'"),
+        ("depth_mup", {4: 0.237, 8: 0.134, 16: 0.065, 32: 0.035}, "'completep' keeps them"),
         ("completep", {4: 0.216, 8: 0.129, 16: 0.104, 32: 0.101}, "it converges"),
         ("completep", {8: 0.206, 16: 0.211, 32: 0.216, 64: 0.222}, "keep learning features"),
         ("completep", {4: 0.24, 8: 0.16, 16: 0.11, 32: 0.07}, "add depths"),

@@ -254,19 +254,3 @@ def test_a_record_without_an_axis_is_refused_by_name():
     del sweep.records[3].point["seed"]
     with pytest.raises(InputError, match=f"run {sweep.records[3].run} has no value of the axis seed"):
         study_of(sweep)
-
-
-@pytest.mark.parametrize(
-    ("axes", "model", "advised"),
-    [
-        ({"parametrization.preset": ("depth_mup", "mup")}, {"name": "gpt"}, True),
-        ({"parametrization.preset": ("depth_mup",), "model.block_depth": (1, 2)}, {"name": "res_mlp"}, True),
-        ({"parametrization.preset": ("depth_mup",)}, {"name": "res_mlp"}, False),
-        ({"parametrization.preset": ("depth_mup", "completep")}, {"name": "gpt"}, False),
-        ({"parametrization.preset": ("mup",)}, {"name": "vit"}, False),
-    ],
-)
-def test_branches_of_several_matrices_are_told_of_completep(axes, model, advised):
-    model = {"width": 64, "depth": 4, "base_width": 64, "base_depth": 4, **model}
-    sweep = sweep_of(parabola, {**axes, "model.depth": (4, 8), X: RATES, "seed": range(2)}, model=model)
-    assert any("completep keeps them" in note for note in data_of(sweep)["notes"]) == advised

@@ -651,7 +651,7 @@ def test_configs_of_runs_and_of_sweeps_are_told_apart():
 
 
 def test_a_scale_that_there_is_not_names_those_there_are():
-    with pytest.raises(InputError, match=r"config\.scale is 'huge': use one of smoke, cpu, long, gpu, paper"):
+    with pytest.raises(InputError, match=r"config\.scale is 'huge': use one of smoke, cpu, long, gpu10, gpu, paper"):
         at_scale("huge", smoke=1, other=2)
     assert at_scale("gpu", smoke=1, other=2) == 2
 
