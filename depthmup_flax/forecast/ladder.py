@@ -93,14 +93,21 @@ class Plan:
         hidden = lambda rungs: self.seeds * _share(rungs, target, lambda size: size.width**2 * size.depth)
         share = lambda rungs: self.seeds * _share(rungs, target, parameters)
         ladders.sort(key=hidden, reverse=True)
+        refused, least = None, math.inf
         for rungs in ladders:
-            if hidden(rungs) <= self.budget and share(rungs) <= self.budget:
+            try:
+                least = share(rungs) if hidden(rungs) <= self.budget or rungs is ladders[-1] else math.inf
+            except InputError as error:  # the network has no such size
+                refused = error
+            if least <= self.budget:
                 return rungs
+        if refused:
+            raise InputError(f"{refused} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.")
         if not ladders:
             raise InputError(_problem(_levels(target, dict.fromkeys(self.axes, 1)), target))
         raise InputError(
             f"--budget is {self.budget:.2%} of the target's operations: the smallest ladder with {self.seeds} seeds "
-            f"needs {share(ladders[-1]):.2%}. Set a larger one, add steps to --axes, or use fewer --seeds."
+            f"needs {least:.2%}. Set a larger one, add steps to --axes, or use fewer --seeds."
         )
 
 
