@@ -67,14 +67,14 @@ def main(args: argparse.Namespace) -> None:
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.forecast.ladder import Plan
+    from depthmup_flax.forecast.ladder import LadderPlan
     from depthmup_flax.forecast.target_loss import forecast
     from depthmup_flax.sweep.lane_count import parse_lanes
 
     config = args.config.resolved()
     validate(config)
     sizes = {name: tuple(whole_numbers(name, getattr(args, name)) or ()) for name in _LADDER}
-    plan = Plan(budget=_share(args.budget), axes=args.axes, seeds=args.seeds, **sizes)
+    plan = LadderPlan(budget=_share(args.budget), axes=args.axes, seeds=args.seeds, **sizes)
     width, depth, steps, batch_size = (_target(name, getattr(args, f"target_{name}")) for name in _TARGET)
     lanes = parse_lanes(args.lanes)
     workdir = args.workdir or f"runs/forecast/{shipped.run_name(args.config.path())}"

@@ -33,7 +33,7 @@ class Size:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LadderPlan:
     """What the user says about a ladder.
 
     Attributes:

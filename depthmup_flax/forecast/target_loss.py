@@ -12,7 +12,7 @@ from depthmup_flax.config.fields import listed, run_differences
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.from_config import build
-from depthmup_flax.forecast.ladder import Plan, Size, ladder_sweep, rung_config
+from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
 from depthmup_flax.records.table import OBJECTIVES, TEST, TRAIN, VALIDATION, Record
@@ -24,13 +24,13 @@ from depthmup_flax.workdir import directory as workdirs
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-PLAN = Plan()
+DEFAULT = LadderPlan()
 
 
 def forecast(
     tuned: ConfigDict,
     workdir: str | pathlib.Path,
-    plan: Plan = PLAN,
+    plan: LadderPlan = DEFAULT,
     *,
     width: int | None = None,
     depth: int | None = None,
