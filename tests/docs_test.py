@@ -31,7 +31,7 @@ claims_table = importlib.import_module("claims_table")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
-ROOMS = ("coord_check", "data", "infer", "models", "report", "sweep", "papers.theory", "tune")
+ROOMS = ("coord_check", "data", "forecast", "infer", "models", "report", "sweep", "papers.theory", "tune")
 
 
 def blocks(page):
