@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.forecast.law import AXES, Forecast, Rung
-from depthmup_flax.records.run_hash import json_text
+from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import COMPLETED, LOSS_FIELDS, SEED
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.runs.saved_run import require_run
@@ -207,9 +207,8 @@ def now() -> str:
 
 
 def config_json(config: ConfigDict) -> Json:
-    """A config as the file holds it."""
-    tree: Json = json.loads(to_json(config))
-    return tree
+    """A config as the file holds it: without what does not change the training, such as paths."""
+    return without_execution(json.loads(to_json(config)))
 
 
 def _hash(fields: Json) -> str:
