@@ -75,7 +75,7 @@ def forecast(
     _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
     grid = ladder_sweep({size: at(size=size) for size in sizes}, plan.seeds, loss)
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
-    ladder = tuple(_with_losses(rung, records, loss) for rung in rungs[:-1])
+    ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
     registered = Registered(
         date=now(),
         objective=loss,
@@ -128,7 +128,8 @@ def _log_rescaling(tuned: ConfigDict, tuned_steps: int, batch_size: int, steps: 
             log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
 
 
-def _with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
+def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
+    """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
     steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
     own = [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
     size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
