@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Registers the forecasts of docs/forecast.md, or trains their targets and checks them.
 #
-#   docs/forecasts/run.sh register|check      results: docs/forecasts/NAME.json; docs/forecasts/checked.jsonl
+#   docs/forecasts/run.sh register|check [NAME ...]     results: docs/forecasts/NAME.json; docs/forecasts/checked.jsonl
 #
 # Environment: DATA_DIR is the directory of prepared TFDS data sets, TEXT a text file (Tiny Shakespeare), RUNS a directory
 # for records and runs (default: runs/forecast).
@@ -22,12 +22,6 @@ gpt_128x8      gpt  --target.width=128 --target.depth=8 --budget=23%
 gpt_steps      gpt  --target.width=64 --target.depth=8 --target.steps=800 --budget=26% --axes=width,depth,steps
 "
 
-each() { # a function of name, config, flags
-  while read -r name config flags; do
-    [ -z "$name" ] || "$1" "$name" "$config" $flags < /dev/null
-  done <<< "$forecasts"
-}
-
 register() {
   local data=(--config.data.data_dir="${DATA_DIR:-}")
   [ "$2" != gpt ] || data=(--config.data.name="text:${TEXT:-tinyshakespeare.txt}")
@@ -41,5 +35,11 @@ check() {
     sed "s/^{/{\"name\": \"$1\", /" >> "$here/checked.jsonl"
 }
 
-[ "$1" != check ] || rm -f "$here/checked.jsonl"
-each "$1"
+action=$1
+shift
+while read -r name config flags; do
+  case " ${*:-$name} " in
+    # shellcheck disable=SC2086
+    *" $name "*) [ -z "$name" ] || "$action" "$name" "$config" $flags < /dev/null ;;
+  esac
+done <<< "$forecasts"
