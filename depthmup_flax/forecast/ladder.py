@@ -131,6 +131,8 @@ def _problem(rungs: Sequence[Size], target: Size) -> str:
     """Why a law of these rungs cannot forecast the target, in a sentence; empty if it can."""
     if len(rungs) < 2:
         return "the ladder has one size: name at least three of an axis, such as --widths=16,32,64."
+    if target in rungs:
+        return "the target is a rung of the ladder: use smaller rungs, or a larger target."
     for axis in AXES:
         values, end = sorted({getattr(rung, axis) for rung in rungs}), getattr(target, axis)
         if min(values) < 1:

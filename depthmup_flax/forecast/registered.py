@@ -13,11 +13,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences, to_json
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.forecast.law import AXES, Forecast, Rung
 from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import COMPLETED, LOSS_FIELDS, SEED
 from depthmup_flax.report.loss_surfaces import LOSSES
-from depthmup_flax.runs.saved_run import require_run
+from depthmup_flax.runs.saved_run import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
@@ -42,6 +43,7 @@ class Registered:
       rungs: the ladder with its losses.
       forecast: the loss and its interval.
       config: of the target, as JSON.
+      data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
       sha256: of all others.
       path: of the file.
     """
@@ -53,6 +55,7 @@ class Registered:
     rungs: tuple[Rung, ...]
     forecast: Forecast
     config: Json
+    data: Json = dataclasses.field(default_factory=dict)
     sha256: str = ""
     path: pathlib.Path = pathlib.Path(FILE)
 
@@ -93,8 +96,11 @@ class Registered:
         """
         directory = workdirs.as_path(run)
         require_run(directory)
-        config = read_json(directory / "config.json", "name another run")
-        if differing := run_differences(*({**tree, SEED: 0} for tree in (config, self.config))):
+        config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
+        differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
+        if changed := stored_dataset.changes(self.data, data):
+            differing.append(f"the data: {changed}")
+        if differing:
             raise InputError(
                 f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "
                 "target with its config; another seed is allowed."
@@ -102,7 +108,7 @@ class Registered:
         path = directory / "result.json"
         if not path.exists():
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
-        result = read_json(path, "name another run")
+        result = read_json(path, RESTORE)
         loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
         began = datetime.datetime.fromtimestamp((directory / "config.json").stat().st_mtime, datetime.UTC)
         return Checked(self, loss, began.isoformat(timespec="seconds"))
@@ -169,18 +175,20 @@ def describe(registered: Registered) -> str:
         numbers = (rung.width, rung.depth, rung.steps, rung.parameters)
         rows.append((*(f"{number:,}" for number in numbers), f"{mean:.4g}", str(len(rung.losses))))
     sizes = f"width {target.width}, depth {target.depth}, {target.steps:,} steps of {registered.batch_size} examples"
-    others = [f"{form} {weight:.0%}" for form, weight in forecast.weights.items()]
+    weights = ", ".join(f"{form} {weight:.0%}" for form, weight in forecast.weights.items())
+    wider = f", which widens the interval {forecast.inflation:.2g} times" if forecast.inflation > 1.05 else ""
     lines = [
         *aligned(rows, ">>>>>>"),
         "",
         f"law ({forecast.form}): {name} ~ {forecast.law}",
-        f"held-out rungs: error {forecast.held_out_error:.1%}; weights of forms: {', '.join(others)}; the errors widen "
-        f"the interval {forecast.inflation:.2g} times",
-        f"forecast of one run ({sizes}): {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
+        f"seeds differ by {forecast.seed_spread:.1%}; weights of the forms: {weights}",
+        f"target: {sizes}",
+        f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
         extrapolation(registered),
     ]
     if registered.sha256:
-        lines.append(f"registered {registered.date} in {registered.path}, sha256 {registered.sha256}")
+        lines += [f"registered {registered.date} in {registered.path}", f"sha256 {registered.sha256}"]
     return "\n".join(lines)
 
 
@@ -190,8 +198,8 @@ def extrapolation(registered: Registered) -> str:
     factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in registered.rungs) for axis in AXES}
     beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
     text = (
-        f"extrapolation: {beyond or 'none of an axis alone'} that of any rung; cost {registered.cost_ratio:.3g} times "
-        f"that of the largest (width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)"
+        f"extrapolation: {beyond} that of any rung; cost {registered.cost_ratio:.3g} times that of the largest "
+        f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)"
     )
     if registered.cost_ratio > CHECKED_COST_RATIO:
         text += (
@@ -248,6 +256,7 @@ def _from_json(fields: Mapping[str, Any], path: pathlib.Path) -> Registered:
         rungs=tuple(map(rung, fields["rungs"])),
         forecast=Forecast(**{**law, "interval": tuple(law["interval"])}),
         config=fields["config"],
+        data=fields.get("data", {}),
         sha256=fields["sha256"],
         path=path,
     )

@@ -9,7 +9,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences
-from depthmup_flax.data import LoadOnce
+from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.from_config import build
 from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
@@ -84,6 +84,7 @@ def forecast(
         rungs=ladder,
         forecast=forecast_loss(ladder, rungs[-1]),
         config=config_json(at(size=target)),
+        data=stored_dataset.to_json(built.dataset),
     )
     with workdirs.claimed(directory, workdirs.FORECAST, lock=".lock-records"):
         return register(registered, directory), at(size=target)

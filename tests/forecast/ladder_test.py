@@ -44,6 +44,7 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
         ({"widths": (16,)}, "the ladder has one size: "),
         ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values. "),
         ({"widths": (16, 32, 1024)}, "the target's width is 512, and the ladder has width 1024: "),
+        ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
         ({"axes": ("hight",)}, "--axes has 'hight': "),
         ({"budget": 0.0}, "--budget is 0: "),

@@ -23,15 +23,24 @@ def config_of(**fields):
 
 RUNGS = tuple(Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7))
 LARGE = Rung(256, 4, 100, 4**8)
+DATA = {"train_checksum": "12", "train_examples": 100}
 GIVEN = Registered(
-    "2026-01-02T03:04:05+00:00", "test", 64, LARGE, RUNGS, forecast_loss(RUNGS, LARGE), config_json(config_of())
+    "2026-01-02T03:04:05+00:00",
+    "test",
+    64,
+    LARGE,
+    RUNGS,
+    forecast_loss(RUNGS, LARGE),
+    config_json(config_of()),
+    DATA,
 )
 
 
-def trained(directory, loss, config=None, status="completed"):
+def trained(directory, loss, config=None, status="completed", data=DATA):
     """A directory as a training run leaves it."""
     directory.mkdir()
     (directory / "workdir.json").write_text('{"kind": "run"}')
+    (directory / "data.json").write_text(json.dumps(data))
     (directory / "config.json").write_text(to_json(config or config_of(seed=7)))
     (directory / "result.json").write_text(json.dumps({"status": status, "test_loss": loss}))
     return directory
@@ -92,6 +101,9 @@ def test_another_run_is_no_target(tmp_path):
         other = trained(tmp_path / name, 1.0, config_of(**{field: value}))
         with pytest.raises(InputError, match=rf"is not the target of this forecast \({field}: "):
             GIVEN.check(other)
+    other = trained(tmp_path / "examples", 1.0, data={**DATA, "train_examples": 90})
+    with pytest.raises(InputError, match=r"\(the data: number of training examples 100 then, 90 now\)"):
+        GIVEN.check(other)
     unfinished = trained(tmp_path / "unfinished", 1.0)
     (unfinished / "result.json").unlink()
     with pytest.raises(InputError, match="has not ended"):
