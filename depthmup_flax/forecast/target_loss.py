@@ -114,7 +114,7 @@ def _log_plan(rungs: list[Rung], seeds: int) -> None:
     *ladder, target = rungs
     share = seeds * sum(rung.cost for rung in ladder) / target.cost
     log.info(
-        "target: width %d, depth %d, %d steps, %d parameters; ladder: %d sizes, %d seeds each, %.2g %% of the target's "
+        "target: width %d, depth %d, %d steps, %d parameters; ladder: %d sizes, %d seeds each, %.3g %% of the target's "
         "operations (parameters times examples)",
         *(target.width, target.depth, target.steps, target.parameters, len(ladder), seeds, 100 * share),
     )

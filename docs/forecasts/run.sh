@@ -31,6 +31,8 @@ register() {
 
 check() {
   python -m depthmup_flax train --config="$runs/$1/target.py" --workdir="$runs/$1/target" --config.train.checkpoint=False
+  touch "$here/checked.jsonl"
+  sed -i "/\"name\": \"$1\",/d" "$here/checked.jsonl"
   python -m depthmup_flax forecast --check="$runs/$1/target" --workdir="$runs/$1" --json |
     sed "s/^{/{\"name\": \"$1\", /" >> "$here/checked.jsonl"
 }
