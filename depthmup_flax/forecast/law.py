@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from depthmup_flax.util.errors import InputError
+
 WIDTH, DEPTH, STEPS, PARAMETERS = "width", "depth", "steps", "parameters"
 AXES = (WIDTH, DEPTH, STEPS)
 
@@ -61,7 +63,7 @@ FORMS = (
 )
 _EXPONENTS = 2.0 ** np.arange(-3, 1.1, 0.25)  # uniform prior over these, from nearly a logarithm to a square
 _MISFITS = 0.0005 * 2.0 ** np.arange(9)  # relative distances between the losses of a ladder and a law
-_DRAWS = 20_000
+_DRAWS, _FEWEST_DRAWS = 20_000, 200
 LEVEL = 0.95
 
 
@@ -136,8 +138,9 @@ class Posterior:
         losses = np.einsum("cnp,cp->cn", self._design(rungs)[at], coefficients)
         spread = np.sqrt(_MISFITS[misfit] ** 2 + self.noise**2 / seeds)[:, None]
         allowed = (coefficients[:, 0] >= 0) & (losses > 0).all(1)
-        if (STEPS,) in self.form.terms:  # more training does not raise the loss
-            allowed &= coefficients[:, 1 + self.form.terms.index((STEPS,))] >= 0
+        for place, term in enumerate(self.form.terms, 1):
+            if STEPS in term:  # more training does not raise the loss
+                allowed &= coefficients[:, place] >= 0
         losses *= self.scale * (1 + spread * random.standard_normal(losses.shape))
         return losses[allowed]
 
@@ -154,7 +157,11 @@ class Posterior:
 
 
 def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
-    """The loss of one run of ``target``, from a ladder of `fewest_rungs` or more, with equally many seeds each."""
+    """The loss of one run of ``target``, from a ladder with equally many seeds for each rung.
+
+    Raises:
+      InputError: no law fits.
+    """
     rungs = sorted(rungs, key=lambda rung: rung.cost)
     forms = forms_of(rungs)
     spread = seed_spread(rungs)
@@ -208,7 +215,13 @@ def _drawn(posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence
     """``[draws, N]``: mean losses over ``seeds`` runs of each rung, from all forms in proportion to their weights."""
     random = np.random.default_rng(0)
     counts = np.round(_DRAWS * weights).astype(int)
-    return np.concatenate([one.draw(rungs, n, seeds, random) for one, n in zip(posteriors, counts, strict=True) if n])
+    drawn = np.concatenate([one.draw(rungs, n, seeds, random) for one, n in zip(posteriors, counts, strict=True) if n])
+    if len(drawn) < _FEWEST_DRAWS:
+        raise InputError(
+            "the losses of the ladder follow no law in which more training lowers a positive loss: forecast the "
+            "training loss with --objective=train, or use rungs of the target's steps."
+        )
+    return drawn
 
 
 def _softmax(logs: Sequence[float]) -> np.ndarray:

@@ -1,12 +1,14 @@
 """The forecast of known laws: right without noise, with an interval that covers the truth as often as it says."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from depthmup_flax.forecast import law
 from depthmup_flax.forecast.law import Form, Posterior, Rung, forecast_loss
+from depthmup_flax.util.errors import InputError
 
 
 def rung(width, depth, steps=100):
@@ -106,6 +108,12 @@ def test_at_given_exponents_evidence_and_forecast_are_those_of_a_normal_distribu
     drawn = posterior.draw([TARGET], 40_000, 1, np.random.default_rng(0))[:, 0]
     assert drawn.mean() == pytest.approx(mean, abs=4 * np.sqrt(variance / 40_000))
     assert drawn.std() == pytest.approx(np.sqrt(variance), rel=0.02)
+
+
+def test_a_loss_that_rises_with_training_is_refused():
+    rungs = [rung(16, 4, steps) for steps in (50, 100, 200, 400)]
+    with pytest.raises(InputError, match="follow no law in which more training lowers"):
+        forecast_loss(measured(rungs, lambda r: 1 + 0.1 * math.log(r.steps)), rung(16, 4, 1600))
 
 
 def test_an_axis_along_which_the_ladder_does_not_vary_has_no_exponent():
