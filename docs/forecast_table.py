@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 
 from generated_parts import with_part
 
@@ -33,9 +34,12 @@ def renewed(page: str) -> str:
     checks.sort(key=lambda check: (check["inside"], -abs(check["error"])))
     inside = sum(check["inside"] for check in checks)
     errors = sorted(abs(check["error"]) for check in checks)
+    widths = [(check["interval"][1] - check["interval"][0]) / 2 / check["forecast"] for check in checks]
     summary = (
-        f"{inside} of {len(checks)} targets reached a loss inside the interval; median error "
-        f"{errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}."
+        f"**{inside} of {len(checks)} targets reached a loss inside the interval.** Error: median "
+        f"{statistics.median(errors):.1%}, largest {errors[-1]:.1%}. Half of the interval: median "
+        f"{statistics.median(widths):.1%} of the loss. Cost of the target over the largest rung's: "
+        f"{min(check['cost_ratio'] for check in checks):.0f} to {max(check['cost_ratio'] for check in checks):.0f}."
     )
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ("---",) * len(HEADER), *map(_row, checks))]
     return with_part(page, *PART, "\n".join([summary, "", *lines]))

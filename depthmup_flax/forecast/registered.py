@@ -28,7 +28,8 @@ from depthmup_flax.workdir.seal import sealed
 
 FILE = "forecast.json"
 # The largest ratio of costs, target to largest rung, at which registered forecasts were checked (docs/forecast.md).
-CHECKED_COST_RATIO = 256
+CHECKED_COST_RATIO = 79
+_SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
 _REMEDY = "restore it, or register a forecast in another --workdir"
 
 
@@ -187,6 +188,11 @@ def describe(registered: Registered) -> str:
         f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
         extrapolation(registered),
     ]
+    if forecast.inflation > _SURPRISING:
+        lines.append(
+            "Warning: the rungs do not follow one law. Small ones may not have begun to learn: compare their losses "
+            "with that of chance, and use larger or longer rungs."
+        )
     if registered.sha256:
         lines += [f"registered {registered.date} in {registered.path}", f"sha256 {registered.sha256}"]
     return "\n".join(lines)

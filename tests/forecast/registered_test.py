@@ -22,7 +22,7 @@ def config_of(**fields):
 
 
 RUNGS = tuple(Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7))
-LARGE = Rung(256, 4, 100, 4**8)
+LARGE = Rung(256, 4, 100, 4**7 * 4)
 DATA = {"train_checksum": "12", "train_examples": 100}
 GIVEN = Registered(
     "2026-01-02T03:04:05+00:00",
@@ -114,3 +114,8 @@ def test_a_target_beyond_what_was_checked_warns():
     assert "Warning" not in repr(GIVEN)
     far = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, parameters=4**12))
     assert "Warning: forecasts were checked" in repr(far)
+
+
+def test_rungs_that_follow_no_law_warn():
+    surprised = dataclasses.replace(GIVEN.forecast, inflation=2.4)
+    assert "Warning: the rungs do not follow one law" in repr(dataclasses.replace(GIVEN, forecast=surprised))
