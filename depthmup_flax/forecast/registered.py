@@ -111,7 +111,8 @@ class Registered:
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
         result = read_json(path, RESTORE)
         loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
-        began = datetime.datetime.fromtimestamp((directory / "config.json").stat().st_mtime, datetime.UTC)
+        first = (directory / "data.json").stat().st_mtime  # written once; a resumed run renews config.json
+        began = datetime.datetime.fromtimestamp(first, datetime.UTC)
         return Checked(self, loss, began.isoformat(timespec="seconds"))
 
 
@@ -121,7 +122,7 @@ class Checked:
 
     Attributes:
       loss: ``None`` if the target diverged.
-      began: when the run wrote its config, UTC.
+      began: when the run wrote its first file, UTC, by the file system.
     """
 
     forecast: Registered
@@ -161,7 +162,7 @@ class Checked:
             f"registered {registered.date}, the run began {self.began}",
         ]
         if self.began < registered.date:
-            lines.append("Warning: the run's config.json is older than the forecast.")
+            lines.append("Warning: the run is older than the forecast.")
         return "\n".join(lines)
 
 
