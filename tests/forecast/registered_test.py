@@ -22,7 +22,7 @@ def config_of(**fields):
 
 
 RUNGS = tuple(Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7))
-LARGE = Rung(256, 4, 100, 4**7 * 4)
+LARGE = Rung(256, 4, 100, 4**8)
 DATA = {"train_checksum": "12", "train_examples": 100}
 GIVEN = Registered(
     "2026-01-02T03:04:05+00:00",
