@@ -13,8 +13,8 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
 
-The modules `coord_check`, `report`, `sweep`, `theory` and `tune` are attributes: ``dm.coord_check.coord_check(...)``,
-``dm.theory.gram(x)``.
+The modules `coord_check`, `forecast`, `report`, `sweep`, `theory` and `tune` are attributes:
+``dm.coord_check.coord_check(...)``, ``dm.theory.gram(x)``.
 
 Importing this package starts no device and imports no TensorFlow.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax import coord_check, report, sweep, tune
+    from depthmup_flax import coord_check, forecast, report, sweep, tune
     from depthmup_flax.engine.task import Task
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
@@ -91,6 +91,7 @@ __all__ = [
     "create_model",
     "depthmup",
     "entrywise",
+    "forecast",
     "freeze",
     "get_parametrization",
     "infer_info",
@@ -137,6 +138,7 @@ _NAMES = {
 }
 _MODULES = {
     "coord_check": "coord_check",
+    "forecast": "forecast",
     "report": "report",
     "sweep": "sweep",
     "theory": "papers.theory",

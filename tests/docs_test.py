@@ -28,10 +28,11 @@ field_sections = importlib.import_module("field_sections")
 repository_links = importlib.import_module("repository_links")
 sys.path.append(str(DOCS))
 claims_table = importlib.import_module("claims_table")
+forecast_table = importlib.import_module("forecast_table")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
-ROOMS = ("coord_check", "data", "infer", "models", "report", "sweep", "papers.theory", "tune")
+ROOMS = ("coord_check", "data", "forecast", "infer", "models", "report", "sweep", "papers.theory", "tune")
 
 
 def blocks(page):
@@ -55,9 +56,10 @@ def test_links_of_pages_lead_to_files_that_exist(page):
     assert not missing
 
 
-def test_the_table_of_claims_is_what_the_committed_records_give():
-    page = claims_table.PAGE.read_text()
-    assert claims_table.renewed(page) == page
+@pytest.mark.parametrize("table", [claims_table, forecast_table], ids=lambda table: table.__name__)
+def test_a_table_is_what_the_committed_records_give(table):
+    page = table.PAGE.read_text()
+    assert table.renewed(page) == page
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository():

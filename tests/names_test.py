@@ -33,7 +33,8 @@ def test_type_checkers_and_editors_see_the_same_names_as_python():
 
 def test_a_module_has_its_name_and_its_function_the_same_name_inside():
     """Importing a module of a package sets the attribute: a function of that name would come and go."""
-    for name, function in (("coord_check", "coord_check"), ("sweep", "sweep"), ("tune", "tune"), ("theory", "gram")):
+    functions = {name: name for name in ("coord_check", "forecast", "sweep", "tune")} | {"theory": "gram"}
+    for name, function in functions.items():
         module = getattr(dm, name)
         place = f"depthmup_flax.papers.{name}" if name == "theory" else f"depthmup_flax.{name}"
         __import__(place)

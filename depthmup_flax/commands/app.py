@@ -116,7 +116,8 @@ def _run(name: str, words: Sequence[str]) -> int | None:
                 print(parser.format_help())
                 return 0
             args = parser.parsed(words)
-            _show_messages(quiet=args.quiet, traceback=getattr(args, "traceback", False))
+            quiet = args.quiet or getattr(args, "json", False)  # whose output is one object
+            _show_messages(quiet=quiet, traceback=getattr(args, "traceback", False))
         return module.main(args)
     except ImportError as error:
         if (explained := missing(error, f"depthmup {name}")) is None:

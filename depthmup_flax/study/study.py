@@ -24,6 +24,9 @@ from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.from_config import build as build_experiment
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
+from depthmup_flax.forecast.ladder import LadderPlan
+from depthmup_flax.forecast.registered import Registered
+from depthmup_flax.forecast.target_loss import DEFAULT, forecast
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.infer.parameter_trees import flatten
 from depthmup_flax.models import MODELS, create_model
@@ -342,6 +345,44 @@ class Study:
         name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}
+
+    @_shown
+    def forecast(
+        self,
+        width: int | None = None,
+        depth: int | None = None,
+        *,
+        budget: float = DEFAULT.budget,
+        axes: Sequence[str] = DEFAULT.axes,
+        widths: Sequence[int] = (),
+        depths: Sequence[int] = (),
+        rung_steps: Sequence[int] = (),
+        seeds: int = DEFAULT.seeds,
+        objective: str = AUTO,
+        lanes: int | None = None,
+        **values: Any,
+    ) -> Registered:
+        """The loss that ``study.train(width, depth, **values)`` will reach, from a ladder of smaller networks.
+
+        It is registered in ``forecast.json`` before the target is trained; the same call again reads it, or resumes
+        the ladder. ``.check(result["workdir"])`` compares it with a trained target.
+
+        Args:
+          width, depth: of the target; by default the base's.
+          budget, axes: of a planned ladder; widths, depths, rung_steps: of another one; seeds: of each rung. See
+            `depthmup_flax.forecast.LadderPlan`.
+          objective: ``"test"``, ``"train"``, or ``"auto"``: the test loss, where runs are evaluated.
+          lanes: see `depthmup_flax.sweep.runner.sweep`.
+          **values: of the hyperparameters, as ``train`` has them: ``**best``.
+
+        Raises:
+          InputError: a name, value or size is wrong, or a rung diverged.
+        """
+        plan = LadderPlan(budget, axes, widths, depths, rung_steps, seeds)
+        config = self.config(width, depth, **values)
+        name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
+        place = self.workdir / name
+        return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
     @_with_own_names
     def optimizer(

@@ -54,7 +54,7 @@ class _Named(ModuleType):
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         functions = ", ".join(name for name in self.__all__ if name.islower())
-        study = "a dm.Study, which has methods to tune, sweep, report and check a network of yours"
+        study = "a dm.Study, which has methods to tune, forecast, sweep, report and check a network of yours"
         raise TypeError(f"{self.__name__} is a module: use {study}, or the module's functions: {functions}")
 
 

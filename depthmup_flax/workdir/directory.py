@@ -19,11 +19,13 @@ from depthmup_flax.workdir.files import create, delete_leftovers, read_json, ret
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
 
-RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT = "run", "sweep", "tune", "limits", "coord_check", "report"
+RUN, SWEEP, TUNE, FORECAST = "run", "sweep", "tune", "forecast"
+LIMITS, COORD_CHECK, REPORT = "limits", "coord_check", "report"
 NAMES = {
     RUN: "a training run",
     SWEEP: "a sweep",
     TUNE: "a search for hyperparameters",
+    FORECAST: "a forecast",
     LIMITS: "a theory figure",
     COORD_CHECK: "a coordinate check",
     REPORT: "a report",

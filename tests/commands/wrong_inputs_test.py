@@ -260,6 +260,18 @@ FLAGS = [
         "tune {digits} --config.parametrization.preset=sp",
         "parametrization.preset is 'sp', whose hyperparameters do not",
     ),
+    ("forecast {digits} --budget=abc", "--budget is 'abc'"),
+    ("forecast {digits} --budget=-3%", "--budget is -0.03"),
+    ("forecast {digits} --axes=hight", "--axes has 'hight'"),
+    ("forecast {digits} --target.width=0", "--target.width is 0"),
+    ("forecast {digits} --target.wdth=64", "--target.wdth: did you mean '--target.width'?"),
+    ("forecast {digits} --widths=a,b", "--widths is a,b"),
+    (
+        "forecast {digits} --config.parametrization.preset=sp",
+        "parametrization.preset is 'sp', whose hyperparameters do not",
+    ),
+    ("forecast --check={files}/run", "--workdir is not set"),
+    ("forecast --check={files}/run --workdir={files}/run", "'{files}/run' holds no forecast"),
     ("check {digits} --widths=abc", "--widths is abc"),
     (
         "check {digits} --widths=64,128",

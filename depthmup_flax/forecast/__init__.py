@@ -1,0 +1,21 @@
+"""The loss of a large network before it is trained: depthmup forecast --config=FILE.py, or `forecast`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from depthmup_flax.util.late_imports import imported_late, named_when_called
+
+if TYPE_CHECKING:
+    from depthmup_flax.forecast.ladder import LadderPlan
+    from depthmup_flax.forecast.registered import Checked, Registered
+    from depthmup_flax.forecast.target_loss import forecast
+
+__all__ = ["Checked", "LadderPlan", "Registered", "forecast"]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = imported_late(
+        __name__, {"ladder": "LadderPlan", "registered": "Checked Registered", "target_loss": "forecast"}
+    )
+
+named_when_called(__name__)

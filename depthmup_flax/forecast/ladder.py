@@ -1,0 +1,183 @@
+"""The ladder of a forecast: which smaller networks are trained, with which hyperparameters, as a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import default_config, field_paths, get_field
+from depthmup_flax.forecast.law import AXES, DEPTH, STEPS, WIDTH
+from depthmup_flax.records.table import LEARNING_RATE, SEED
+from depthmup_flax.sweep.grid import sweep_config
+from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.util.errors import InputError, did_you_mean
+
+FIGURE = "forecast"
+_LEVELS = 3  # of a planned ladder; each halves every axis
+_MOST_HALVINGS = 12
+_SMALLEST = {WIDTH: 8, DEPTH: 1, STEPS: 16}
+_FEWEST_VALUES = 3  # of an axis: a power law with an irreducible part has three unknowns
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A rung, or the target."""
+
+    width: int
+    depth: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LadderPlan:
+    """What the user says about a ladder.
+
+    Attributes:
+      budget: of all runs, as a share of one run of the target, in parameters times examples.
+      axes: of `AXES`, along which a planned ladder is smaller than the target.
+      widths, depths, steps: sizes in place of a planned ladder, all combinations; of an empty one, the target's.
+      seeds: runs of each size.
+    """
+
+    budget: float = 0.05
+    axes: Sequence[str] = (WIDTH, DEPTH)
+    widths: Sequence[int] = ()
+    depths: Sequence[int] = ()
+    steps: Sequence[int] = ()
+    seeds: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget < math.inf:
+            raise InputError(f"--budget is {self.budget:.4g}: use a part of the target's operations, such as 5%.")
+        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
+            raise InputError(f"--seeds is {self.seeds!r}: use a whole number of at least 1.")
+        for axis in self.axes:
+            if axis not in AXES:
+                raise InputError(f"--axes has {axis!r}: {did_you_mean(str(axis), AXES)}")
+
+    def sizes(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
+        """The rungs, smallest first.
+
+        Args:
+          target: what is forecast.
+          parameters: of a network of this size.
+
+        Raises:
+          InputError: they do not lie below the target, determine no law, or do not fit the budget.
+        """
+        given = {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
+        if any(given.values()):
+            values = [sorted(set(given[axis])) or [getattr(target, axis)] for axis in AXES]
+            rungs = [Size(*value) for value in itertools.product(*values)]
+        else:
+            rungs = self._planned(target, parameters)
+        if problem := _problem(rungs, target):
+            raise InputError(problem)
+        return rungs
+
+    def _planned(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
+        """The most expensive ladder within the budget.
+
+        Each level has a network that is smaller than the target by about the same power of two along all axes, and
+        networks with one of the axes halved again. So the largest rungs lie towards the target, and the effect of each
+        axis is seen at every level.
+        """
+        numbers = itertools.product(range(1, _MOST_HALVINGS), repeat=len(self.axes))
+        even = [dict(zip(self.axes, number, strict=True)) for number in numbers if max(number) - min(number) <= 1]
+        ladders = [rungs for halvings in even if not _problem(rungs := _levels(target, halvings), target)]
+        # Hidden layers shrink fastest, so that their share is a lower bound of the ladder's.
+        hidden = lambda rungs: self.seeds * _share(rungs, target, lambda size: size.width**2 * size.depth)
+        share = lambda rungs: self.seeds * _share(rungs, target, parameters)
+        ladders.sort(key=hidden, reverse=True)
+        refused, least = None, math.inf
+        for rungs in ladders:
+            try:
+                least = share(rungs) if hidden(rungs) <= self.budget or rungs is ladders[-1] else math.inf
+            except InputError as error:  # the network has no such size
+                refused = error
+            if least <= self.budget:
+                return rungs
+        if refused:
+            raise InputError(f"{refused} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.")
+        if not ladders:
+            raise InputError(_problem(_levels(target, dict.fromkeys(self.axes, 1)), target))
+        raise InputError(
+            f"--budget is {self.budget:.2%} of the target's operations: the smallest ladder with {self.seeds} seeds "
+            f"needs {least:.2%}. Set a larger one, add steps to --axes, or use fewer --seeds."
+        )
+
+
+def _levels(target: Size, halvings: dict[str, int]) -> list[Size]:
+    cut = lambda axis, times: max(min(_SMALLEST[axis], getattr(target, axis)), round(getattr(target, axis) / 2**times))
+    rungs = []
+    for level in reversed(range(_LEVELS)):
+        for halved in (*halvings, None):
+            sizes = {axis: cut(axis, number + level + (axis == halved)) for axis, number in halvings.items()}
+            rungs.append(dataclasses.replace(target, **sizes))
+    return sorted(set(rungs), key=lambda size: (size.width**2 * size.depth * size.steps, size.width))
+
+
+def _share(rungs: Sequence[Size], target: Size, parameters: Callable[[Size], int]) -> float:
+    """Operations of one run of each rung over those of the target."""
+    cost = lambda size: parameters(size) * size.steps
+    return sum(map(cost, rungs)) / cost(target)
+
+
+def _problem(rungs: Sequence[Size], target: Size) -> str:
+    """Why a law of these rungs cannot forecast the target, in a sentence; empty if it can."""
+    if len(rungs) < 2:
+        return "the ladder has one size: name at least three of an axis, such as --widths=16,32,64."
+    if target in rungs:
+        return "the target is a rung of the ladder: use smaller rungs, or a larger target."
+    for axis in AXES:
+        values, end = sorted({getattr(rung, axis) for rung in rungs}), getattr(target, axis)
+        if min(values) < 1:
+            return f"the ladder has {axis} {min(values)}: use whole numbers of at least 1."
+        if max(values) > end:
+            return (
+                f"the target's {axis} is {end}, and the ladder has {axis} {max(values)}: a forecast is of a larger "
+                f"network. Raise --target.{axis}, or use smaller rungs."
+            )
+        if values != [end] and len(values) < _FEWEST_VALUES:
+            flag = STEPS if axis == STEPS else f"{axis}s"
+            return (
+                f"the ladder has {axis} {' and '.join(map(str, values))}, and the target {end}: a law needs "
+                f"{_FEWEST_VALUES} values. Name them with --{flag}, or leave {axis} out of --axes."
+            )
+    return ""
+
+
+def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Size, batch_size: int) -> ConfigDict:
+    """The config of a run: ``tuned`` at another size, with what batch size and steps change."""
+    config = tuned.copy_and_resolve_references()
+    config.model.update(width=size.width, depth=size.depth)
+    if (size.steps, batch_size) != (tuned_steps, tuned.train.batch_size):
+        rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, size.steps))
+        # The same part of the run: averaged over a whole short run, the loss would measure how early it falls.
+        average = (tuned.train.average_steps or epoch_steps) * size.steps / tuned_steps
+        config.train.average_steps = max(1, round(average))
+    return config
+
+
+def ladder_sweep(configs: Mapping[Size, ConfigDict], seeds: int, objective: str) -> ConfigDict:
+    """The sweep over the configs of rungs, each with ``seeds`` seeds from its own on."""
+    configs = {size: config.copy_and_resolve_references() for size, config in configs.items()}
+    for size, config in configs.items():
+        config.train.steps = size.steps  # in place of epochs
+        config.mesh = default_config().mesh  # a sweep trains whole networks on each device
+        if "stage_sizes" in config.model:
+            config.model.stage_sizes = ()
+    base = next(iter(configs.values()))
+    differ = [
+        path for path in field_paths(base) if len({repr(get_field(config, path)) for config in configs.values()}) > 1
+    ]
+    grids = {}
+    for size, config in configs.items():
+        grid = {path: (get_field(config, path),) for path in dict.fromkeys((*differ, LEARNING_RATE))}
+        seed_values = range(config.seed, config.seed + seeds)
+        grids[f"width{size.width}_depth{size.depth}_steps{size.steps}"] = {**grid, SEED: seed_values}
+    return sweep_config(base, grids, figure=FIGURE, title="The ladder of a forecast", scale=FIGURE, objective=objective)

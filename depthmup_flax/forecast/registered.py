@@ -1,0 +1,269 @@
+"""A registered forecast: a file with its date and hash, written before the target is trained and never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import listed, run_differences, to_json
+from depthmup_flax.data import stored_dataset
+from depthmup_flax.forecast.law import AXES, Forecast, Rung
+from depthmup_flax.records.run_hash import json_text, without_execution
+from depthmup_flax.records.table import COMPLETED, LOSS_FIELDS, SEED
+from depthmup_flax.report.loss_surfaces import LOSSES
+from depthmup_flax.runs.saved_run import RESTORE, require_run
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.types import Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import create, read_json
+from depthmup_flax.workdir.seal import sealed
+
+FILE = "forecast.json"
+# The largest ratio of costs, target to largest rung, at which registered forecasts were checked (docs/forecast.md).
+CHECKED_COST_RATIO = 79
+_SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
+_REMEDY = "restore it, or register a forecast in another --workdir"
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """The content of ``forecast.json``; print shows it.
+
+    Attributes:
+      date: of the registration, UTC.
+      objective: the loss of `depthmup_flax.records.table.OBJECTIVES` that is forecast.
+      target: its sizes.
+      rungs: the ladder with its losses.
+      forecast: the loss and its interval.
+      config: of the target, as JSON.
+      data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
+      sha256: of all others.
+      path: of the file.
+    """
+
+    date: str
+    objective: str
+    batch_size: int
+    target: Rung
+    rungs: tuple[Rung, ...]
+    forecast: Forecast
+    config: Json
+    data: Json = dataclasses.field(default_factory=dict)
+    sha256: str = ""
+    path: pathlib.Path = pathlib.Path(FILE)
+
+    @property
+    def loss(self) -> float:
+        """The forecast loss."""
+        return self.forecast.loss
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, of one run of the target."""
+        return self.forecast.interval
+
+    @property
+    def largest(self) -> Rung:
+        """The rung with the highest cost."""
+        return max(self.rungs, key=lambda rung: rung.cost)
+
+    @property
+    def cost_ratio(self) -> float:
+        """Cost of a run of the target over that of the largest rung, in parameters times examples."""
+        return self.target.cost / self.largest.cost
+
+    def as_json(self) -> Json:
+        """The object in the file, without its path."""
+        fields = dataclasses.asdict(self)
+        del fields["path"]
+        return {**fields, "cost_ratio": self.cost_ratio}
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def check(self, run: str | pathlib.Path) -> Checked:
+        """Whether the target, trained in the directory ``run``, reached a loss in the interval.
+
+        Raises:
+          InputError: the run is not the target's, or has not ended.
+        """
+        directory = workdirs.as_path(run)
+        require_run(directory)
+        config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
+        differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
+        if changed := stored_dataset.changes(self.data, data):
+            differing.append(f"the data: {changed}")
+        if differing:
+            raise InputError(
+                f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "
+                "target with its config; another seed is allowed."
+            )
+        path = directory / "result.json"
+        if not path.exists():
+            raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
+        result = read_json(path, RESTORE)
+        loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
+        first = (directory / "data.json").stat().st_mtime  # written once; a resumed run renews config.json
+        began = datetime.datetime.fromtimestamp(first, datetime.UTC)
+        return Checked(self, loss, began.isoformat(timespec="seconds"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A forecast and what the target reached.
+
+    Attributes:
+      loss: ``None`` if the target diverged.
+      began: when the run wrote its first file, UTC, by the file system.
+    """
+
+    forecast: Registered
+    loss: float | None
+    began: str
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loss lies in the interval."""
+        low, high = self.forecast.interval
+        return self.loss is not None and low <= self.loss <= high
+
+    def as_json(self) -> Json:
+        """The result for scripts."""
+        registered = self.forecast
+        return {
+            "inside": self.inside,
+            "loss": self.loss,
+            "forecast": registered.loss,
+            "interval": list(registered.interval),
+            "error": None if self.loss is None else self.loss / registered.loss - 1,
+            "cost_ratio": registered.cost_ratio,
+            "registered": registered.date,
+            "began": self.began,
+            "sha256": registered.sha256,
+        }
+
+    def __repr__(self) -> str:
+        registered = self.forecast
+        low, high = registered.interval
+        interval = f"{registered.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+        if self.loss is None:
+            return f"outside: the target diverged. Forecast {LOSSES[registered.objective]}: {interval}."
+        lines = [
+            f"{'inside' if self.inside else 'outside'}: the target's {LOSSES[registered.objective]} is "
+            f"{self.loss:.4g}, forecast {interval} (error {self.loss / registered.loss - 1:+.1%})",
+            f"registered {registered.date}, the run began {self.began}",
+        ]
+        if self.began < registered.date:
+            lines.append("Warning: the run is older than the forecast.")
+        return "\n".join(lines)
+
+
+def describe(registered: Registered) -> str:
+    """The ladder, the law, the forecast and how far it extrapolates."""
+    forecast, target = registered.forecast, registered.target
+    name = LOSSES[registered.objective]
+    low, high = forecast.interval
+    rows: list[tuple[str, ...]] = [("width", "depth", "steps", "parameters", name, "seeds")]
+    for rung in registered.rungs:
+        mean = sum(rung.losses) / len(rung.losses)
+        numbers = (rung.width, rung.depth, rung.steps, rung.parameters)
+        rows.append((*(f"{number:,}" for number in numbers), f"{mean:.4g}", str(len(rung.losses))))
+    sizes = f"width {target.width}, depth {target.depth}, {target.steps:,} steps of {registered.batch_size} examples"
+    weights = ", ".join(f"{form} {weight:.0%}" for form, weight in forecast.weights.items())
+    wider = f", which widens the interval {forecast.inflation:.2g} times" if forecast.inflation > 1.05 else ""
+    lines = [
+        *aligned(rows, ">>>>>>"),
+        "",
+        f"law ({forecast.form}): {name} ~ {forecast.law}",
+        f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
+        f"seeds differ by {forecast.seed_spread:.1%}; weights of the forms: {weights}",
+        f"target: {sizes}",
+        f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        extrapolation(registered),
+    ]
+    if forecast.inflation > _SURPRISING:
+        lines.append(
+            "Warning: the rungs do not follow one law. Small ones may not have begun to learn: compare their losses "
+            "with that of chance, and use larger or longer rungs."
+        )
+    if registered.sha256:
+        lines += [f"registered {registered.date} in {registered.path}", f"sha256 {registered.sha256}"]
+    return "\n".join(lines)
+
+
+def extrapolation(registered: Registered) -> str:
+    """How far the target lies beyond the largest rung."""
+    target, largest = registered.target, registered.largest
+    factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in registered.rungs) for axis in AXES}
+    beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
+    text = (
+        f"extrapolation: {beyond} that of any rung; cost {registered.cost_ratio:.3g} times that of the largest "
+        f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)"
+    )
+    if registered.cost_ratio > CHECKED_COST_RATIO:
+        text += (
+            f"\nWarning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
+            "the largest rung: this one lies beyond."
+        )
+    return text
+
+
+def now() -> str:
+    """The date of a registration."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def config_json(config: ConfigDict) -> Json:
+    """A config as the file holds it: without what does not change the training, such as paths."""
+    return without_execution(json.loads(to_json(config)))
+
+
+def _hash(fields: Json) -> str:
+    return hashlib.sha256(json_text({**fields, "sha256": ""}).encode()).hexdigest()
+
+
+def register(registered: Registered, directory: pathlib.Path) -> Registered:
+    """Writes the file, or returns what another process has registered there."""
+    fields = registered.as_json()
+    create(directory / FILE, sealed(json_text({**fields, "sha256": _hash(fields)})))
+    return read(directory)
+
+
+def read(directory: pathlib.Path) -> Registered:
+    """The forecast in a directory.
+
+    Raises:
+      InputError: there is none, or it has changed since it was registered.
+    """
+    path = directory / FILE
+    if not path.exists():
+        raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
+    fields = read_json(path, _REMEDY)
+    if _hash(fields) != fields.get("sha256"):
+        raise InputError(f"{path} is not what was registered, by its sha256: {_REMEDY}.")
+    return _from_json(fields, path)
+
+
+def _from_json(fields: Mapping[str, Any], path: pathlib.Path) -> Registered:
+    rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
+    law = fields["forecast"]
+    return Registered(
+        date=fields["date"],
+        objective=fields["objective"],
+        batch_size=fields["batch_size"],
+        target=rung(fields["target"]),
+        rungs=tuple(map(rung, fields["rungs"])),
+        forecast=Forecast(**{**law, "interval": tuple(law["interval"])}),
+        config=fields["config"],
+        data=fields.get("data", {}),
+        sha256=fields["sha256"],
+        path=path,
+    )

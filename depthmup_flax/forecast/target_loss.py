@@ -1,0 +1,161 @@
+"""The forecast of a large network: trains its ladder, fits the law, registers the loss."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import listed, run_differences
+from depthmup_flax.data import LoadOnce, stored_dataset
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.from_config import build
+from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
+from depthmup_flax.forecast.law import Rung, forecast_loss
+from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
+from depthmup_flax.records.table import OBJECTIVES, TEST, TRAIN, VALIDATION, Record
+from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.workdir import directory as workdirs
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+DEFAULT = LadderPlan()
+
+
+def forecast(
+    tuned: ConfigDict,
+    workdir: str | pathlib.Path,
+    plan: LadderPlan = DEFAULT,
+    *,
+    width: int | None = None,
+    depth: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    objective: str = AUTO,
+    lanes: int | None = None,
+    load: LoadOnce | None = None,
+) -> tuple[Registered, ConfigDict]:
+    """The registered forecast of a target, and the target's config; resumes the ladder, or reads what is registered.
+
+    Args:
+      tuned: a config with tuned hyperparameters, at any width and depth and at the batch size and steps for which they
+        were tuned. Rungs have the target's batch size; other steps than the tuned ones change what
+        `depthmup_flax.rescaled_hyperparameters` changes.
+      workdir: of the ladder's records and ``forecast.json``.
+      plan: of the ladder.
+      width, depth, steps, batch_size: of the target; ``None``: those of ``tuned``.
+      objective: the loss that is forecast: ``train``, ``test``, ``validation`` with ``data.validation_fraction``;
+        ``auto``: what a run evaluates at its end, else the training loss.
+      lanes: see `depthmup_flax.sweep.runner.sweep`.
+      load: shared with a caller that uses the same data.
+
+    Raises:
+      InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another forecast.
+    """
+    load = load or LoadOnce()
+    _require_rule(tuned)
+    built = build(tuned, load=load)
+    given = {"width": width or tuned.model.width, "depth": depth or tuned.model.depth}
+    target = Size(**given, steps=steps or built.total_steps)
+    batch_size = batch_size or tuned.train.batch_size
+    at = functools.partial(rung_config, tuned, built.total_steps, built.epoch_steps, batch_size=batch_size)
+    experiment = functools.cache(lambda size: build(at(size=size), load=load))
+    loss = _objective(objective, tuned, built)
+    sizes = plan.sizes(target, lambda size: experiment(size).parameters)
+    directory = workdirs.as_path(workdir)
+    if (directory / FILE).exists():
+        return _already(read(directory), at(size=target), sizes, loss), at(size=target)
+    rungs = [Rung(size.width, size.depth, size.steps, experiment(size).parameters) for size in (*sizes, target)]
+    _log_plan(rungs, plan.seeds)
+    _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
+    grid = ladder_sweep({size: at(size=size) for size in sizes}, plan.seeds, loss)
+    records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
+    ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
+    registered = Registered(
+        date=now(),
+        objective=loss,
+        batch_size=batch_size,
+        target=rungs[-1],
+        rungs=ladder,
+        forecast=forecast_loss(ladder, rungs[-1]),
+        config=config_json(at(size=target)),
+        data=stored_dataset.to_json(built.dataset),
+    )
+    with workdirs.claimed(directory, workdirs.FORECAST, lock=".lock-records"):
+        return register(registered, directory), at(size=target)
+
+
+def _require_rule(tuned: ConfigDict) -> None:
+    if tuned.parametrization.preset == "sp":
+        raise InputError("parametrization.preset is 'sp', whose hyperparameters do not transfer: use 'depth_mup'.")
+    for name in ("width", "depth"):
+        if not tuned.model[f"base_{name}"]:
+            raise InputError(f"model.base_{name} is 0: set it to the {name} at which the hyperparameters were tuned.")
+
+
+def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
+    """One of `OBJECTIVES`, which runs measure."""
+    evaluated = VALIDATION if tuned.data.validation_fraction else TEST
+    if objective == AUTO:
+        return evaluated if built.workload.evaluates else TRAIN
+    if objective not in OBJECTIVES:
+        raise InputError(f"--objective is {objective!r}: {did_you_mean(str(objective), (AUTO, *OBJECTIVES))}")
+    if objective != TRAIN and (objective != evaluated or not built.workload.evaluates):
+        raise InputError(f"--objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
+    return objective
+
+
+def _log_plan(rungs: list[Rung], seeds: int) -> None:
+    *ladder, target = rungs
+    share = seeds * sum(rung.cost for rung in ladder) / target.cost
+    log.info(
+        "target: width %d, depth %d, %d steps, %d parameters; ladder: %d sizes, %d seeds each, %.3g %% of the target's "
+        "operations (parameters times examples)",
+        *(target.width, target.depth, target.steps, target.parameters, len(ladder), seeds, 100 * share),
+    )
+
+
+def _log_rescaling(tuned: ConfigDict, tuned_steps: int, batch_size: int, steps: set[int]) -> None:
+    """Logs what the longest and the shortest runs change in the tuned hyperparameters, and where that was measured."""
+    for length in sorted({max(steps), min(steps)}):
+        if (length, batch_size) != (tuned_steps, tuned.train.batch_size):
+            config = tuned.copy_and_resolve_references()
+            table = rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, length))
+            log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
+
+
+def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
+    """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
+    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
+    own = [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+    size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
+    losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
+    if len(losses) < len(own) or not losses:
+        raise InputError(
+            f"{len(own) - len(losses)} of {len(own)} runs of a rung ({size}) diverged: the settings are not stable "
+            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another --workdir."
+        )
+    if min(losses) <= 0:
+        raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
+    return Rung(rung.width, rung.depth, rung.steps, rung.parameters, losses)
+
+
+def _already(stored: Registered, target: ConfigDict, sizes: list[Size], objective: str) -> Registered:
+    """What is registered, if it is of the same target and ladder."""
+    differing = run_differences(stored.config, config_json(target))
+    if stored.objective != objective:
+        differing.append(f"objective: {stored.objective} there, {objective} here")
+    if {(rung.width, rung.depth, rung.steps) for rung in stored.rungs} != {(s.width, s.depth, s.steps) for s in sizes}:
+        differing.append("the ladder")
+    if differing:
+        raise InputError(
+            f"{stored.path} holds another forecast ({listed(differing)}), which is never overwritten: choose another "
+            "--workdir."
+        )
+    log.info("registered already; nothing is trained")
+    return stored

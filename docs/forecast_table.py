@@ -1,0 +1,65 @@
+"""Writes the table of registered forecasts in forecast.md, from docs/forecasts: python docs/forecast_table.py"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+
+from generated_parts import with_part
+
+HERE = pathlib.Path(__file__).parent
+PAGE = HERE / "forecast.md"
+PART = "<!-- forecasts: python docs/forecast_table.py -->", "<!-- end of forecasts -->"
+HEADER = (
+    "forecast",
+    "target",
+    "cost / largest rung's",
+    "forecast, 95 % interval",
+    "reached",
+    "error",
+    "inside",
+    "sha256",
+)
+
+
+def main() -> None:
+    """Renews the page."""
+    PAGE.write_text(renewed(PAGE.read_text()))
+
+
+def renewed(page: str) -> str:
+    """The page with what the files give: the misses first, then the largest errors."""
+    checks = [json.loads(line) for line in (HERE / "forecasts" / "checked.jsonl").read_text().splitlines()]
+    checks.sort(key=lambda check: (check["inside"], -abs(check["error"])))
+    inside = sum(check["inside"] for check in checks)
+    errors = sorted(abs(check["error"]) for check in checks)
+    widths = [(check["interval"][1] - check["interval"][0]) / 2 / check["forecast"] for check in checks]
+    summary = (
+        f"**{inside} of {len(checks)} targets reached a loss inside the interval.** Error: median "
+        f"{statistics.median(errors):.1%}, largest {errors[-1]:.1%}. Half of the interval: median "
+        f"{statistics.median(widths):.1%} of the loss. Cost of the target over the largest rung's: "
+        f"{min(check['cost_ratio'] for check in checks):.0f} to {max(check['cost_ratio'] for check in checks):.0f}."
+    )
+    lines = [f"| {' | '.join(row)} |" for row in (HEADER, ("---",) * len(HEADER), *map(_row, checks))]
+    return with_part(page, *PART, "\n".join([summary, "", *lines]))
+
+
+def _row(check: dict[str, object]) -> tuple[str, ...]:
+    name = str(check["name"])
+    registered = json.loads((HERE / "forecasts" / f"{name}.json").read_text())
+    target, (low, high) = registered["target"], registered["forecast"]["interval"]
+    return (
+        f"[{name}](forecasts/{name}.json)",
+        f"{target['width']} x {target['depth']}, {target['steps']:,} steps",
+        f"{check['cost_ratio']:.0f}",
+        f"{check['forecast']:.3f} ({low:.3f} to {high:.3f})",
+        f"{check['loss']:.3f}",
+        f"{check['error']:+.1%}",
+        "yes" if check["inside"] else "**no**",
+        f"`{registered['sha256'][:8]}`",
+    )
+
+
+if __name__ == "__main__":
+    main()

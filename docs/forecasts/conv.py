@@ -1,0 +1,12 @@
+"""The convolutional ResNet of sweeps/lr_width_depth_conv at the rate of sweeps/trade_off."""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = from_file("sweeps/lr_width_depth_conv", "cpu").base
+    config.optimizer.learning_rate = 0.046
+    return config
