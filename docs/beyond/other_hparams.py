@@ -20,6 +20,7 @@ sys.path.append(str(HERE.parent))
 from generated_parts import with_part  # noqa: E402
 
 from depthmup_flax.records.table import COMPLETED, SEED, read_sweep  # noqa: E402
+from depthmup_flax.report.loss_surfaces import Scale  # noqa: E402
 from depthmup_flax.report.optimum import (  # noqa: E402
     EDGES,
     Estimate,
@@ -31,14 +32,17 @@ from depthmup_flax.report.optimum import (  # noqa: E402
     slope,
 )
 from depthmup_flax.report.style import canvas  # noqa: E402
+from depthmup_flax.report.verdict import OPPOSITE, SHOWN, judge, unless_empty  # noqa: E402
+from depthmup_flax.report.yardstick import TOLERANCE, yardstick  # noqa: E402
 
 PAGE = HERE / "other_hparams.md"
 PARTS = {
     name: (f"<!-- {name}: python docs/beyond/other_hparams.py -->", f"<!-- end of {name} -->")
     for name in ("sizes", "lengths")
 }
-CHANCE = math.log(10)  # the loss of equal probabilities
-TOLERANCE = 0.01  # of what is learned, chance minus the lowest loss
+CHANCE = math.log(10)  # the loss before learning
+OCTAVES = Scale("octaves", (0.0, 1.0))  # of coordinates
+WORDS = {SHOWN: "**transfers**", OPPOSITE: "**does not**"}
 Size = tuple[int, int, int]  # width, depth, steps
 BASE: Size = (32, 4, 600)
 
@@ -79,23 +83,11 @@ class Curve:
     losses: np.ndarray
     optimum: Optimum
 
-    @property
-    def tolerance(self) -> float:
-        """The loss that counts as small."""
-        return TOLERANCE * (CHANCE - float(self.losses.mean(0).min()))
-
     def cost(self, at: float) -> Estimate:
         """Of a fixed coordinate."""
         means, draws = self.losses.mean(0), resampled_means(self.losses)
         at_draws = np.full(len(draws), at)
         return Estimate(float(excess(self.x, means, np.array(at))), excess(self.x, draws, at_draws), len(self.losses))
-
-    @property
-    def passing(self) -> float:
-        """The part of the grid, in octaves, that costs less than the tolerance."""
-        finest = np.linspace(self.x[0], self.x[-1], 400)
-        means = np.broadcast_to(self.losses.mean(0), (400, len(self.x)))
-        return float((excess(self.x, means, finest) < self.tolerance).mean())
 
 
 def curves(one: Hyperparameter) -> dict[Size, Curve]:
@@ -126,17 +118,17 @@ def lost(cost: Estimate) -> str:
     return shown(cost, lambda loss: f"{max(0.0, loss):.4f}")
 
 
-def judged(cost: Estimate | None, curve: Curve) -> str:
-    """A cost, and whether its whole interval is below the tolerance, or above; not where most of the grid is below."""
-    if cost is None or cost.interval is None:
+def judged(cost: Estimate | None, base: Curve, curve: Curve) -> str:
+    """The cost of what the base chose, and its verdict by the yardstick of the reports."""
+    if cost is None:
         return "?"
-    low, high = cost.interval
-    verdict = "not resolved" if high > curve.tolerance else "**transfers**"
-    if low > curve.tolerance:
-        verdict = "**does not**"
-    elif curve.passing > 0.5:
-        verdict = "no evidence"
-    return f"{lost(cost)}, {verdict}"
+    verdict = unless_empty(judge(cost, small(base)), yardstick(OCTAVES, base, curve, small(base))).verdict
+    return f"{lost(cost)}, {WORDS.get(verdict, verdict)}"
+
+
+def small(base: Curve) -> float:
+    """The cost that counts as small, a share of what the base learned."""
+    return TOLERANCE * (CHANCE - base.optimum.loss.value)
 
 
 def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -144,47 +136,48 @@ def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *rows))
 
 
-def cells(one: Hyperparameter, curve: Curve) -> tuple[str, str, str]:
-    """The best value, with its interval inside the grid; the tolerance; the part of the grid that passes."""
+def cells(one: Hyperparameter, base: Curve, curve: Curve) -> tuple[str, str, str]:
+    """The best value, with its interval inside the grid; the part of the grid whose cost is small; the power."""
     flag = curve.optimum.flag
     text = lambda u: f"{one.value(float(np.clip(u, curve.x[0], curve.x[-1]))):.{4 if one.name == 'b2' else 3}g}"
     best = shown(curve.optimum.at, text) + (f", {flag}" if flag in EDGES else "")
-    return best, f"{curve.tolerance:.4f}", f"{100 * curve.passing:.0f} %"
+    measured = yardstick(OCTAVES, base, curve, small(base))
+    return best, f"{100 * measured.passing / measured.grid:.0f} %", f"{measured.power:.2f}"
 
 
 SIZES = (
     "hyperparameter",
     "width x depth",
     "best (95 %)",
-    "tolerance",
-    "passes",
+    "would pass",
+    "power",
     "cost of the usual",
     "cost of the base's best",
 )
-LENGTHS = ("steps", "best (95 %)", "tolerance", "passes", "cost, kept in steps", "cost, kept as a share")
+LENGTHS = ("steps", "best (95 %)", "would pass", "power", "cost, kept in steps", "cost, kept as a share")
 
 
 def size_rows(one: Hyperparameter, of_size: Mapping[Size, Curve]) -> list[tuple[str, ...]]:
     """A row of `SIZES` per network."""
-    rows, base = [], of_size[BASE].optimum
+    rows, base = [], of_size[BASE]
     for size in sorted(size for size in of_size if size[2] == BASE[2]):
         curve = of_size[size]
-        kept = "base" if size == BASE else judged(regret(curve.x, curve.losses, base), curve)
+        kept = "base" if size == BASE else judged(regret(curve.x, curve.losses, base.optimum), base, curve)
         usual = lost(curve.cost(one.octaves(one.usual)))
-        rows.append((one.name, f"{size[0]} x {size[1]}", *cells(one, curve), usual, kept))
+        rows.append((one.name, f"{size[0]} x {size[1]}", *cells(one, base, curve), usual, kept))
     return rows
 
 
 def length_rows(one: Hyperparameter, of_size: Mapping[Size, Curve]) -> list[tuple[str, ...]]:
     """A row of `LENGTHS` per number of steps."""
-    rows, base = [], of_size[BASE].optimum
+    rows, base = [], of_size[BASE]
     for size in sorted(size for size in of_size if size[:2] == BASE[:2]):
-        curve, octaves = of_size[size], math.log2(size[2] / BASE[2])
-        draws = None if base.at.draws is None else base.at.draws + octaves
-        moved = dataclasses.replace(base.at, value=base.at.value + octaves, draws=draws)
-        ways = base, dataclasses.replace(base, at=moved)
-        costs = [judged(regret(curve.x, curve.losses, way), curve) for way in ways]
-        rows.append((str(size[2]), *cells(one, curve), *(["base"] * 2 if size == BASE else costs)))
+        curve, octaves, at = of_size[size], math.log2(size[2] / BASE[2]), base.optimum.at
+        draws = None if at.draws is None else at.draws + octaves
+        moved = dataclasses.replace(at, value=at.value + octaves, draws=draws)
+        ways = base.optimum, dataclasses.replace(base.optimum, at=moved)
+        costs = [judged(regret(curve.x, curve.losses, way), base, curve) for way in ways]
+        rows.append((str(size[2]), *cells(one, base, curve), *(["base"] * 2 if size == BASE else costs)))
     return rows
 
 
