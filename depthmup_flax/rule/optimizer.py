@@ -173,7 +173,7 @@ def adamw(
 
 
 # Arguments of optax that mean the same in every direction which has them.
-_AVERAGES = ("b1", "b2", "b3", "decay", "momentum")
+AVERAGES = ("b1", "b2", "b3", "decay", "momentum")
 _EPSILONS = ("eps", "eps_root")
 
 
@@ -186,7 +186,7 @@ def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
         if not isinstance(value, (numbers.Real, str)):
             continue
         number = math.nan if isinstance(value, (bool, str)) else float(value)
-        if name in _AVERAGES and not 0 <= number < 1:
+        if name in AVERAGES and not 0 <= number < 1:
             raise InputError(f"{where}{name} is {value!r}: use a number of at least 0 and below 1, such as 0.9.")
         if name in _EPSILONS and not 0 <= number < math.inf:
             raise InputError(f"{where}{name} is {value!r}: use a small number of at least 0, such as 1e-8.")

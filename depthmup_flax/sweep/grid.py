@@ -21,6 +21,7 @@ from depthmup_flax.engine.experiment import RULE, hyperparameters
 from depthmup_flax.engine.lane_layout import LaneRun
 from depthmup_flax.records.run_hash import EXECUTION, RunNames
 from depthmup_flax.records.table import LEARNING_RATE, OBJECTIVES, SEED, TEST, TRAIN, VALIDATION, SweepInfo
+from depthmup_flax.rule.optimizer import AVERAGES
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
@@ -195,6 +196,8 @@ def _validate(config: ConfigDict) -> None:
         raise InputError(f"config.x is {config.x!r}: set it to a hyperparameter, such as {LEARNING_RATE}.")
     if config.extend and isinstance(configs.get_field(config.base, config.x), int):
         raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
+    if config.extend and config.x.rpartition(".")[2] in AVERAGES:
+        raise InputError(f"config.extend is {config.extend}, but {config.x} stays below 1: set extend to 0.")
 
 
 def require_objective(objective: str, base: ConfigDict) -> None:

@@ -626,6 +626,11 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
             {"x": "optimizer.warmup_steps", "extend": 1},
             "config.extend is 1, but optimizer.warmup_steps takes whole numbers",
         ),
+        (
+            {"g": {"optimizer.kwargs.b2": (0.9, 0.99)}},
+            {"x": "optimizer.kwargs.b2", "extend": 1},
+            "config.extend is 1, but optimizer.kwargs.b2 stays below 1",
+        ),
     ],
 )
 def test_a_bad_grid_is_one_sentence_before_anything_trains(tmp_path, grids, kwargs, message):
