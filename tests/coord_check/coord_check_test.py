@@ -56,7 +56,8 @@ def build_linen(width, depth):
     return linen_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
 
-@pytest.mark.parametrize("axis", ["width", pytest.param("depth", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["width", "depth"])
 def test_a_right_linen_network_passes(axis):
     sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
     report = coord_check(build_linen, Y, rule=RULE, width=64, depth=4, steps=3, seeds=3, **sizes)
