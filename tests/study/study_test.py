@@ -297,10 +297,8 @@ CONTAINERS = {
 }
 
 
-_SLOW = [pytest.param(library, marks=pytest.mark.slow) for library in ("linen", "nnx", "haiku", "equinox")]
-
-
-@pytest.mark.parametrize("library", ["pair", *_SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("library", CONTAINERS)
 def test_the_optimizer_takes_parameters_in_their_librarys_containers(library):
     build, params_of = CONTAINERS[library]
     study = dm.Study(build, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
