@@ -1,4 +1,4 @@
-"""The example in the docstring of `depthmup_flax.coord_check` runs as written, on recorded sizes; that of docs/your_model.md trains."""
+"""The docstring's example runs as written, on recorded sizes; that of docs/your_model.md trains."""
 
 import textwrap
 
