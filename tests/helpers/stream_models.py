@@ -420,6 +420,14 @@ def scanned_velocity(damping: float) -> Body:
     return body
 
 
+def leaky(net: Net, x: jax.Array) -> jax.Array:
+    """Each layer moves the stream a part of the way to its own value."""
+    h = net.dense("stem", x)
+    for i in range(net.depth):
+        h = h + net.multiplier("mlp", i) * (net.mlp(f"block{i}", h) - h)
+    return net.head(h)
+
+
 def constant_variance(net: Net, x: jax.Array) -> jax.Array:
     """Sums are divided by the square root of two."""
     h = net.dense("stem", x)
