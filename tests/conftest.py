@@ -22,11 +22,14 @@ os.environ["XLA_FLAGS"] = " ".join(
 ).strip()
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE = tempfile.mkdtemp(prefix="depthmup-compiled-")
-    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
-os.environ["XDG_CACHE_HOME"] = _HOME = tempfile.mkdtemp(prefix="depthmup-cache-home-")
-atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+# Workers, and programs that are killed, leave temporary files behind: those of all are deleted when the first process
+# ends. pytest's own, which it keeps for three runs, stay where they are.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="depthmup-tests-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="compiled-"))
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-home-")
 
 # A shell ignores Ctrl-C in what it starts in the background, and the launchers under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,9 +46,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported and collected stays: the garbage collector need not look at it again."""
+    """What is imported and collected stays: the garbage collector need not look at it again, nor often at traces."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20)
 
 
 @pytest.fixture

@@ -60,7 +60,6 @@ def completed(scripts):
         ("depthmup sweep --overwrite --config=sweeps/vi", {"sweeps/vit"}),
         ("depthmup limits --config=", {name for name in shipped.names() if name.startswith("limits/")}),
         ("depthmup config tiny_im", {"tiny_imagenet_vit"}),
-        ("depthmup train --config.optimizer.lea", {"--config.optimizer.learning_rate"}),
         ("depthmup sweep --config.base.train.batch", {"--config.base.train.batch_size"}),
     ],
 )

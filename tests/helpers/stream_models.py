@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -93,6 +94,14 @@ def as_haiku(shapes: Shapes) -> tuple[Any, Callable[[Any], Mapping[str, Any]]]:
     return {new[name]: shape for name, shape in shapes.items()}, lambda tree: {n: tree[new[n]] for n in new}
 
 
+@functools.cache
+def _shapes(body: Body, sizes: tuple[int, int], x: tuple[Any, ...]) -> Shapes:
+    """Of the parameters, which no mistake changes."""
+    record = Net(*sizes)
+    jax.eval_shape(lambda *x: body(record, *x), *x)
+    return record.shapes
+
+
 def audited(
     body: Body,
     mistake: str = "",
@@ -104,9 +113,7 @@ def audited(
     """The audit of a model of twice the base's depth."""
     models = []
     for sizes in ((width, 2 * DEPTH), (WIDTH, DEPTH)):
-        record = Net(*sizes, mistake)
-        jax.eval_shape(lambda *x, record=record: body(record, *x), *x)
-        tree, back = names(record.shapes)
+        tree, back = names(_shapes(body, sizes, x))
         call = lambda values, *x, sizes=sizes, back=back: body(Net(*sizes, mistake, back(values)), *x)
         models.append((call, tree))
     return dm.audit(*models, x, **options)
@@ -411,6 +418,14 @@ def scanned_velocity(damping: float) -> Body:
         return net.head(net.norm("norm", jax.lax.scan(step, (h, jnp.zeros_like(h)), layers)[0][0]))
 
     return body
+
+
+def leaky(net: Net, x: jax.Array) -> jax.Array:
+    """Each layer moves the stream a part of the way to its own value."""
+    h = net.dense("stem", x)
+    for i in range(net.depth):
+        h = h + net.multiplier("mlp", i) * (net.mlp(f"block{i}", h) - h)
+    return net.head(h)
 
 
 def constant_variance(net: Net, x: jax.Array) -> jax.Array:

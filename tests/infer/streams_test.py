@@ -17,6 +17,7 @@ from stream_models import (
     graph,
     highway,
     last_pairs,
+    leaky,
     long_skip,
     mixed,
     mixed_alone,
@@ -120,6 +121,10 @@ def test_what_every_layer_adds_in_another_way_is_not_passed_in_silence(body):
 
 def test_a_sum_that_is_multiplied_as_a_whole_in_front_of_a_nonlinearity_has_a_multiplied_shortcut():
     assert "shortcut_in_branch" in found(audited(bent(of_sums=True)))
+
+
+def test_a_branch_that_contains_its_stream_is_named():
+    assert "shortcut_in_branch" in found(audited(leaky))
 
 
 def test_a_stream_that_is_multiplied_by_the_same_number_in_every_layer_is_not_passed_in_silence():

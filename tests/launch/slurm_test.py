@@ -236,8 +236,8 @@ def slurm():
         cannot(f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
     if os.geteuid() != 0:
         cannot("slurmd starts jobs as root only")
-    # Not pytest's directory: socket paths are limited in length, and munge requires access by all users.
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))
+    # Not a test's directory: socket paths are limited in length, and munge requires access by all users.
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="slurm-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))
     directory.chmod(0o755)
     found = Slurm(directory)
     try:

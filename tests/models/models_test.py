@@ -149,7 +149,6 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
 @pytest.mark.parametrize(
     ("model", "x"),
     [
-        (dm.ResMLP(5, width=16, depth=5), VECTORS),
         (dm.ResMLP(5, width=16, depth=5, block_depth=2, norm="layer", use_bias=True, nonlinearity="abs"), VECTORS),
         pytest.param(dm.SimpleResNet(5, width=16, depth=5), IMAGES, marks=pytest.mark.slow),
         pytest.param(

@@ -1,5 +1,7 @@
 """Every `model.attention` is softmax attention, with its gradients, on the device that runs the tests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,17 +37,23 @@ def value_and_gradients(function, kernels, x):
     return out, *pull(jnp.cos(3 * out))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tokens", [16, 17])  # cuDNN refuses odd numbers
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_attention_and_its_gradients_are_those_of_the_formula_in_float64(attention, dtype, tokens, causal):
+@functools.cache
+def in_float64(tokens, causal):
+    """Kernels and inputs, and the formula's values and gradients for them."""
     rng = np.random.default_rng(0)
     kernels = {name: rng.normal(size=(WIDTH, features)) / 8 for name, features in SHAPES.items()}
     x = rng.normal(size=(3, tokens, WIDTH))
     with jax.enable_x64(True):
         exact = jax.jit(lambda kernels, x: value_and_gradients(lambda k, x: by_hand(k, x, causal), kernels, x))
-        expected = jax.device_get(exact(kernels, x))
+        return (kernels, x), jax.device_get(exact(kernels, x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [16, 17])  # cuDNN refuses odd numbers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_attention_and_its_gradients_are_those_of_the_formula_in_float64(attention, dtype, tokens, causal):
+    given, expected = in_float64(tokens, causal)
     config = TransformerConfig(
         num_heads=HEADS, num_kv_heads=KV_HEADS, base_head_dim=BASE_HEAD_DIM, causal=causal, attention=attention,
         dtype=dtype,
@@ -57,7 +65,7 @@ def test_attention_and_its_gradients_are_those_of_the_formula_in_float64(attenti
         with sharding.activations_on(mesh):
             return SelfAttention(config).apply({"params": params}, x).astype(jnp.float32)
 
-    single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (kernels, x))
+    single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), given)
     found = jax.jit(lambda kernels, x: value_and_gradients(ours, kernels, x))(*single)
     tolerance = {"float32": 1e-5, "bfloat16": 3e-2}[dtype]  # of the largest entry: eight roundings of 0.4 %
     for mine, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -68,6 +68,7 @@ def test_a_short_training_of_a_deep_stack_has_the_losses_of_float32_within_half_
     assert 0 < np.abs(rounded - exact).max() < exact[0] / 200
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_a_short_training_with_layers_in_bfloat16_has_the_losses_of_float32_within_half_a_percent():
     """Of the first loss, at every step. Measured: 0.02 %."""

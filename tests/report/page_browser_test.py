@@ -53,8 +53,7 @@ def on_screen(panel, x, y):
     return panel.evaluate(script, [x, y])
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 768, 1400])
+@pytest.mark.parametrize(("width", "theme"), [(390, "light"), (768, "dark"), (1400, "light")])
 def test_the_page_fits_every_width_and_its_text_contrasts_in_both_themes(width, theme, opened):
     page = opened(width, theme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

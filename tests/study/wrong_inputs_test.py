@@ -1,5 +1,7 @@
 """What a user of `Study` may get wrong ends in one sentence that names it, before anything is trained."""
 
+import functools
+
 import flax.linen as nn
 import numpy as np
 import optax
@@ -42,6 +44,12 @@ class Plain(Net):
 
 def study(build=Net, data=SPLITS, **arguments):
     return dm.Study(build, data, **{"base": (8, 2), "steps": 5, "batch_size": 5, **arguments})
+
+
+@functools.cache
+def shared():
+    """One whose network is traced once for all searches that are refused."""
+    return study()
 
 
 def task(width, depth):
@@ -89,14 +97,18 @@ WRONG = {  # call -> words of the sentence
     "hyper of a network": (lambda: study(hyper={"a": 1}).tune(**GRID), "hyper.a is 1", "dm.Task"),
     "hyper that is not given": (lambda: study(task).tune(rate=(0.1, 0.2)), "rate is not", "hyper={'rate'"),
     "hyper that is not read": (lambda: study(task, hyper={"rate": 1, "b": 2}).tune(rate=(1.0, 2.0)), "hyper.b", "rate"),
-    "a name that is nearly right": (lambda: study().tune(learnin_rate=(0.1, 0.2)), "learnin_rate is", "learning_rate"),
-    "a name of two fields": (lambda: study().tune(eps=(0.1, 0.2)), "model.eps", "optimizer.kwargs.eps"),
-    "a size in tune": (lambda: study().tune(width=(8, 16)), "width is (8, 16)", "widths="),
-    "the seed as an axis": (lambda: study().tune(seed=(0, 1)), "seed is (0, 1)", "seeds="),
-    "a field twice": (lambda: study().tune(**GRID, **{"optimizer.learning_rate": 1}), "twice", "out"),
-    "no values": (lambda: study().tune(learning_rate=()), "learning_rate is empty", "at least one"),
-    "a negative rate": (lambda: study().tune(learning_rate=(-1, 1)), "-1", "positive"),
-    "no seeds": (lambda: study().tune(**GRID, seeds=0), "seeds is 0", "at least 1"),
+    "a name that is nearly right": (
+        lambda: shared().tune(learnin_rate=(0.1, 0.2)),
+        "learnin_rate is",
+        "learning_rate",
+    ),
+    "a name of two fields": (lambda: shared().tune(eps=(0.1, 0.2)), "model.eps", "optimizer.kwargs.eps"),
+    "a size in tune": (lambda: shared().tune(width=(8, 16)), "width is (8, 16)", "widths="),
+    "the seed as an axis": (lambda: shared().tune(seed=(0, 1)), "seed is (0, 1)", "seeds="),
+    "a field twice": (lambda: shared().tune(**GRID, **{"optimizer.learning_rate": 1}), "twice", "out"),
+    "no values": (lambda: shared().tune(learning_rate=()), "learning_rate is empty", "at least one"),
+    "a negative rate": (lambda: shared().tune(learning_rate=(-1, 1)), "-1", "positive"),
+    "no seeds": (lambda: shared().tune(**GRID, seeds=0), "seeds is 0", "at least 1"),
     "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "a number"),
     "half a layer": (lambda: study().config(8, 2.5), "depth is 2.5", "whole number"),
     "a constant in tune twice": (lambda: study().tune(tune=["gamma0", "gamma0"]), "tune has", "twice"),
@@ -105,12 +117,12 @@ WRONG = {  # call -> words of the sentence
     "a sampler of what tune names": (lambda: study().tune(tune="gamma0", sampler=3), "sampler", "leave one out"),
     "a search that shrinks its grid": (lambda: study().tune(tune="gamma0", extend=-1), "extend is -1", "at least 0"),
     "a sampler with a grid": (
-        lambda: study().tune(learning_rate=(0.1, 0.2, 0.4), trials=4),
+        lambda: shared().tune(learning_rate=(0.1, 0.2, 0.4), trials=4),
         "(0.1, 0.2, 0.4)",
         "range",
     ),
-    "a sampler without a range": (lambda: study().tune(learning_rate=0.1, trials=4), "sampler", "(1e-4, 1e-1)"),
-    "no trials": (lambda: study().tune(learning_rate=(0.1, 0.2), trials=0), "trials is 0", "at least 1"),
+    "a sampler without a range": (lambda: shared().tune(learning_rate=0.1, trials=4), "sampler", "(1e-4, 1e-1)"),
+    "no trials": (lambda: shared().tune(learning_rate=(0.1, 0.2), trials=0), "trials is 0", "at least 1"),
     "multipliers that are missing": (lambda: study(Plain).optimizer(32, 4), "does not follow the rule", "audit=False"),
     "the optimizer of a task": (lambda: study(task, hyper={"rate": 1}).optimizer(8, 2), "dm.Task", "use that one"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task", "Audit"),
@@ -121,9 +133,9 @@ WRONG = {  # call -> words of the sentence
     "a model's name": (lambda: study("resmlp"), "build is 'resmlp'", "'res_mlp'"),
     "a text for a size": (lambda: study(steps="100"), "steps is '100': use a whole number"),
     "a text for the batch": (lambda: study(batch_size="5"), "batch_size is '5'", "whole number"),
-    "a text for a rate": (lambda: study().tune(learning_rate="1e-3"), "learning_rate has '1e-3'", "positive"),
-    "a rate twice": (lambda: study().tune(learning_rate=(0.1, 0.1)), "learning_rate has 0.1 twice"),
-    "a negative extension": (lambda: study().tune(**GRID, extend=-1), "extend is -1", "at least 0"),
+    "a text for a rate": (lambda: shared().tune(learning_rate="1e-3"), "learning_rate has '1e-3'", "positive"),
+    "a rate twice": (lambda: shared().tune(learning_rate=(0.1, 0.1)), "learning_rate has 0.1 twice"),
+    "a negative extension": (lambda: shared().tune(**GRID, extend=-1), "extend is -1", "at least 0"),
     "a split of lists": (lambda: study(data=(X.tolist(), Y.tolist())).tune(**GRID), "data: train[0] is a list", "pair"),
     "texts as labels": (
         lambda: study(data=((X[:15], Y[:15].astype(str)), (X[15:], Y[15:].astype(str)))).tune(**GRID),
@@ -141,16 +153,20 @@ WRONG = {  # call -> words of the sentence
     "a list for hyper": (lambda: study(hyper=["a"]), "hyper is ['a']", "dictionary"),
     "epochs and steps": (lambda: study(epochs=3), "steps is 5 and epochs is 3", "leave one out"),
     "a number as directory": (lambda: study(workdir=3), "the work directory is 3", "path"),
-    "lr": (lambda: study().tune(lr=(0.1, 0.2)), "lr is not", "did you mean 'learning_rate'?"),
-    "a text for seeds": (lambda: study().tune(**GRID, seeds="3"), "seeds is '3'", "whole number"),
-    "half a seed": (lambda: study().tune(**GRID, seeds=1.5), "seeds is 1.5", "(0, 1, 2)"),
-    "lanes of the command": (lambda: study().tune(**GRID, lanes="auto"), "lanes is 'auto'", "None"),
-    "a shard beyond the last": (lambda: study().sweep(depths=(4,), **GRID, shard=(2, 2)), "shard is (2, 2)", "(0, 4)"),
-    "a shard of the command": (lambda: study().sweep(depths=(4,), **GRID, shard="0/2"), "shard is '0/2'", "(0, 4)"),
-    "a hook that is none": (lambda: study().tune(**GRID, on_record="x"), "on_record is 'x'", "function"),
-    "a sampler's name": (lambda: study().tune(**GRID, sampler="tpe"), "sampler is 'tpe'", "optuna.samplers"),
-    "a text for trials": (lambda: study().tune(**GRID, trials="4"), "trials is '4'", "whole number"),
-    "widths as text": (lambda: study().sweep(widths="8,16", **GRID), "widths is '8,16'", "whole number"),
+    "lr": (lambda: shared().tune(lr=(0.1, 0.2)), "lr is not", "did you mean 'learning_rate'?"),
+    "a text for seeds": (lambda: shared().tune(**GRID, seeds="3"), "seeds is '3'", "whole number"),
+    "half a seed": (lambda: shared().tune(**GRID, seeds=1.5), "seeds is 1.5", "(0, 1, 2)"),
+    "lanes of the command": (lambda: shared().tune(**GRID, lanes="auto"), "lanes is 'auto'", "None"),
+    "a shard beyond the last": (
+        lambda: shared().sweep(depths=(4,), **GRID, shard=(2, 2)),
+        "shard is (2, 2)",
+        "(0, 4)",
+    ),
+    "a shard of the command": (lambda: shared().sweep(depths=(4,), **GRID, shard="0/2"), "shard is '0/2'", "(0, 4)"),
+    "a hook that is none": (lambda: shared().tune(**GRID, on_record="x"), "on_record is 'x'", "function"),
+    "a sampler's name": (lambda: shared().tune(**GRID, sampler="tpe"), "sampler is 'tpe'", "optuna.samplers"),
+    "a text for trials": (lambda: shared().tune(**GRID, trials="4"), "trials is '4'", "whole number"),
+    "widths as text": (lambda: shared().sweep(widths="8,16", **GRID), "widths is '8,16'", "whole number"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "width is a dict", "**best"),
     "all variables": (lambda: study().rescale_init({"params": {}}, 16, 4), "params has an entry 'params'"),
     "another network's values": (
@@ -190,7 +206,7 @@ def test_epochs_replace_the_default_number_of_steps():
 
 def test_names_of_fields_that_several_sections_have_stay_whole():
     with pytest.raises(InputError, match=r"^optimizer\.kwargs\.eps is -1"):
-        study().tune(**GRID, **{"optimizer.kwargs.eps": (-1.0,)})
+        shared().tune(**GRID, **{"optimizer.kwargs.eps": (-1.0,)})
 
 
 def test_an_error_in_their_loss_says_which_function_failed_with_which_shapes():

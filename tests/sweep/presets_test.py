@@ -1,7 +1,5 @@
 """Presets are lanes of one program: each trains what it trains alone, from its own initial values."""
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -55,10 +53,6 @@ def assert_is_what_each_trains_alone(base, presets, tmp_path, rtol):
     assert len({record.train_loss for record in records.values()}) == len(runs)
 
 
-def test_presets_in_lanes_are_those_of_train_py(tmp_path):
-    assert_is_what_each_trains_alone(wide_base(use_bias=True), ("ntk", "sp"), tmp_path, 2e-5)
-
-
 MODELS = {
     "res_mlp": {"use_bias": True, "norm": "layer"},
     "simple_resnet": {"base_depth": 3},
@@ -66,7 +60,8 @@ MODELS = {
     "gpt": {"num_heads": 2},
 }
 RATES = {"adam": 4e-3, "sgd": 0.05, "muon": 0.01}
-CASES = [*itertools.product(MODELS, ("adam", "sgd")), ("vit", "muon")]
+# Each model, and each optimizer in one of them: factors know nothing of the model.
+CASES = [("res_mlp", "adam"), ("res_mlp", "sgd"), ("simple_resnet", "sgd"), ("gpt", "adam"), ("vit", "muon")]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_a_run_whose_output_is_closed_completes_and_says_so_once(both, tmp_path)
     assert "Traceback" not in process.text()
 
 
-@pytest.mark.parametrize("words", [("config", "digits"), ("--help",), ("train", "--help"), ("report",)])
+@pytest.mark.parametrize("words", [("config", "digits"), ("train", "--help"), ("report",)])
 def test_a_command_that_prints_ends_with_its_reader_and_says_nothing(words, tmp_path):
     if words == ("report",):
         rates = {planted_sweeps.X: [2**-9, 2**-8, 2**-7], "seed": [0, 1]}

@@ -22,7 +22,11 @@ def test_the_zoo_has_at_least_sixty_cases_and_three_mistakes_of_every_model():
         assert sum(name.startswith(f"{style}-") for name in CASES) >= 3
 
 
-@pytest.mark.parametrize("style", STYLES)
+FAST = ("mlp", "mlp_projection", "lora", "qk_norm", "looped", "gpt_rotary")
+EACH = [style if style in FAST else pytest.param(style, marks=pytest.mark.slow) for style in STYLES]
+
+
+@pytest.mark.parametrize("style", EACH)
 def test_the_audit_reads_the_roles_of_each_right_model_and_finds_nothing_missing(style):
     case = CASES[style]
     audit = case.audit()
@@ -32,12 +36,7 @@ def test_the_audit_reads_the_roles_of_each_right_model_and_finds_nothing_missing
     assert {path: facts(leaf) for path, leaf in read.items()} == {path: facts(leaf) for path, leaf in right.items()}
 
 
-FAST = ("mlp", "mlp_projection", "lora", "qk_norm", "looped", "gpt_rotary")
-
-
-@pytest.mark.parametrize(
-    "style", [style if style in FAST else pytest.param(style, marks=pytest.mark.slow) for style in STYLES]
-)
+@pytest.mark.parametrize("style", EACH)
 def test_the_audit_names_the_mistakes_of_each_model(style):
     names = [name for name in names_of("audit") if name.startswith(f"{style}-")]
     wrong = [str(o) for o in (outcome("audit", name) for name in names) if o.kind != RIGHT]

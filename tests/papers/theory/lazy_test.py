@@ -125,10 +125,9 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
-        ("relu", None),
-        pytest.param("tanh", None, marks=pytest.mark.slow),
-        *((name, 4) for name in ("linear", "relu", "abs", "erf", "tanh")),
-        pytest.param("gelu", 4, marks=pytest.mark.slow),
+        *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("relu", "tanh")),
+        *((name, 4) for name in ("linear", "relu", "abs", "erf")),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("tanh", "gelu")),
     ],
 )
 def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
@@ -199,7 +198,8 @@ def empirical_errors(name, depth=4, a=0.7, seeds=64):
     return found
 
 
-@pytest.mark.parametrize("name", ["relu", pytest.param("erf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relu", "erf"])
 def test_tangent_kernels_of_networks_approach_the_limit_as_one_over_width(name):
     jax.config.update("jax_disable_most_optimizations", False)  # it computes for longer than it compiles
     for group, errors in empirical_errors(name).items():

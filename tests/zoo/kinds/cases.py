@@ -69,10 +69,9 @@ class Kind:
 
     def wrong_widths(self, audit: Audit) -> list[str]:
         """Parameters whose width ratios are not those of the same model with the base width."""
-        mine, thin = (self._shapes(self.scales(width, self.size[1])) for width in (self.size[0], BASE_WIDTH))
-        wrong = []
+        thin, wrong = self._shapes(self.scales(BASE_WIDTH, self.size[1])), []
         for row in (row for row in audit.rows if row.uses):  # the last layer of a stream may be without effect
-            grown = [a // b for a, b in zip(mine[row.path], thin[row.path], strict=True) if a != b]
+            grown = [a // b for a, b in zip(row.shape, thin[row.path], strict=True) if a != b]
             info = row.info
             read = [] if info is None else [width for width in (info.width_in, info.width_out) if width != 1]
             if info is None or len(read) != min(len(grown), 2) or not set(read) <= set(grown):
