@@ -24,9 +24,9 @@ Row = tuple[str, str, list[str], str]  # state, what it says, where, reason
 
 
 def items(key: str) -> Iterator[str]:
-    """``Fig. 4, B.1-3`` -> Fig. 4, Fig. B.1, Fig. B.2, Fig. B.3."""
+    """``Fig. 4, B.1-3`` -> Fig. 4, Fig. B.1, Fig. B.2, Fig. B.3; panels, as in ``Fig. B.3 (b, c)``, are left out."""
     kind, _, numbers = key.partition(" ")
-    for number in numbers.split(", "):
+    for number in re.sub(r" \(.*?\)", "", numbers).split(", "):
         before, first, last = re.fullmatch(r"(.*?)(\d*)(?:-(\d+))?", number).groups()  # type: ignore[union-attr]
         for n in range(int(first), int(last) + 1) if last else [first]:
             yield f"{kind} {before}{n}"
