@@ -127,7 +127,7 @@ def _laziness(table: Table, rule: Parametrization) -> list[str]:
     if fit.slope + fit.interval < _FALLS and rule.alpha < 1:
         return [
             f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
-            "nothing; with more, the preset 'completep' keeps them, but makes layers alike, and its losses were not "
-            "lower where both were tuned (docs/beyond/which_exponent.md)."
+            "nothing; with more, the preset 'completep' keeps them, but makes layers alike: compare both "
+            "(docs/beyond/which_exponent.md)."
         ]
     return [f"{text}: add depths or seeds to tell whether it falls."]

@@ -114,6 +114,11 @@ def write_report(
     return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
 
 
+def _pending(sweep: Sweep, axis: str) -> Sequence[float]:
+    """The planned values of an axis, or none if all runs have ended: then a size without one lies in another grid."""
+    return () if 0 < sweep.info.runs <= len(sweep.records) else sweep.planned.get(axis, ())
+
+
 def first_round(sweep: Sweep) -> Sweep:
     """The grid with which a search in rounds begins, as its random points lie on no curve; another sweep as it is."""
     if sweep.info.figure != ROUNDS:
@@ -182,8 +187,8 @@ def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis 
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    analysis = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()), loss)
+    analysis = analyze(info, grids, parts.x, parts.second, _pending(sweep, parts.x.axis), loss)
     if parts.second is None:
         return analysis, None
-    planned = sweep.planned.get(parts.second.axis, ())
+    planned = _pending(sweep, parts.second.axis)
     return analysis, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)

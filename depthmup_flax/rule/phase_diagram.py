@@ -76,12 +76,12 @@ _USES = {
 }
 
 WHICH_EXPONENT = """\
-depth_mup, with the branch multiplier tuned. With two or more matrices in a branch (transformers, ResNets with two
-convolutions, res_mlp with block_depth above 1) features inside a branch freeze as r^-1/2 under it (TP6 sec. 9), and not
-under completep, which makes layers alike. Measured in docs/beyond/which_exponent.md: of GPTs whose rate, branch
-multiplier and rate factors were tuned at depth 4, depth_mup has the lower test loss at depth 32, by 0.33 +- 0.09 as
-tuned and by 0.035 +- 0.009 at the best of three rates each (n = 6); with the rate alone tuned, completep has, by 0.014
-+- 0.011."""
+One matrix in a branch: depth_mup. With two or more (transformers, ResNets with two convolutions in a branch, res_mlp
+with block_depth above 1) compare depth_mup and completep: features inside a branch freeze as r^-1/2 under the first
+(TP6 sec. 9), layers become alike under the second, and neither decides the loss. Measured in
+docs/beyond/which_exponent.md: test loss of gpt tuned at depth 4 and trained at 32, depth_mup minus completep, -0.33 +-
+0.09 at width 256 (n = 6) and +0.048 +- 0.012 at width 32 (n = 8); at the best of three rates each, -0.035 +- 0.009 and
++0.005 +- 0.009."""
 
 
 def describe_presets() -> str:

@@ -90,7 +90,7 @@ def test_presets_are_listed_with_uses_exponents_and_claims():
     assert "alpha 0.5, gamma 0.5" in depth_mup
     assert "feature diversity 0.5" in depth_mup
     assert "unstable at initialization" in text.split("\n  mup ")[1].split("\n  depth_mup")[0]
-    assert "depth_mup, with the branch multiplier tuned." in text
+    assert "One matrix in a branch: depth_mup." in text
 
 
 @pytest.mark.parametrize("name", ["digits", "shakespeare_llama", "sweeps/megatron_multiplier", "limits/ntk"])

@@ -231,6 +231,17 @@ def test_an_optimum_beside_pending_values_is_incomplete_and_not_at_the_edge_of_t
     assert "Extend the grid" in as_text(data_of(begun), study_of(begun))  # the same, if that was the whole grid
 
 
+def test_values_of_another_grid_are_not_pending_once_every_run_has_ended(tmp_path):
+    whole = sweep_of(lambda p: parabola(p, best=-8), {X: RATES, "model.depth": (4, 8), "seed": range(2)})
+    few = [record for record in whole.records if record.depth == 4 or record.point[X] == RATES[0]]
+    texts = []
+    for runs in (len(few), len(few) + 1):
+        info = dataclasses.replace(whole.info, runs=runs)
+        stored = read_sweep([write(tmp_path / str(runs), Sweep(info, few, []))])
+        texts.append(as_text(as_data(stored, analyses(stored)[0]), analyses(stored)[0]))
+    assert ["Some runs have not ended" in text for text in texts] == [False, True]
+
+
 def test_shapes_of_one_depth_are_variants_and_stages_that_set_the_depth_are_sizes():
     def loss(point):
         return parabola(point) + (0.1 if point["model.stage_sizes"] == [1, 1, 1, 2] else 0.0)
