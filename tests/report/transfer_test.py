@@ -1,5 +1,6 @@
 """The report recovers planted optima, slopes and laws, and claims nothing that the records do not show."""
 
+import dataclasses
 import math
 
 import numpy as np
