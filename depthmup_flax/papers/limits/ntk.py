@@ -98,7 +98,8 @@ class _Study:
         self.widths = sorted({width for width, _ in self.networks})
         self.depths = sorted({depth for _, depth in self.networks})
         self.seeds = {width: row["seeds"] for (width, _), row in self.networks.items()}
-        self._angle = next(iter(self.networks.values()))["angle"]
+        row = next(iter(self.networks.values()))
+        self.nonlinearity, self._angle = row["nonlinearity"], row["angle"]
         self._unit = float(np.mean(self.kernel(0) ** 2))
 
     def kernel(self, depth: int) -> np.ndarray:
@@ -168,7 +169,7 @@ def figure(rows: list[Row]) -> Page:
     """K over the angle; the mean's error over depth; a network's over width, and times width over depth."""
     study = _Study(rows)
     title = (
-        f"Tangent kernel of the blocks of a residual MLP ({rows[-1]['nonlinearity']}) at initialization\n"
+        f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialization\n"
         f"theory: infinite width; networks: n = {range_text(study.seeds.values())} at each width and depth"
     )
     drawing, panels = page(2, 2, title, width=4.8, height=4.2)
