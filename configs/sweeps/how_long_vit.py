@@ -3,6 +3,9 @@
     depthmup sweep --config=sweeps/how_long_vit --workdir=runs/how_long_vit
 
 Claim: the best rate of the first few epochs is that of the end, at every depth. CIFAR-10 below scale ``paper``.
+
+Measured at scale ``cpu`` on two CPU cores: 72 runs. The rate of the first 10 to 15 % of the steps costs 0.001 (0 to
+0.029) at depth 2 and 0.004 (0 to 0.017) at depth 8 (n = 6): not resolved.
 """
 
 from ml_collections import ConfigDict
