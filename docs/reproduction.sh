@@ -19,7 +19,7 @@ scale=$1
 shift
 mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
 others="digits cifar10 lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
-  how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
+  how_long how_long_vit lazy zero_init imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
   which_exponent_mlp which_exponent_gpt which_exponent_vit which_preset
   ntk linear_kernel linear_limit limit_convergence resmlp_limit training_curve phase_diagram diversity"
 [ "$scale" != long ] || others=
@@ -54,7 +54,7 @@ run_sweep() {
   case $name in
     block_depth_heatmap) figures=(heatmap) ;;
     other_hparams* | imagenet) figures=(transfer curves) ;;
-    how_long) figures=(over_time curves) ;;
+    how_long*) figures=(over_time curves) ;;
     trade_off) figures=(parameters) ;;
     *) figures=(transfer) ;;
   esac

@@ -4,9 +4,9 @@
     depthmup report runs/lr_conv
 
 Claim: under Depth-muP the best rate is the same at every depth and width; under muP it transfers over width alone, and
-deep networks diverge; under the standard parametrization it transfers over neither.
+deep networks diverge; under the standard parametrization it transfers over neither, with 1/sqrt(L) not over width.
 
-Measured at scale ``cpu`` on two CPU cores: 384 runs, 21 minutes of training. The best rate follows depth^(-0.34 +-
+Measured at scale ``cpu`` on two CPU cores: 447 runs, 1.2 hours beside other jobs. The best rate follows depth^(-0.34 +-
 0.48) under Depth-muP, with regret 0.03 (0 to 0.13) at depth 24, and depth^(-1.19 +- 0.35) under muP, with a regret
 larger by 0.12 (0.005 to 0.23) (n = 3).
 """
@@ -74,9 +74,20 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         gpu=(width, 2 * width, 4 * width, 8 * width),
         paper=(64, 128, 256, 512),
     )
-    grids = {"depths": {**common, "model.depth": depths}, "widths": {**common, "model.width": widths}}
+    # With SGD, sp_sqrt_depth has depth_mup's runs at the base's width and sp's at the base's depth: both must grow.
+    joint = {
+        "parametrization.preset": ("depth_mup", "sp_sqrt_depth"),
+        "model.width": (2 * width,),
+        "model.depth": (2 * base.model.depth,),
+    }
+    grids = {
+        "depths": {**common, "model.depth": depths},
+        "widths": {**common, "model.width": widths},
+        "joint": {**common, **joint},
+        "joint, base": {**common, "parametrization.preset": ("sp_sqrt_depth",)},
+    }
     if scale == "gpu10":
-        del grids["widths"]
+        grids = {"depths": grids["depths"]}
     return sweep_config(
         base,
         grids,

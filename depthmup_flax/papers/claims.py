@@ -67,9 +67,9 @@ def lower_loss(a: str, b: str) -> Rule:
     return Rule(((1, Term("lowest loss", a)), (-1, Term("lowest loss", b))), AT_MOST)
 
 
-def falls(variant: str = "") -> Rule:
-    """The lowest loss at the largest size is below the base's."""
-    return Rule(_growth(variant), AT_MOST)
+def falls(variant: str = "", when: Window | None = None) -> Rule:
+    """The lowest loss at the largest size is below the base's, in a part of training."""
+    return Rule(_growth(variant, when), AT_MOST)
 
 
 def rises(variant: str = "", when: Window | None = None) -> Rule:
@@ -169,6 +169,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ("the best rate of muP shifts more with depth than that of Depth-muP", moves_more("mup", "depth_mup")),
         _better("sp", "SP"),
         _better("sp", "SP", "width"),
+        _better("sp_sqrt_depth", "SP with 1/sqrt(L)", BOTH),
     ),
     "norm": tuple(
         Claim(
@@ -220,19 +221,36 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             for size in ("smallest", "largest")
         ),
     ),
-    "how-long": _claims(
-        "how-long",
-        "B24 Fig. B.3",
-        *(
-            (
-                f"the best rate is determined after 3 of 20 epochs, in the {network}",
-                _small(Term("regret of the early choice", at=at, when=_THIRD_OF_20_EPOCHS)),
-            )
-            for network, at in (("base", BASE), ("deepest network", LARGEST))
-        ),
+    **{
+        figure: _claims(
+            "how-long",
+            f"B24 Fig. B.3 ({panels})",
+            *(
+                (
+                    f"the best rate is determined after 3 of 20 epochs, in the {network}",
+                    _small(Term("regret of the early choice", at=at, when=_THIRD_OF_20_EPOCHS)),
+                )
+                for network, at in (("base", BASE), ("deepest network", LARGEST))
+            ),
+        )
+        for figure, panels in (("how-long", "a"), ("how-long (ViT)", "b, c"))
+    },
+    "lazy": _claims(
+        "lazy",
+        "B24 App. J",
+        _OVER_WIDTH,
+        ("the best rate of Depth-muP transfers better over width than lazily", costs_more("ntk", "depth_mup", "width")),
     ),
     "imagenet": _claims("imagenet", "B24 Fig. B.6", ("the best rate transfers over depth", transfers())),
     "ode-sde": _ODE,
+    "zero-init": _claims(
+        "zero-init",
+        "B24 Fig. M.1",
+        _OVER_DEPTH,
+        ("the best rate of alpha = 1 transfers over depth", transfers("ode")),
+        ("early in training deeper is better at alpha = 1", falls("ode", _EARLY)),
+        ("early in training deeper is worse under Depth-muP", rises("depth_mup", _EARLY)),
+    ),
     "pre-nonlin": _claims(
         "pre-nonlin",
         "TP6 Fig. 2",

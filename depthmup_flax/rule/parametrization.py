@@ -332,6 +332,10 @@ class Parametrization:
 PRESETS: Mapping[str, Parametrization] = {
     # Framework defaults and one global learning rate.
     "sp": Parametrization(alpha=0.0, gamma=0.0, width="standard"),
+    # SP with 1/sqrt(L) (B24 Fig. B.2, B.3): the branches of "depth_mup", the widths of "sp". With SGD, as in the paper,
+    # r^(alpha-gamma) = 1 keeps the one learning rate, so that runs are those of "depth_mup" at the base's width and of
+    # "sp" at the base's depth: compare where both grow. With Adam branches have the r^-1/2 of "depth_mup".
+    "sp_sqrt_depth": Parametrization(alpha=0.5, gamma=0.5, width="standard"),
     # Transfers over width only.
     "mup": Parametrization(alpha=0.0, gamma=0.0),
     # TP6 Table 1 and Claim 7.5; B24 Table 1. With several matrices in a branch see TP6 sec. 9.

@@ -67,6 +67,7 @@ def classify(alpha: float, gamma: float) -> Classification:
 # What each preset is for.
 _USES = {
     "sp": "a control: the framework's defaults, one rate at every width and depth",
+    "sp_sqrt_depth": "a control over width: sp with the depth rule of depth_mup (B24 Fig. B.2)",
     "mup": "a control over depth: transfers over width only",
     "depth_mup": "the default",
     "block_only": "a control: branches scaled, learning rates not",
@@ -90,9 +91,9 @@ def describe_presets() -> str:
     for name, rule in PRESETS.items():
         # The claims are about networks whose features move at every width, as under muP.
         hold = rule.width == "mup" and not rule.gamma0_width_exponent
-        lines.append(f"  {name:<11} {_USES[name]}")
-        lines.append(f"  {'':<11} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
-        lines += [f"  {'':<11} {_verdict(classify(float(rule.alpha), float(rule.gamma)))}"] if hold else []
+        lines.append(f"  {name:<13} {_USES[name]}")
+        lines.append(f"  {'':<13} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
+        lines += [f"  {'':<13} {_verdict(classify(float(rule.alpha), float(rule.gamma)))}"] if hold else []
     return "\n".join(lines)
 
 

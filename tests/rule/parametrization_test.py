@@ -78,6 +78,18 @@ def test_standard_parametrization_multiplies_nothing():
     assert rule.readout_fan_in(512, 8.0) == 512
 
 
+def test_sp_with_sqrt_depth_divides_branches_alone_and_keeps_the_one_rate_of_sgd():
+    """B24 Fig. B.2 and B.3: one rate at every size; Adam's r^-1/2 is TP6 Table 1's, for want of one in B24."""
+    rule, r = PRESETS["sp_sqrt_depth"], 16.0
+    assert rule.residual_multiplier(r) == pytest.approx(r**-0.5)
+    for role in Role:
+        leaf = info(role, width_in=8.0, width_out=8.0, in_branch=True, depth_ratio=r, model_width=8.0)
+        assert rule.lr_multiplier(leaf, degree=1) == pytest.approx(1.0)
+        assert rule.lr_multiplier(leaf, degree=0) == pytest.approx(r**-0.5)
+        assert rule.init_ratio(leaf) is None
+    assert rule.readout_multiplier(8.0) == rule.output_divisor(8.0) == 1.0
+
+
 def test_everything_is_one_at_the_base_model_under_every_preset():
     for rule in PRESETS.values():
         for role in Role:
@@ -136,11 +148,11 @@ def test_classification_follows_claims_7_1_to_7_5(alpha, gamma, expected):
 
 
 def test_presets_are_described_by_claims_only_where_their_premises_hold():
-    """TP6's claims are about muP networks whose features move: not about sp and ntk."""
+    """TP6's claims are about muP networks whose features move: not about sp, sp_sqrt_depth and ntk."""
     entries = re.split(r"\n(?=  \w)", describe_presets())
     with_claims = {entry.split()[0] for entry in entries if "TP6" in entry.split("width rule")[1]}
     assert {entry.split()[0] for entry in entries} == set(PRESETS)
-    assert with_claims == set(PRESETS) - {"sp", "ntk"}
+    assert with_claims == set(PRESETS) - {"sp", "sp_sqrt_depth", "ntk"}
 
 
 def test_classification_prints_each_claim():

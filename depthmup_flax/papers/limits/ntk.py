@@ -20,7 +20,7 @@ from depthmup_flax.papers.limits.finite_networks import GROUPS
 from depthmup_flax.papers.limits.fitted_rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.papers.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.papers.limits.pipeline import Case, Row, Values
-from depthmup_flax.papers.theory import get_activation, gram, lazy_kernels
+from depthmup_flax.papers.theory import get_activation, gram, lazy_kernels, tangent_variance
 from depthmup_flax.report.style import colors
 
 _ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where theory's is this many times the noise
@@ -28,7 +28,7 @@ _DEEP = 16  # from here on errors are powers of depth
 
 
 def cases(config: ConfigDict) -> list[Case]:
-    """A theory per depth, of which 0 is infinity, and an ensemble of networks per width and depth."""
+    """A theory per depth, of which 0 is infinity, and its variance and ensembles of each width at networks' depths."""
     check_fields(config, whole="lanes", several="angles network_angles", sizes="theory_depths widths depths")
     check_fields(config, positive="branch_multiplier", groups="seeds")
     get_activation(config.nonlinearity)
@@ -41,7 +41,8 @@ def cases(config: ConfigDict) -> list[Case]:
         for width, seeds in networks.ensemble_sizes(config.widths, config.seeds).items()
     ]
     theory_depths = sorted({0, *config.theory_depths, *config.depths})
-    return [{"what": "theory", "depth": depth} for depth in theory_depths] + ensembles
+    theories = [{"what": "theory", "depth": depth} for depth in theory_depths]
+    return theories + [{"what": "variance", "depth": depth} for depth in config.depths] + ensembles
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
@@ -50,6 +51,11 @@ def measure(config: ConfigDict, case: Case) -> Values:
         angles = np.linspace(0, math.pi, config.angles)
         return {"angle": angles.tolist(), "kernel": _theory(config, angles, case["depth"]).tolist()}
     angles = np.linspace(0, math.pi, config.network_angles)
+    if case["what"] == "variance":
+        start, multiplier = gram(jnp.asarray(_circle(angles))), config.branch_multiplier
+        numbers = tangent_variance(start, config.nonlinearity, depth=case["depth"], branch_multiplier=multiplier)
+        value, error = (np.asarray(number[0]).tolist() for number in numbers)
+        return {"angle": angles.tolist(), "variance": value, "error": error}
     kernel_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"], case["seeds"]), np.float64)
     squares_S = np.mean((kernel_SxA - _theory(config, angles, case["depth"])) ** 2, 1)
     statistics = {"kernel": kernel_SxA.mean(0).tolist(), "spread": kernel_SxA.std(0, ddof=1).tolist()}
@@ -87,11 +93,13 @@ class _Study:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.theory = {row["depth"]: row for row in rows if row["what"] == "theory"}
+        self.variance = {row["depth"]: row for row in rows if row["what"] == "variance"}
         self.networks = {(row["width"], row["depth"]): row for row in rows if row["what"] == "networks"}
         self.widths = sorted({width for width, _ in self.networks})
         self.depths = sorted({depth for _, depth in self.networks})
         self.seeds = {width: row["seeds"] for (width, _), row in self.networks.items()}
-        self._angle = next(iter(self.networks.values()))["angle"]
+        row = next(iter(self.networks.values()))
+        self.nonlinearity, self._angle = row["nonlinearity"], row["angle"]
         self._unit = float(np.mean(self.kernel(0) ** 2))
 
     def kernel(self, depth: int) -> np.ndarray:
@@ -111,6 +119,10 @@ class _Study:
         """(G,) distances of single networks to theory at their depth, the mean of each group."""
         return np.array(self.networks[width, depth]["square_errors"]) / self._unit
 
+    def limit_of_errors(self, depth: int) -> float:
+        """What N times `errors_of_network` approaches as N grows (App. H)."""
+        return float(np.mean(self.variance[depth]["variance"])) / self._unit
+
 
 def table(rows: list[Row]) -> str:
     """Powers of the errors over depth and width, and errors times width."""
@@ -123,6 +135,8 @@ def table(rows: list[Row]) -> str:
         half = means.get(width // 2)
         power = f"{math.log2(means[width] / half):+.2f}" if half else ""
         errors.append([f"width {width}", *(f"{v:.1f}" for v in values), f"{width * means[width]:.1f}", power])
+    limits = [study.limit_of_errors(depth) for depth in study.depths]
+    errors.append(["theory, App. H", *(f"{v:.1f}" for v in limits), f"{np.mean(limits):.1f}", ""])
     return "\n\n".join([rates_table(_rates(study)), aligned(errors), _NOTE])
 
 
@@ -155,7 +169,7 @@ def figure(rows: list[Row]) -> Page:
     """K over the angle; the mean's error over depth; a network's over width, and times width over depth."""
     study = _Study(rows)
     title = (
-        f"Tangent kernel of the blocks of a residual MLP ({rows[-1]['nonlinearity']}) at initialization\n"
+        f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialization\n"
         f"theory: infinite width; networks: n = {range_text(study.seeds.values())} at each width and depth"
     )
     drawing, panels = page(2, 2, title, width=4.8, height=4.2)
@@ -204,6 +218,8 @@ def _draw_networks(panels: Sequence[Panel], study: _Study) -> None:
     for width, color in colors(study.widths).items():
         groups = {depth: width * study.errors_of_network(width, depth) for depth in study.depths}
         draw_groups(times_width, groups, color, f"width {width}")
+    limits = [study.limit_of_errors(depth) for depth in study.depths]
+    times_width.plot(study.depths, limits, color="black", linewidth=1.8, label="theory, N to infinity (App. H)")
     times_width.set_ylim(bottom=0)
     title, ylabel = "(d) the same, times width", "N x " + ylabel
     size_axis(times_width, study.depths, "depth L", title=title, ylabel=ylabel, log=False)

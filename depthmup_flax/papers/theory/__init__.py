@@ -3,13 +3,15 @@
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
 that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
 infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits
-the distance of finite networks to the limit. docs/theory.md has an example.
+the distance of finite networks to the limit, of which `fluctuations` has the variance before training. docs/theory.md
+has an example.
 """
 
 from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
 from depthmup_flax.papers.theory.attention_training import attention_training
 from depthmup_flax.papers.theory.entrywise import entrywise_training
 from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
+from depthmup_flax.papers.theory.fluctuations import tangent_variance
 from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.papers.theory.input_kernel import gram
 from depthmup_flax.papers.theory.lazy import LazyKernels, lazy_kernels, predict
@@ -39,5 +41,6 @@ __all__ = [
     "one_step_kernel",
     "predict",
     "square_loss",
+    "tangent_variance",
     "transformer_kernels",
 ]

@@ -46,6 +46,16 @@ def require_layers(trained: Sequence[str]) -> None:
         raise InputError(f"trained is {trained!r}: use a list of some of {', '.join(LAYERS)}.")
 
 
+def require_branch(alpha: Any, block_depth: Any, zero_init_branch: bool, pre_nonlin: bool) -> None:
+    """Checks what a residual branch is."""
+    require_number("alpha", alpha, 0.5)
+    require_whole("block_depth", block_depth)
+    if zero_init_branch and not pre_nonlin:
+        raise InputError(
+            "zero_init_branch is True: theory has it for pre_nonlin=True alone. Use that, or zero_init_branch=False."
+        )
+
+
 def require_training(
     depth: int, gamma0: float, learning_rate: float, branch_multiplier: float, targets: jax.Array, lazy: str
 ) -> None:

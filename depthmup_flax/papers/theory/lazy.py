@@ -22,6 +22,12 @@ With ``pre_nonlin=False`` it is that model's default, ``h^(l+1) = h^l + a / sqrt
 
     dH/dtau =  a^2 (<phi(h) phi(h')> - <phi(h)><phi(h')>),    Phi = H
     dG/dtau = -a^2 G <phi'(h) phi'(h')>,                      G(1) = 1,    K = a^2 int G <phi'(h) phi'(h')> H dtau
+
+**Other branches.** With ``block_depth`` K weights in a branch (App. K.2) Phi and ``<phi' phi'>`` are iterated inside
+it, and all of its weights have a part of K. With another ``alpha`` a branch is multiplied by ``a L^-alpha`` and its
+weights train at L^(2 alpha - 1) times the rate (App. M): above 1/2, H and G do not depend on tau at infinite depth,
+while K has the same factor a^2. With ``zero_init_branch``, H and G do not depend on tau either, and K has the part of
+the last weights alone.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.papers.theory.argument_checks import require_layers, require_number, require_whole
+from depthmup_flax.papers.theory.argument_checks import require_branch, require_layers, require_number, require_whole
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel
 from depthmup_flax.util.errors import InputError
@@ -82,6 +88,9 @@ def lazy_kernels(
     depth: int | None = None,
     pre_nonlin: bool = True,
     branch_multiplier: float = 1.0,
+    alpha: float = 0.5,
+    block_depth: int = 1,
+    zero_init_branch: bool = False,
     steps: int = 64,
 ) -> LazyKernels:
     """Kernels of the lazy limit, at infinite depth or at depth L.
@@ -95,12 +104,14 @@ def lazy_kernels(
       depth: L; ``None`` is infinity, by fourth-order Runge-Kutta steps.
       pre_nonlin: False is the form with the nonlinearity last.
       branch_multiplier: a.
+      alpha, block_depth, zero_init_branch: see "Other branches".
       steps: number of steps of layer time at infinite depth; a multiple of 4.
     """
     get_activation(activation)
     start = checked_kernel(start)
     require_number("branch_multiplier", branch_multiplier)
-    form = _Form(activation, pre_nonlin)
+    require_branch(alpha, block_depth, zero_init_branch, pre_nonlin)
+    form = LazyForm(activation, pre_nonlin, float(alpha), block_depth, zero_init_branch)
     if depth is not None:
         require_whole("depth", depth, also=", or None for the limit")
         return _recursion(start, branch_multiplier, form, depth)
@@ -178,21 +189,39 @@ def _variances(H: jax.Array) -> tuple[jax.Array, jax.Array]:
     return p, q
 
 
-class _Form(NamedTuple):
-    activation: str
-    pre_nonlin: bool
+class LazyForm(NamedTuple):
+    """What a network is, beside its depth: see `lazy_kernels`."""
 
-    def averages(self, H: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Covariances of what a branch adds, and ``<phi' phi'>``, for H of (..., P, P)."""
-        values, slopes = averages(self.activation, H)
-        return values if self.pre_nonlin else values - _means(self.activation, H), slopes
+    activation: str
+    pre_nonlin: bool = True
+    alpha: float = 0.5
+    block_depth: int = 1
+    zero_init_branch: bool = False
+
+    def branch(self, H: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Of branches on a stream of covariance (..., P, P) H.
+
+        Returns the covariance of what they add, their weights' part of the tangent kernel, and the factor of the
+        gradients that they send down, both beside G.
+        """
+        added, down, seen = H, jnp.ones_like(H), jnp.zeros_like(H)
+        for _ in range(self.block_depth):
+            read, (added, slopes) = added, averages(self.activation, added)
+            seen = seen * slopes + added if self.pre_nonlin else (seen + read) * slopes
+            down = down * slopes
+        if not self.pre_nonlin:
+            added -= _means(self.activation, read)
+        if self.zero_init_branch:  # the last weights alone have a gradient, and nothing passes through them
+            return jnp.zeros_like(H), added, jnp.zeros_like(H)
+        return added, seen, down
 
     def ends(self, H: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Of all layers: Phi, its product with what the weights' gradients have beside G, ``<phi' phi'>``, and G(1)."""
-        added, slopes = self.averages(H)
-        if self.pre_nonlin:
-            return added, added, slopes, slopes[-1]
-        return H, H * slopes, slopes, jnp.ones_like(H[-1])
+        """Of all layers: Phi, the last two of `branch`, and G(1)."""
+        _, seen, down = self.branch(H)
+        if not self.pre_nonlin:
+            return H, seen, down, jnp.ones_like(H[-1])
+        Phi, slopes = averages(self.activation, H)
+        return Phi, seen, down, slopes[-1]
 
 
 def _states(
@@ -209,29 +238,30 @@ def _states(
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _recursion(start: jax.Array, multiplier: float, form: _Form, depth: int) -> LazyKernels:
+def _recursion(start: jax.Array, multiplier: float, form: LazyForm, depth: int) -> LazyKernels:
     """Depth L: dtau = 1 / L, H forward and G backward, layer by layer (App. D at gamma0 = 0)."""
-    share = multiplier**2 / depth
-    H = _states(lambda H, _: H + share * form.averages(H)[0], start, length=depth)
+    share, learned = multiplier**2 * depth ** (-2 * form.alpha), multiplier**2 / depth
+    H = _states(lambda H, _: H + share * form.branch(H)[0], start, length=depth)
     Phi, seen, slopes, end = form.ends(H)
     G = _states(lambda G, slope: G * (1.0 + share * slope), end, slopes[:-1], reverse=True)
     # The weights of layer l see Phi^l and the gradient by the branch's output, G^(l+1).
-    blocks = share * jnp.einsum("lij,lij->ij", G[1:], seen[:-1])
+    blocks = learned * jnp.einsum("lij,lij->ij", G[1:], seen[:-1])
     return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _integrated(start: jax.Array, multiplier: float, form: _Form, steps: int) -> LazyKernels:
+def _integrated(start: jax.Array, multiplier: float, form: LazyForm, steps: int) -> LazyKernels:
     fine, coarse = (_runge_kutta(start, multiplier, form, n) for n in (steps, steps // 2))
     differences = (fine.H[::2] - coarse.H, fine.G[::2] - coarse.G, fine.blocks - coarse.blocks)
     error = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in differences])
     return dataclasses.replace(fine, error=error)
 
 
-def _runge_kutta(start: jax.Array, multiplier: float, form: _Form, steps: int) -> LazyKernels:
+def _runge_kutta(start: jax.Array, multiplier: float, form: LazyForm, steps: int) -> LazyKernels:
     """H takes steps of half the length, so that the backward steps of G have H in their middle."""
-    scale, length = multiplier**2, 1.0 / steps
-    rise = lambda H, _: scale * form.averages(H)[0]
+    # Above 1/2, what branches add before training vanishes.
+    scale, length = multiplier**2 * (form.alpha == 0.5), 1.0 / steps
+    rise = lambda H, _: scale * form.branch(H)[0]
     H = _states(lambda H, _: _runge_kutta_step(rise, H, (None,) * 3, length / 2), start, length=2 * steps)
     Phi, seen, slopes, end = form.ends(H)
     backward = lambda G, known: _runge_kutta_step(lambda G, slope: scale * slope * G, G, known, length)
@@ -239,7 +269,7 @@ def _runge_kutta(start: jax.Array, multiplier: float, form: _Form, steps: int) -
     H, Phi, seen = H[::2], Phi[::2], seen[::2]
     # Simpson's rule.
     weights = jnp.ones(steps + 1, start.dtype).at[1:-1:2].set(4.0).at[2:-1:2].set(2.0) * length / 3
-    blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, seen)
+    blocks = multiplier**2 * jnp.einsum("t,tij,tij->ij", weights, G, seen)
     return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 

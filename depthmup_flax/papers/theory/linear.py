@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.papers.theory.argument_checks import require_convergence, require_elementwise, require_training
+from depthmup_flax.papers.theory.argument_checks import (
+    require_convergence,
+    require_elementwise,
+    require_number,
+    require_training,
+)
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.trajectory import Loss, Training, slope_of, square_loss
 from depthmup_flax.util.errors import InputError
@@ -35,6 +40,7 @@ def linear_training(
     learning_rate: float = 1.0,
     gamma0: float = 1.0,
     branch_multiplier: float = 1.0,
+    alpha: float = 0.5,
     loss: Loss = square_loss,
 ) -> Training:
     """SGD on a deep linear network of infinite width, exactly (TP6 Program 1, Definition 4.1 and Lemma 4.3).
@@ -53,6 +59,7 @@ def linear_training(
       learning_rate: eta_0; a step adds ``-eta_0 gamma0^2`` times the gradient of the mean loss to the blocks' weights.
       gamma0: divisor of the output.
       branch_multiplier: a.
+      alpha: branches are multiplied by ``a L^-alpha`` and train at L^(2 alpha - 1) times the rate (B24 App. M).
       loss: (f, y) -> loss of an example, elementwise.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
@@ -60,11 +67,13 @@ def linear_training(
         raise InputError(f"inputs has shape {inputs.shape}: give (steps, examples, size).")
     if targets.shape != inputs.shape[:2]:
         raise InputError(f"targets has shape {targets.shape}: give {inputs.shape[:2]}, one for each example.")
+    require_number("alpha", alpha, 0.5)
     require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels(..., 'linear')")
     targets = targets.astype(jnp.result_type(float, targets))
     require_elementwise(loss, targets)
     start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1])))
-    training = _train(start, targets, learning_rate * gamma0, gamma0, branch_multiplier, depth, loss)
+    rate, multiplier = learning_rate * gamma0 * depth ** (2 * alpha - 1), branch_multiplier * depth ** (0.5 - alpha)
+    training = _train(start, targets, rate, gamma0, multiplier, depth, loss)
     require_convergence(training.outputs, targets, learning_rate, lambda: math.inf)
     return training
 

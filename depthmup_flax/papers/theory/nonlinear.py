@@ -35,6 +35,15 @@ with ``MS(v) = v - <v>``, which is its own adjoint, u^l of covariance <h h>, r^l
 ``A^l_ts = <d h^l_t / d r^l_s>`` and ``B^l_ts = <d y^l_t / d u^l_s>``. In both forms a step changes ``z`` by order
 L^-1/2, so that its change of a layer is of order 1/L, as the stream's.
 
+**Other branches.** ``alpha`` multiplies branches by ``a L^-alpha`` and the rate of their weights by L^(2 alpha - 1)
+(App. M). With ``block_depth`` K the nonlinearity and weights of their own are repeated inside the branch (App. K.2): a
+step changes the outputs of all these weights by order L^(alpha - 1). Eq. 125 to 127 treat the inner weights as static,
+which misses their part of the change of h: it is of order 1/L in each layer, aligned with g, and has K - 1 of the
+tangent kernel's K terms. With ``zero_init_branch`` the last of them start at zero. With ``kernel_size`` all of them are
+convolutions over positions, padded with zeros (Eq. 118, one weight matrix from N(0, 1/N) for each shift); the stem acts
+on each position alone, and the readout has weights for each of A positions, ``f = sum_a w_a phi(h_a) / (sqrt(A) N
+gamma0)``.
+
 **Solution.** In discrete time every average above needs only earlier steps, and in this step the layers below (forward)
 or above (backward). One sweep through the steps, up and down the layers, with S samples of the process for its law,
 solves the equations without iteration or damping; `wide_weights` has u, r and the responses, without derivatives.
@@ -45,34 +54,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.papers.theory import argument_checks
-from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.papers.theory.lazy import lazy_kernels
-from depthmup_flax.papers.theory.trajectory import (
-    Estimate,
-    Loss,
-    Training,
-    over_populations,
-    slope_of,
-    square_loss,
-)
-from depthmup_flax.papers.theory.wide_weights import (
-    Seen,
-    checked_samples,
-    correlated,
-    layer_kernels,
-    trained_product,
-    unseen,
-    white_noise,
-)
+from depthmup_flax.papers.theory.neuron_process import Numbers, Plan, population
+from depthmup_flax.papers.theory.trajectory import Estimate, Loss, over_populations, square_loss
+from depthmup_flax.papers.theory.wide_weights import checked_samples
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Dtype, Scalar
@@ -92,6 +85,10 @@ def nonlinear_training(
     learning_rate: float = 1.0,
     gamma0: float = 1.0,
     branch_multiplier: float = 1.0,
+    alpha: float = 0.5,
+    block_depth: int = 1,
+    zero_init_branch: bool = False,
+    kernel_size: int = 0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     shares: jax.Array | None = None,
@@ -113,12 +110,13 @@ def nonlinear_training(
     unknown name, too few samples, or training that diverges.
 
     Args:
-      inputs: (P, D) all examples, including those that are only predicted.
+      inputs: (P, D) all examples, including those that are only predicted; (P, *space, D) with a ``kernel_size``.
       targets: (P,) second argument of ``loss``.
       activation: relu, abs, erf, linear, gelu or tanh.
       pre_nonlin: as of `depthmup_flax.models.ResMLP`, whose default form is False: see "Nonlinearity last".
       steps, depth, learning_rate, branch_multiplier: T, L, eta_0 and a.
       gamma0: divisor of the output.
+      alpha, block_depth, zero_init_branch, kernel_size: see "Other branches"; a kernel size of 0 is no convolution.
       momentum: mu of ``v <- mu v + gradient``, as in optax; App. K.5 averages, which is our eta_0 times (1 - mu).
       weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
       shares: (P,) or (T, P) weights of examples in the loss, or in each step's loss; 0 for one that is only predicted.
@@ -131,18 +129,22 @@ def nonlinear_training(
       key: random key of the samples; default ``jax.random.key(0)``.
 
     Returns:
-      `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
+      `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps; with a
+      ``kernel_size`` one pass for each position, the last index.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
+    argument_checks.require_branch(alpha, block_depth, zero_init_branch, pre_nonlin)
     argument_checks.require_layers(trained)
     argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
     argument_checks.require_number("momentum", momentum)
     argument_checks.require_number("weight_decay", weight_decay)
     argument_checks.require_whole("steps", steps)
     argument_checks.require_whole("populations", populations, 2)
-    start = checked_kernel(gram(inputs))
-    examples = len(start)
+    shifts = _shifts(inputs.shape[1:-1], kernel_size)
+    positions = len(shifts[0])
+    start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1]) if kernel_size else inputs))
+    examples = len(start) // positions
     if targets.shape != (examples,):
         raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
     parts = np.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
@@ -151,18 +153,23 @@ def nonlinear_training(
     argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
     argument_checks.require_elementwise(loss, targets)
-    variables = 2 * depth * steps * examples + examples + 1  # u, r, the stem's outputs, the readout
-    samples = checked_samples(samples, variables, _LEAST_SAMPLES)
-    plan = _Plan(activation, pre_nonlin, depth, steps, examples, samples, loss)
+    plan = Plan(
+        activation, pre_nonlin, float(alpha), block_depth, zero_init_branch, depth, steps, examples, positions,
+        len(shifts), samples or 0, loss,
+    )  # fmt: skip
+    plan = plan._replace(samples=checked_samples(samples, plan.variables, _LEAST_SAMPLES))
     rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
     key = jax.random.key(0) if key is None else key
-    estimate = _populations(plan, tuple(trained), populations, start, targets, parts, rates, key)
+    estimate = _populations(plan, tuple(trained), populations, start, targets, parts, jnp.asarray(shifts), rates, key)
 
     def stable_rate() -> float:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
-        if loss is not square_loss or momentum or weight_decay or bool((np.asarray(parts) < 0).any()):
+        if loss is not square_loss or momentum or weight_decay or kernel_size or bool((np.asarray(parts) < 0).any()):
             return math.inf
-        lazy = lazy_kernels(start, activation, depth=depth, pre_nonlin=pre_nonlin, branch_multiplier=branch_multiplier)
+        lazy = lazy_kernels(
+            start, activation, depth=depth, pre_nonlin=pre_nonlin, branch_multiplier=branch_multiplier, alpha=alpha,
+            block_depth=block_depth, zero_init_branch=zero_init_branch,
+        )  # fmt: skip
         kernel = lazy.tangent(trained)
         root = np.sqrt(np.atleast_2d(np.asarray(parts)).max(0))
         return 2 / float(np.linalg.eigvalsh(root[:, None] * np.asarray(kernel) * root).max())
@@ -171,25 +178,20 @@ def nonlinear_training(
     return estimate
 
 
-class _Plan(NamedTuple):
-    activation: str
-    pre_nonlin: bool
-    depth: int
-    steps: int
-    examples: int
-    samples: int
-    loss: Loss
-
-
-class _Numbers(NamedTuple):
-    start_PxP: jax.Array  # x . x' / D
-    targets_P: jax.Array
-    shares_TxP: jax.Array
-    rate: Scalar  # eta_0 gamma0
-    gamma0: Scalar
-    a: Scalar  # branch multiplier, without 1 / sqrt(L)
-    remaining_T: dict[str, jax.Array]  # c_t of each group of layers
-    learned_TxT: dict[str, jax.Array]  # k_ts
+def _shifts(space: tuple[int, ...], kernel_size: int) -> np.ndarray:
+    """(B, A, A): for each shift of a convolution, 1 from position a + shift to position a; (1, 1, 1) without one."""
+    argument_checks.require_whole("kernel_size", kernel_size, 0)
+    if not kernel_size:
+        return np.ones((1, 1, 1))
+    if kernel_size % 2 == 0 or not space:
+        raise InputError(
+            f"kernel_size is {kernel_size} for {len(space)} axes of positions: use an odd number and inputs of shape "
+            "(examples, *positions, size), or 0."
+        )
+    at = np.stack(np.meshgrid(*map(np.arange, space), indexing="ij"), -1).reshape(-1, len(space))
+    offsets = np.stack(np.meshgrid(*[np.arange(kernel_size) - kernel_size // 2] * len(space), indexing="ij"), -1)
+    moved = at[None, None] + offsets.reshape(-1, 1, 1, len(space))  # (B, 1, A, space)
+    return (at[None, :, None] == moved).all(-1).astype(float)
 
 
 def _memory(
@@ -208,65 +210,20 @@ def _memory(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _populations(
-    plan: _Plan,
+    plan: Plan,
     trained: tuple[str, ...],
     populations: int,
-    start_PxP: jax.Array,
+    start_QxQ: jax.Array,
     targets_P: jax.Array,
     shares: jax.Array | np.ndarray,
+    shifts_BxAxA: jax.Array,
     rates: tuple[Scalar, Scalar, Scalar, Scalar, Scalar],
     key: jax.Array,
 ) -> Estimate:
     learning_rate, gamma0, a, momentum, weight_decay = rates
-    memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, start_PxP.dtype)
-    shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(start_PxP.dtype)
-    numbers = _Numbers(start_PxP, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, *memory)
-    return over_populations(functools.partial(_population, plan, numbers), populations, key)
-
-
-def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
-    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
-    (before, after), size, dtype = form(plan.activation, plan.pre_nonlin), numbers.a * L**-0.5, numbers.start_PxP.dtype
-    noise = white_noise(key, S, 2 * L * M + P + 1, dtype)
-    stem_SxP, readout_S = noise[:, :P], noise[:, P]
-    forward_LxSxM, backward_LxSxM = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
-    start_SxP = correlated(stem_SxP, numbers.start_PxP)
-    slope = slope_of(plan.loss)
-
-    def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        xs, ys, top_x_SxM, bottom_g_SxM, chi_M = carry
-        learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
-        remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
-        put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-        product = functools.partial(trained_product, t * P, size, remaining["blocks"], learned["blocks"])
-
-        def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
-            z_SxP, seen_x = product(before(h_SxP), *layer)
-            return h_SxP + size * after(z_SxP), ((h_SxP, z_SxP), seen_x)
-
-        def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, Seen]:
-            (h_SxP, z_SxP), *rest = layer
-            r_SxP, seen_y = product(pulled(after, z_SxP, g_SxP), *rest)
-            return g_SxP + size * pulled(before, h_SxP, r_SxP), seen_y
-
-        seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
-        h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
-        h_SxP, (inside, xs) = jax.lax.scan(up, h_SxP, ((xs, ys), (forward_LxSxM, backward_LxSxM)))
-        top_SxP = before(h_SxP)
-        all_top = put(top_x_SxM, top_SxP)
-        # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
-        initial_P = remaining["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
-        outputs_P = (initial_P + learned["readout"] @ (top_x_SxM.T @ top_SxP) / S) / numbers.gamma0
-        weights_S = remaining["readout"] * readout_S + top_x_SxM @ learned["readout"]
-        g_SxP = pulled(before, h_SxP, jnp.broadcast_to(weights_S[:, None], h_SxP.shape))
-        layers = (inside, (ys, xs), (backward_LxSxM, forward_LxSxM))
-        g_SxP, ys = jax.lax.scan(down, g_SxP, layers, reverse=True)
-        shares_P = numbers.shares_TxP[t]
-        loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
-        chi_M = jax.lax.dynamic_update_slice(chi_M, slope(outputs_P, numbers.targets_P) * shares_P, (t * P,))
-        return (xs, ys, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
-
-    nothing, none = unseen((L, S, M), dtype), jnp.zeros((S, M), dtype)
-    start = (nothing, nothing, none, none, jnp.zeros(M, dtype))
-    (xs, ys, top_x, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
-    return Training(outputs, losses, *layer_kernels(xs, top_x, bottom_g, ys))
+    dtype = start_QxQ.dtype
+    memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, dtype)
+    shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(dtype)
+    shifts = shifts_BxAxA.astype(dtype)
+    numbers = Numbers(start_QxQ, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, shifts, *memory)
+    return over_populations(functools.partial(population, plan, numbers), populations, key)

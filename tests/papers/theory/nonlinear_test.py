@@ -32,11 +32,12 @@ def largest_of(training):
 
 
 @pytest.mark.parametrize(
-    ("depth", "pre_nonlin"),
-    [pytest.param(1, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.slow), (5, True)],
-)
-def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth, pre_nonlin):
-    fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8}
+    ("depth", "pre_nonlin", "alpha"),
+    [pytest.param(1, True, 0.5, marks=pytest.mark.slow), pytest.param(4, False, 0.5, marks=pytest.mark.slow),
+     (5, True, 0.7)],
+)  # fmt: skip
+def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth, pre_nonlin, alpha):
+    fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8, "alpha": alpha}
     monte_carlo = training("linear", samples=1024, populations=2, pre_nonlin=pre_nonlin, **fields)
     batches = [np.repeat(values[None], 4, axis=0) for values in (X, Y)]
     exact = linear_training(*batches, learning_rate=0.4, **fields)
