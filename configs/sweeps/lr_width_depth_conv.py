@@ -26,6 +26,8 @@ def base_config(scale: str) -> ConfigDict:
         base.data.update(name="synthetic", train_examples=256, test_examples=64)
     elif scale in ("cpu", "gpu10"):
         base.data.update(image_size=16, test_examples=2000)
+    if scale == "gpu10":
+        base.model.base_width = 32  # at the base's width sp_sqrt_depth has depth_mup's runs
     if scale != "paper":
         base.data.augment = "none"
         steps = at_scale(scale, smoke=20, cpu=200, gpu10=3128, gpu=1000)
@@ -38,7 +40,7 @@ def base_config(scale: str) -> ConfigDict:
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
     base = base_config(scale)
-    width = base.model.base_width
+    width = base.model.width
     around_the_papers = lambda *octaves: tuple(0.046 * rate for rate in powers_of_two(*octaves))
     rates = at_scale(
         scale,
@@ -70,7 +72,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale,
         smoke=(width, 2 * width),
         cpu=(width // 2, width, 2 * width),
-        gpu10=(width,),
+        gpu10=(),
         gpu=(width, 2 * width, 4 * width, 8 * width),
         paper=(64, 128, 256, 512),
     )
