@@ -1,0 +1,64 @@
+"""One and two layers in a branch, each at its best rate and multiplier: residual MLP, Adam (TP6 Fig. 4, 5, 6).
+
+    depthmup sweep --config=sweeps/block_depth_tuned --workdir=runs/block_depth_tuned
+
+Claim: at equal numbers of layers the lowest loss over rate and multiplier is higher with two layers in a branch, with
+ReLU (Fig. 4; longer training closes the gap) and with abs and LayerNorm (Fig. 5; it does not), and the best rate moves
+more with depth (Fig. 6).
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: the depths of block_depth.py, over rate and multiplier, without and with LayerNorm and abs."""
+    parent = from_file("sweeps/block_depth", scale)
+    seeds = parent.grids.one.seed
+    tuned = parent.base.parametrization.branch_multiplier
+    multipliers = at_scale(
+        scale,
+        smoke=powers_of_two(-2, 2, 2),
+        cpu=powers_of_two(-2, 1),
+        long=powers_of_two(-3, 1),
+        other=powers_of_two(-4, 3),
+    )
+    # LayerNorm and small multipliers need high rates.
+    rates = {
+        "relu": at_scale(
+            scale,
+            smoke=powers_of_two(-9, -5, 2),
+            cpu=powers_of_two(-10, -4),
+            long=powers_of_two(-11, -5),
+            other=powers_of_two(-14, -4),
+        ),
+        "abs": at_scale(
+            scale,
+            smoke=powers_of_two(-7, -3, 2),
+            cpu=powers_of_two(-8, -2),
+            long=powers_of_two(-9, -3),
+            other=powers_of_two(-12, -2),
+        ),
+    }
+    grids = {
+        f"{nonlinearity}_{name}": {
+            "model.nonlinearity": (nonlinearity,),
+            "model.norm": (norm,),
+            "model.block_depth": grid.model.block_depth,
+            "model.depth": grid.model.depth,
+            "optimizer.learning_rate": rates[nonlinearity],
+            "parametrization.branch_multiplier": tuple(tuned * factor for factor in multipliers),
+            "seed": seeds[:2] if scale == "paper" else seeds,
+        }
+        for nonlinearity, norm in (("relu", "none"), ("abs", "layer"))
+        for name, grid in parent.grids.items()
+    }
+    return sweep_config(
+        parent.base,
+        grids,
+        figure="block-depth (tuned)",
+        title="One and two layers in a branch, each at its best rate and multiplier (TP6 Fig. 4, 5, 6)",
+        scale=scale,
+    )
