@@ -16,41 +16,32 @@ from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the depths of block_depth.py, over rate and multiplier, without and with LayerNorm and abs."""
     parent = from_file("sweeps/block_depth", scale)
-    seeds = parent.grids.one.seed
+    seeds = at_scale(scale, cpu=tuple(range(5)), paper=(0, 1), other=parent.grids.one.seed)
     tuned = parent.base.parametrization.branch_multiplier
     multipliers = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-2, 1),
+        cpu=powers_of_two(-3, 0),
         long=powers_of_two(-3, 1),
         other=powers_of_two(-4, 3),
     )
     # LayerNorm and small multipliers need high rates.
-    rates = {
-        "relu": at_scale(
-            scale,
-            smoke=powers_of_two(-9, -5, 2),
-            cpu=powers_of_two(-10, -4),
-            long=powers_of_two(-11, -5),
-            other=powers_of_two(-14, -4),
-        ),
-        "abs": at_scale(
-            scale,
-            smoke=powers_of_two(-7, -3, 2),
-            cpu=powers_of_two(-8, -2),
-            long=powers_of_two(-9, -3),
-            other=powers_of_two(-12, -2),
-        ),
-    }
+    rates = at_scale(
+        scale,
+        smoke=powers_of_two(-9, -3, 2),
+        cpu=powers_of_two(-9, -4),
+        long=powers_of_two(-11, -3),
+        other=powers_of_two(-14, -2),
+    )
     grids = {
         f"{nonlinearity}_{name}": {
             "model.nonlinearity": (nonlinearity,),
             "model.norm": (norm,),
             "model.block_depth": grid.model.block_depth,
             "model.depth": grid.model.depth,
-            "optimizer.learning_rate": rates[nonlinearity],
+            "optimizer.learning_rate": rates,
             "parametrization.branch_multiplier": tuple(tuned * factor for factor in multipliers),
-            "seed": seeds[:2] if scale == "paper" else seeds,
+            "seed": seeds,
         }
         for nonlinearity, norm in (("relu", "none"), ("abs", "layer"))
         for name, grid in parent.grids.items()
