@@ -5,6 +5,10 @@
 Claim: at equal numbers of layers the lowest loss over rate and multiplier is higher with two layers in a branch, with
 ReLU (Fig. 4; longer training closes the gap) and with abs and LayerNorm (Fig. 5; it does not), and the best rate moves
 more with depth (Fig. 6).
+
+Measured at scale ``cpu`` on two CPU cores: 1440 runs, 28 minutes beside other jobs. Lowest loss at 64 layers (n = 5):
+ReLU 1.849 with one layer, 1.858 with two; abs 1.841 and 1.867. Exponents of the best rate: -0.08 and 0.22, 0.17 and
+0.29.
 """
 
 from ml_collections import ConfigDict

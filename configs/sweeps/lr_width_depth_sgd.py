@@ -4,6 +4,9 @@
 
 Claim: under Depth-muP one rate of SGD serves every depth and width, as its gradients shrink by depth^-1/2 themselves.
 The papers train the residual MLP with Adam alone.
+
+Measured at scale ``cpu`` on two CPU cores: 552 runs in 5 minutes (n = 3). From depth 4 to 64 the best rate moves by 0.9
++- 0.8 octaves under Depth-muP, regret 0.014 (0 to 0.032); muP and SP do not train at depth 64.
 """
 
 from ml_collections import ConfigDict

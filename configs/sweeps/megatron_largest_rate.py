@@ -5,6 +5,8 @@
 
 Claim: in the middle and at the end of training, the largest rate that trains moves less over depth with the 1/sqrt(L)
 scaling than without.
+
+Not run yet.
 """
 
 from ml_collections import ConfigDict
