@@ -256,7 +256,7 @@ def figure(rows: list[Row]) -> Page:
         _draw(top, study, kind, by_depth, f"{name}: after {last} steps", 0.0)
         by_time = {f"step {time}": (deepest, time) for time in study.times}
         _draw(middle, study, kind, by_time, rf"{name}: depth {deepest}, over $\epsilon^{{1/2}}$", 0.5)
-        _draw_likeness(bottom, study, kind, f"{name}: gradients of neighboring blocks")
+        _draw_likeness(bottom, study, kind, f"{name}: neighbors' gradients")
     panels[0, 0].set_ylabel(r"$d(\epsilon)$")
     panels[1, 0].set_ylabel(r"$d(\epsilon)\; /\; \epsilon^{1/2}$")
     panels[2, 0].set_ylabel(f"cosine ± std, n = {study.seeds}")
@@ -271,7 +271,8 @@ def _draw_likeness(panel: Panel, study: _Study, kind: _Kind, title: str) -> None
         values_DxS = np.array([study.values("likeness", kind, depth, time) for depth in study.depths])
         mean, spread = values_DxS.mean(1), values_DxS.std(1, ddof=1)
         points(panel, study.depths, mean, spread, color=color, label=f"step {time}", joined=True)
-    size_axis(panel, study.depths, "depth", title=title, ylabel="", log=False)
+    size_axis(panel, study.depths, "depth", title="", ylabel="", log=False)
+    panel.set_title(title, fontsize=10)
 
 
 def _draw(

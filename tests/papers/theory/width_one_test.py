@@ -31,7 +31,8 @@ def test_deep_networks_of_width_one_approach_the_limit_as_the_root_of_depth(opti
     for depth in depths:
         outputs, noise = finite_depth(np.random.default_rng(depth).normal(size=(depth, 200)), optimizer)
         with jax.enable_x64(True):
-            limit = width_one_training(noise, [TARGET] * STEPS, start=START, learning_rate=RATE, optimizer=optimizer)
+            settings = {"start": START, "learning_rate": RATE, "optimizer": optimizer}
+            limit = np.asarray(width_one_training(noise, [TARGET] * STEPS, **settings))
         # Where the sign of f - y is not settled, a finite network may go the other way.
         errors.append(np.median(np.abs(np.log(outputs / limit)), 1))
     powers = np.polyfit(np.log(depths), np.log(errors), 1)[0]
