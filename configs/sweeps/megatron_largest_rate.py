@@ -6,7 +6,8 @@
 Claim: in the middle and at the end of training, the largest rate that trains moves less over depth with the 1/sqrt(L)
 scaling than without.
 
-Not run yet.
+Measured at scale ``cpu`` on two CPU cores: 144 runs, 16 minutes beside other jobs. Without the scaling the largest rate
+follows depth^-0.22 (-0.44 to 0.01); with it, it moves upward, by no less (n = 4).
 """
 
 from ml_collections import ConfigDict
