@@ -1,10 +1,11 @@
-"""TP6's plane of (alpha, gamma), measured on finite networks (TP6 Fig. 1, Claims 7.1 to 7.5).
+"""TP6's plane of (alpha, gamma), measured on finite networks (TP6 Fig. 1, Claims 7.1 to 7.6).
 
     depthmup limits --config=limits/phase_diagram --workdir=runs/phase_diagram
 
 Claim: initial features are stable over depth where alpha >= 1/2; steps then change them by depth^(1 - alpha - gamma);
-on the line alpha + gamma = 1, pre-activations grow where alpha > 1, and features over depth are as rough as Brownian
-motion only at alpha = 1/2. 2 minutes on two cores.
+on the line alpha + gamma = 1, pre-activations grow where alpha > 1, features over depth are as rough as Brownian motion
+only at alpha = 1/2, and blocks become linear in what training adds to their weights below alpha = 1. 2 minutes on two
+cores.
 """
 
 from ml_collections import ConfigDict

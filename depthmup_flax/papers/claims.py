@@ -57,9 +57,11 @@ def costs_more(control: str, rule: str, axis: str = "depth") -> Rule:
     return Rule(((1, Term("regret", control, axis)), (-1, Term("regret", rule, axis))), AT_LEAST)
 
 
-def moves_more(control: str, rule: str, axis: str = "depth") -> Rule:
-    """The best x of the control follows a steeper power of size than the rule's."""
-    return Rule(((1, Term("absolute exponent", control, axis)), (-1, Term("absolute exponent", rule, axis))), AT_LEAST)
+def moves_more(
+    control: str, rule: str, axis: str = "depth", *, measure: str = "absolute exponent", when: Window | None = None
+) -> Rule:
+    """The best x of the control, or what else is measured, follows a steeper power of size than the rule's."""
+    return Rule(tuple((sign, Term(measure, of, axis, when=when)) for sign, of in ((1, control), (-1, rule))), AT_LEAST)
 
 
 def lower_loss(a: str, b: str) -> Rule:
@@ -123,6 +125,18 @@ _ODE = _claims(
     ("the best rate transfers better over depth under Depth-muP than at alpha = 1", costs_more("ode", "depth_mup")),
     ("Depth-muP has the lower loss", lower_loss("depth_mup", "ode")),
 )
+
+
+def _two_layers(figure: str, nonlinearity: str, name: str) -> tuple[Claim, ...]:
+    one, two = (f"block_depth={k}, {nonlinearity}" for k in (1, 2))
+    worse = f"at their best rates and multipliers two layers in a branch are worse than one, {name}"
+    shifts = f"at the best multipliers two layers in a branch shift the best rate more with depth, {name}"
+    return (
+        Claim("block-depth", f"TP6 Fig. {figure}", worse, lower_loss(one, two)),
+        Claim("block-depth", "TP6 Fig. 6", shifts, moves_more(two, one)),
+    )
+
+
 _NO_NORM = "norm=none, constant"
 _THIRD_OF_20_EPOCHS = (0.10, 0.15)
 _EARLY, _MIDDLE = (0.0, 0.25), (0.375, 0.625)  # before and around the middle of training
@@ -159,6 +173,15 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             _better("sp", "SP", "width"),
         ),
         *_ODE,
+    ),
+    "lr-width-depth (MLP, SGD)": _claims(
+        "lr-width-depth",
+        "TP6 Table 1",
+        ("the best rate of SGD under Depth-muP transfers over depth", transfers("depth_mup")),
+        ("the best rate of SGD under Depth-muP transfers over width", transfers("depth_mup", "width")),
+        _DEEPER_IS_BETTER,
+        _better("mup", "muP"),
+        _better("sp", "SP", "width"),
     ),
     "lr-width-depth (conv)": _claims(
         "lr-width-depth",
@@ -280,6 +303,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             moves_more("block_depth=2", "block_depth=1"),
         ),
     ),
+    "block-depth (tuned)": (*_two_layers("4", "relu", "ReLU"), *_two_layers("5", "abs", "abs and LayerNorm")),
     "block-depth (heat maps)": _claims(
         "block-depth",
         "TP6 Fig. 7",
@@ -316,6 +340,21 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             "TP6 section 10.3",
             "with 1/sqrt(L) scaling the best rate transfers at the end",
             transfers("depth_mup"),
+        ),
+    ),
+    "megatron (largest rate)": _claims(
+        "megatron",
+        "TP6 Fig. 16",
+        *(
+            (
+                f"{when} of training the largest stable rate moves less over depth with the 1/sqrt(L) scaling",
+                moves_more("mup", "depth_mup", measure="absolute exponent of the largest stable rate", when=window),
+            )
+            for when, window in (("in the middle", _MIDDLE), ("at the end", None))
+        ),
+        (
+            "without the scaling the largest stable rate falls with depth",
+            Rule(((1, Term("exponent of the largest stable rate", "mup")),), AT_MOST),
         ),
     ),
     "megatron (multiplier)": _claims(

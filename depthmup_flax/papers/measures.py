@@ -21,7 +21,8 @@ BOTH = "width and depth"  # an axis: both are the same multiple of the base's
 Window = tuple[float, float]  # part of training, as fractions of its steps
 REGRETS = ("regret", "regret of the early choice")
 NOT_NEGATIVE = (*REGRETS, "cost of an octave")
-OVER_SIZES = ("exponent", "absolute exponent")
+_OF_STABLE = "exponent of the largest stable rate"
+OVER_SIZES = ("exponent", "absolute exponent", _OF_STABLE, f"absolute {_OF_STABLE}")
 _OPPOSITE = {AT_MOST: AT_LEAST, AT_LEAST: AT_MOST}
 
 
@@ -213,10 +214,41 @@ def _exponent(place: Place) -> Measured:
     return Measured(slope, note="" if slope else "an exponent takes three sizes")
 
 
-def _absolute_exponent(place: Place) -> Measured:
-    """The exponent without its sign. All draws get the value's sign, since folding them would hide noise around 0."""
-    exponent = _exponent(place)
-    return -exponent if exponent.estimate is not None and exponent.estimate.value < 0 else exponent
+def _exponent_of_stable(place: Place) -> Measured:
+    """Of the largest stable x over all sizes of the axis."""
+    stable, initial_loss = {}, place.variant.initial_loss
+    for row in place.rows.values():
+        coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
+        value = float(_largest_stable(coordinates, losses.mean(0), initial_loss))
+        if math.isnan(value):
+            return Measured(None, note=f"no {place.x} of {place.name} at {place.size(row)} is too large")
+        draws = _largest_stable(coordinates, opt.resampled_means(losses), initial_loss) if len(losses) > 1 else None
+        known = None if draws is None or np.isnan(draws).any() else draws
+        stable[math.log2(row.curve.size(place.term.axis))] = Estimate(value, known, len(losses))
+    slope = opt.slope(list(stable), list(stable.values()))
+    return Measured(slope, note="" if slope else "an exponent takes three sizes")
+
+
+def _largest_stable(coordinates: np.ndarray, losses: np.ndarray, initial_loss: float) -> np.ndarray:
+    """(X,), (..., X) -> (...): where, above the minimum, half of what is learned there is lost.
+
+    Linear between points, where a loss above the `exploded` one, or a diverged one, is that. NaN if it is lost nowhere.
+    """
+    most = exploded(initial_loss)
+    capped = np.where(np.isfinite(losses), np.minimum(losses, most), most)
+    limit = (capped.min(-1, keepdims=True) + initial_loss) / 2
+    lost = (capped > limit) & (np.arange(len(coordinates)) > capped.argmin(-1)[..., None])
+    first = np.maximum(lost.argmax(-1), 1)[..., None]
+    below, above = (np.take_along_axis(capped, index, -1) for index in (first - 1, first))
+    with np.errstate(all="ignore"):
+        at = coordinates[first - 1] + (limit - below) / (above - below) * (coordinates[first] - coordinates[first - 1])
+    return np.where(lost.any(-1), at[..., 0], np.nan)
+
+
+def _without_sign(measure: Callable[[Place], Measured], place: Place) -> Measured:
+    """All draws get the value's sign, since folding them would hide noise around 0."""
+    measured = measure(place)
+    return -measured if measured.estimate is not None and measured.estimate.value < 0 else measured
 
 
 def _early_choice(place: Place) -> Measured:
@@ -306,7 +338,9 @@ MEASURES: Mapping[str, Callable[[Place], Measured]] = {
     "regret": _regret,
     "lowest loss": _loss,
     "exponent": _exponent,
-    "absolute exponent": _absolute_exponent,
+    "absolute exponent": functools.partial(_without_sign, _exponent),
+    _OF_STABLE: _exponent_of_stable,
+    f"absolute {_OF_STABLE}": functools.partial(_without_sign, _exponent_of_stable),
     "regret of the early choice": _early_choice,
     "cost of an octave": _cost_of_an_octave,
     "power of the number of parameters": _power_of_parameters,

@@ -103,6 +103,26 @@ def test_a_claim_about_every_size_is_decided_by_the_worst():
     assert found.contrast == "regret of a at depth 16"
 
 
+def test_the_largest_stable_rate_is_where_the_loss_rises_whatever_the_best_rate_does():
+    rule = moves_more("b", "a", measure="absolute exponent of the largest stable rate")
+
+    def rises_at(exponents):
+        def change(point, loss):
+            octaves = math.log2(point["model.depth"] / DEPTHS[0])
+            edge = -5.3 + exponents[point["parametrization.preset"]] * octaves
+            loss += 0.5 * 8.0 ** (math.log2(point[X]) - edge)
+            return loss if loss < 50 else None
+
+        return of(rule, planted({"a": STILL, "b": STILL}, change=change))
+
+    holds, fails = rises_at({"a": 0.0, "b": -0.4}), rises_at({"a": -0.4, "b": 0.1})
+    assert (holds.verdict, fails.verdict) == (SHOWN, OPPOSITE)
+    assert holds.estimate.value == pytest.approx(0.4, abs=0.12)  # between grid points an octave apart
+    stable = of(rule, planted({"a": STILL, "b": STILL}))
+    assert stable.verdict == NOT_RESOLVED
+    assert "no learning rate of b at depth 4 is too large" in stable.note
+
+
 @pytest.mark.parametrize(("shift", "verdict"), [(0.0, SHOWN), (0.4, OPPOSITE)])
 def test_width_and_depth_together_are_compared_where_both_are_the_same_multiple_of_the_base(shift, verdict):
     def loss(point):  # the best rate moves with the product of both multiples

@@ -132,18 +132,19 @@ def test_role_constants_multiply_their_role_alone():
 @pytest.mark.parametrize(
     ("alpha", "gamma", "expected"),
     [
-        # stable at init, stable in training, nontrivial, faithful at init, in training, redundant, kappa
-        (0.5, 0.5, (True, True, True, True, True, False, 0.5)),  # Claim 7.5: Depth-muP
-        (1.0, 0.0, (True, True, True, True, True, True, 0.0)),  # the ODE limit
-        (0.75, 0.25, (True, True, True, True, True, True, 0.0)),
-        (1.5, -0.5, (True, True, True, True, False, None, None)),  # alpha > 1: not faithful during training
-        (0.5, 0.0, (True, False, True, None, None, None, None)),  # block_only: unstable during training
-        (0.5, 1.0, (True, True, False, None, None, None, None)),  # trivial
-        (0.0, 0.0, (False, None, None, None, None, None, None)),  # sp, mup: unstable at initialization
-        (0.9, 0.1, (True, True, True, True, True, True, 0.0)),  # 0.9 + 0.1 is on the line in spite of rounding
+        # stable at init, stable in training, nontrivial, faithful at init, in training, redundant, kappa, feature
+        # learning, layerwise linear
+        (0.5, 0.5, (True, True, True, True, True, False, 0.5, True, True)),  # Claim 7.5: Depth-muP
+        (1.0, 0.0, (True, True, True, True, True, True, 0.0, True, False)),  # the ODE limit
+        (0.75, 0.25, (True, True, True, True, True, True, 0.0, True, True)),
+        (1.5, -0.5, (True, True, True, True, False, None, None, False, False)),  # not faithful during training
+        (0.5, 0.0, (True, False, True, None, None, None, None, False, None)),  # block_only: unstable during training
+        (0.5, 1.0, (True, True, False, None, None, None, None, False, None)),  # trivial
+        (0.0, 0.0, (False, None, None, None, None, None, None, None, None)),  # sp, mup: unstable at initialization
+        (0.9, 0.1, (True, True, True, True, True, True, 0.0, True, True)),  # on the line in spite of rounding
     ],
 )
-def test_classification_follows_claims_7_1_to_7_5(alpha, gamma, expected):
+def test_classification_follows_definitions_and_claims_7_1_to_7_6(alpha, gamma, expected):
     assert dataclasses.astuple(classify(alpha, gamma))[2:] == expected
 
 
@@ -157,7 +158,7 @@ def test_presets_are_described_by_claims_only_where_their_premises_hold():
 
 def test_classification_prints_each_claim():
     text = str(classify(0.5, 0.5))
-    for claim in ("7.1", "7.2", "7.3", "7.4", "7.5"):
+    for claim in ("7.1", "7.2", "7.3", "7.4", "7.5", "7.6"):
         assert claim in text
     assert "claim does not apply" in str(classify(0.0, 0.0))
 

@@ -19,6 +19,8 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 ONE_GRID = {
     "batch_and_steps_gpt": "batch_32",
     "batch_and_steps_sgd": "batch_64",
+    "block_depth_tuned": "abs_two",
+    "lr_width_depth_sgd": "depths",
     "lr_width_depth_conv": "widths",
     "muon_conv": "beside adam",
     "muon_gpt": "beside adam",
@@ -68,9 +70,11 @@ FIRST = ("digits", "cifar10")
 LONG = [
     "abs",
     "block_depth",
+    "block_depth_tuned",
     "block_multiplier",
     "layernorm",
     "lr_width_depth_mlp",
+    "lr_width_depth_sgd",
     "ode_sde",
     "pre_nonlin",
     "trained_ends",

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from depthmup_flax.models import ResMLP
 from depthmup_flax.papers.limits import finite_networks as networks
 from depthmup_flax.papers.limits.config_fields import check_fields, require, require_fractions
 from depthmup_flax.papers.limits.feature_distances import distances, four_digits
 from depthmup_flax.papers.limits.pipeline import Case, Values
+from depthmup_flax.papers.theory.gaussian_averages import Activation, get_activation
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import ParamInfo, Role, get_parametrization
@@ -114,18 +116,45 @@ def examples(config: ConfigDict) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _growth(program: _Program, data: _Data, rule: PhaseFactors, rate: jax.Array) -> dict[str, jax.Array]:
-    """Root mean squares (S,) of ``x^L`` at the start, and (S, steps) of the changes of ``x^L`` and all ``h^l``."""
+    """Root mean squares (S,) of ``x^L`` at the start, and (S, steps) of the changes of ``x^L`` and all ``h^l``.
+
+    And (S, steps) of `nonlinear_part`.
+    """
 
     def features(params: ArrayTree, stream_LxBxN: jax.Array) -> tuple[jax.Array, jax.Array]:
-        kernels_LxNxN = params["blocks"]["branch"]["dense_0"]["kernel"]
-        return stream_LxBxN[-1], jnp.einsum("lbi,lij->lbj", stream_LxBxN[:-1], kernels_LxNxN)
+        return stream_LxBxN, _preactivations(_kernels(params), stream_LxBxN)
 
-    last_SxTxBxN, pre_SxTxLxBxN = _train(program, data, rule, rate, features)
+    stream_SxTxLxBxN, pre_SxTxLxBxN = _train(program, data, rule, rate, features)
+    kernels_SxLxNxN = jax.lax.map(
+        lambda key: _kernels(networks.init(_model(program, rule), key, data.x_BxD)), data.keys
+    )
+    untrained = jax.vmap(jax.vmap(_preactivations, (None, 0)))(kernels_SxLxNxN, stream_SxTxLxBxN)
+    last_SxTxBxN = stream_SxTxLxBxN[:, :, -1]
+    nonlinear_SxTxLxBxN = nonlinear_part(get_activation(program.nonlinearity), untrained, pre_SxTxLxBxN)
     return {
         "initial": _rms(last_SxTxBxN[:, 0], 1),
         "change": _rms(last_SxTxBxN[:, 1:] - last_SxTxBxN[:, :1], 2),
         "preactivation": _rms(pre_SxTxLxBxN[:, 1:] - pre_SxTxLxBxN[:, :1], 2),
+        "nonlinear": program.depth * rule.branch * jnp.mean(jnp.abs(nonlinear_SxTxLxBxN[:, 1:]), (2, 3, 4)),
     }
+
+
+def _kernels(params: ArrayTree) -> jax.Array:
+    return params["blocks"]["branch"]["dense_0"]["kernel"]
+
+
+def _preactivations(kernels_LxNxN: jax.Array, stream_LxBxN: jax.Array) -> jax.Array:
+    """All ``W^l x^(l-1)``; the stream has ``x^L``, too."""
+    return jnp.einsum("lbi,lij->lbj", stream_LxBxN[:-1], kernels_LxNxN)
+
+
+def nonlinear_part(phi: Activation, untrained: jax.Array, trained: jax.Array) -> jax.Array:
+    """What linearizing each block in its trained weights leaves out (TP6 Def. 7.7), without ``L^-alpha``.
+
+    ``MS(phi(W_t x) - phi(W_0 x) - phi'(W_0 x) (W_t - W_0) x)``.
+    """
+    left_out = phi.function(trained) - phi.function(untrained) - phi.slope(untrained) * (trained - untrained)
+    return left_out - left_out.mean(-1, keepdims=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -146,15 +175,19 @@ def _train(
 
     The parametrization has no powers of depth; ``rule`` has them, as arguments: one program serves the whole plane.
     """
-    flat = get_parametrization(alpha=0.0, gamma=0.0, branch_multiplier=rule.branch)
-    sizes = (program.nonlinearity, program.width, program.depth)
-    model = networks.network(*sizes, rule=flat, pre_nonlin=False, mean_subtraction=True)
+    model = _model(program, rule)
     info = param_info(model, model.base(), data.x_BxD)
     inner = optax.chain(optax.scale(rule.gradient), direction(program.optimizer), optax.scale(rule.update))
-    optimizer = freeze(depthmup(inner, info, flat, rate), info, ("stem", "readout"))
+    optimizer = freeze(depthmup(inner, info, model.parametrization, rate), info, ("stem", "readout"))
     x_TxBxD, y_TxB = (jnp.broadcast_to(v, (program.steps + 1, *v.shape)) for v in (data.x_BxD, data.y_B))
     seen = lambda params: observe(params, networks.forward(model, params, data.x_BxD)[1])
     return networks.trajectories(model, optimizer, x_TxBxD, y_TxB, seen, data.keys, lanes=len(data.keys))
+
+
+def _model(program: _Program, rule: PhaseFactors) -> ResMLP:
+    flat = get_parametrization(alpha=0.0, gamma=0.0, branch_multiplier=rule.branch)
+    sizes = (program.nonlinearity, program.width, program.depth)
+    return networks.network(*sizes, rule=flat, pre_nonlin=False, mean_subtraction=True)
 
 
 def _rms(values: jax.Array, axis: int) -> jax.Array:

@@ -44,6 +44,7 @@ class _Cell:
     first_change: Fit
     change: Fit
     preactivation: Fit
+    nonlinear: Fit  # of L times what linearizing each block leaves out
     kappa: float | None  # of the deepest trained path
 
     @property
@@ -110,8 +111,9 @@ class _Study:
             values = {depth: _array(row[name]).reshape(self.seeds, -1)[:, step] for depth, row in rows.items()}
             return fit_power({depth: of_seeds.tolist() for depth, of_seeds in values.items()})
 
-        fits = fit("initial", 0), fit("change", 0), fit("change", -1), fit("preactivation", -1)
-        return _Cell(alpha, gamma, *fits, kappa=self.kappa(alpha, self.path_depths[-1])[0] if known else None)
+        kappa = self.kappa(alpha, self.path_depths[-1])[0] if known else None
+        last = {name: fit(name, -1) for name in ("change", "preactivation", "nonlinear")}
+        return _Cell(alpha, gamma, fit("initial", 0), fit("change", 0), **last, kappa=kappa)
 
 
 def _array(values: ArrayLike) -> np.ndarray:
@@ -125,7 +127,7 @@ def table(rows: list[Row]) -> str:
     head = ["alpha", "gamma", "initial", "change, step 1", f"step {study.steps}", "claim", "pre-act.", "", "measured"]
     lines = [[*head, "TP6", ""], *(cell.cells() for cell in study.cells.values())]
     counted = f"The measured class is TP6's at {study.agreeing} of {len(study.cells)} points."
-    return "\n\n".join([aligned(lines), counted, _path_table(study), _note(study)])
+    return "\n\n".join([aligned(lines), counted, _path_table(study), _linear_table(study), _note(study)])
 
 
 def _path_table(study: _Study) -> str:
@@ -137,6 +139,19 @@ def _path_table(study: _Study) -> str:
         claim = f"{classify(alpha, 1 - alpha).feature_diversity_exponent:g}"
         power = str(study.roughness(alpha)) if len(study.path_depths) > 2 else "needs 3 depths"
         lines.append([f"{alpha:g}", *kappas, local, claim, power, f"{1 - 2 * alpha:+.2f}"])
+    return aligned(lines)
+
+
+def _linear_table(study: _Study) -> str:
+    """Where what linearizing a block leaves out falls faster than 1/L (TP6 Def. 7.7), on the line alpha + gamma = 1."""
+    lines = [["nonlinear part at alpha", "power", "alpha - 1", "layerwise linear", "TP6", ""]]
+    for (alpha, gamma), cell in study.cells.items():
+        claim = classify(alpha, gamma).layerwise_linear
+        if claim is not None:
+            measured = cell.nonlinear.slope < -_FLAT
+            words = ["yes" if linear else "no" for linear in (measured, claim)]
+            lines.append([f"{alpha:g}", str(cell.nonlinear), f"{alpha - 1:+.2f}", *words])
+            lines[-1].append("" if measured == claim else "differs")
     return aligned(lines)
 
 
@@ -152,7 +167,11 @@ kappa = 1 - slope of log d(eps) over log eps from {low:g} to {high:g}, after {st
 alpha + gamma = 1; 'eps to': over the two smallest eps at depth {deepest}. TP6's is for L to infinity, then
 eps to 0. Above 1/4 at the largest depth counts as diverse.
 roughness: power of depth of L d(1/L)^2, the sum of squares of all layers' increments, which stays at
-alpha = 1/2 alone; a smooth path adds 1/L."""
+alpha = 1/2 alone; a smooth path adds 1/L.
+nonlinear part: power of depth of L^(1 - alpha) |phi(W_t x) - phi(W_0 x) - phi'(W_0 x) (W_t - W_0) x|, averaged, minus
+its mean over neurons, after {study.steps} steps. It falls where blocks are linear in what training adds (TP6 Def. 7.7,
+Claim 7.6). alpha - 1: a change of L^-gamma is left out in its square, also by ReLU, of which it is the share of
+neurons that switch times their change."""
 
 
 def figure(rows: list[Row]) -> Page:

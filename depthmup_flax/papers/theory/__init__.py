@@ -2,9 +2,9 @@
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `attention`
 that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
-infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `finite_size` splits
-the distance of finite networks to the limit, of which `fluctuations` has the variance before training. docs/theory.md
-has an example.
+infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `width_one` is TP6's
+first example; `finite_size` splits the distance of finite networks to the limit, of which `fluctuations` has the
+variance before training. docs/theory.md has an example.
 """
 
 from depthmup_flax.papers.theory.attention import StreamKernels, transformer_kernels
@@ -18,6 +18,7 @@ from depthmup_flax.papers.theory.lazy import LazyKernels, lazy_kernels, predict
 from depthmup_flax.papers.theory.linear import linear_training, one_step_kernel
 from depthmup_flax.papers.theory.nonlinear import nonlinear_training
 from depthmup_flax.papers.theory.trajectory import Estimate, Training, infinite_depth, square_loss
+from depthmup_flax.papers.theory.width_one import width_one_training
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,4 +44,5 @@ __all__ = [
     "square_loss",
     "tangent_variance",
     "transformer_kernels",
+    "width_one_training",
 ]

@@ -10,12 +10,15 @@ import pytest
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
+from depthmup_flax.models import ResMLP
 from depthmup_flax.papers.limits import diversity, phase_networks, phase_plane, run
 from depthmup_flax.papers.limits import feature_distances as paths
 from depthmup_flax.papers.limits import finite_networks as networks
+from depthmup_flax.papers.theory import get_activation
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
+from depthmup_flax.rule.phase_diagram import classify
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.power_fits import fit_power
@@ -49,10 +52,8 @@ def plane():
         return [{**case, **phase_plane.measure(config, case)} for case in phase_plane.cases(config)]
 
 
-def power_of_change(rows, alpha, gamma):
-    return fit_power(
-        {r["depth"]: np.array(r["change"])[:, -1] for r in rows if (r["alpha"], r["gamma"]) == (alpha, gamma)}
-    )
+def power_of(name, rows, alpha, gamma):
+    return fit_power({r["depth"]: np.array(r[name])[:, -1] for r in rows if (r["alpha"], r["gamma"]) == (alpha, gamma)})
 
 
 @pytest.mark.slow
@@ -60,7 +61,7 @@ def test_steps_change_features_by_the_power_of_depth_that_tp6_claims_over_the_pl
     """Where features are stable at the start."""
     growth = [row for row in plane if row["what"] == "growth" and row["alpha"] >= 0.5]
     for alpha, gamma in {(row["alpha"], row["gamma"]) for row in growth}:
-        assert power_of_change(growth, alpha, gamma).slope == pytest.approx(1 - alpha - gamma, abs=0.12)
+        assert power_of("change", growth, alpha, gamma).slope == pytest.approx(1 - alpha - gamma, abs=0.12)
 
 
 @pytest.mark.slow
@@ -85,6 +86,24 @@ def test_the_sum_of_squared_increments_stays_over_depth_at_one_half_and_falls_at
 
     assert power(0.5) == pytest.approx(0.0, abs=0.15)
     assert power(1.0) == pytest.approx(-1.0, abs=0.15)
+
+
+@pytest.mark.slow
+def test_blocks_are_linear_in_what_training_adds_below_alpha_one_alone(plane):
+    """TP6 Def. 7.7 and Claim 7.6; what is left out is the square of a change of L^-gamma."""
+    growth = [row for row in plane if row["what"] == "growth"]
+    for alpha in (0.5, 1.0, 1.25):
+        assert power_of("nonlinear", growth, alpha, 1 - alpha).slope == pytest.approx(alpha - 1, abs=0.15)
+        assert classify(alpha, 1 - alpha).layerwise_linear == (alpha < 1)
+
+
+def test_a_block_is_linear_in_its_weights_where_no_neuron_switches():
+    """Of ReLU a switch leaves out the preactivation behind the kink, of a square the square of the change."""
+    relu, before = get_activation("relu"), jnp.array([[1.0, -1.0, 0.1, -0.1]])
+    change = jnp.array([[0.5, -0.5, -0.3, 0.3]])
+    left_out = phase_networks.nonlinear_part(relu, before, before + change)
+    np.testing.assert_allclose(left_out, [[-0.1, -0.1, 0.1, 0.1]], atol=1e-7)  # 0, 0, 0.2, 0.2 minus their mean
+    assert float(jnp.abs(phase_networks.nonlinear_part(get_activation("linear"), before, before + change)).max()) < 1e-7
 
 
 @pytest.mark.usefixtures("unoptimized")
@@ -145,9 +164,24 @@ def test_trained_features_stay_rough_under_depth_mup_and_turn_smooth_with_depth_
     assert 0.54 < found["ode", 32] < found["ode", 128] - 0.06
 
 
+@pytest.mark.parametrize(
+    ("nonlinearity", "cosine"),
+    [("relu", 0.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("linear", 1.0), ("abs", 0.0)))],
+)
+def test_gradients_of_neighboring_blocks_are_as_alike_as_independent_slopes(nonlinearity, cosine):
+    """TP6 8.1 and 8.3, at the start and apart from orders N^-1/2 and L^-1."""
+    assert diversity.overlap(nonlinearity) == pytest.approx(cosine, abs=1e-6)
+    model = ResMLP(10, width=128, depth=32, base_width=128, base_depth=1, nonlinearity=nonlinearity)
+    x_BxD = jax.random.normal(jax.random.key(1), (2, 16))
+    params = networks.init(model, jax.random.key(0), x_BxD)
+    found = diversity.gradient_likeness(model, params, x_BxD, jnp.array([0, 1]))
+    assert float(found) == pytest.approx(cosine, abs=0.06)
+
+
 def test_networks_that_diverge_are_named_and_drawn_without():
     row = {"data": "d", "width": 4, "batch_size": 4, "learning_rate": 1.0, "times": [0, 5], "fractions": [0.125, 0.25]}
     fine = {"rule": "depth_mup", "nonlinearity": "relu", "depth": 8, "distances": [[[1.0, 1.4]] * 2, [[1.0, 1.5]] * 2]}
+    fine["likeness"] = [[0.5, 0.5], [0.5, 0.6]]
     torn = {**fine, "depth": 16, "distances": [[[1.0, 1.4]] * 2, [[1.0, 1.5], [None, None]]]}
     rows = [{**row, **of, "losses": [[None, 2.0]] * 2} for of in (fine, torn)]
     assert diversity.table(rows).count("diverged") == 1
