@@ -34,9 +34,21 @@ START, END = "<!-- plans: python docs/gpu_plans.py -->", "<!-- end of plans -->"
 SWEEPS = [
     *("lr_width_depth_mlp", "trained_ends", "lr_width_depth_conv", "vit", "norm", "trade_off", "how_long", "imagenet"),
     *("other_hparams_momentum", "other_hparams_gamma0", "other_hparams_weight_decay", "ode_sde", "pre_nonlin", "abs"),
-    *("block_depth", "block_depth_heatmap", "block_multiplier", "layernorm", "megatron", "megatron_multiplier"),
+    *(
+        "block_depth",
+        "block_depth_heatmap",
+        "block_multiplier",
+        "layernorm",
+        "megatron",
+        "megatron_multiplier",
+        "which_preset",
+    ),
 ]
-SCALES = {"trained_ends": ("gpu10", "gpu", "paper"), "lr_width_depth_conv": ("gpu10", "gpu", "paper")}
+SCALES = {
+    "trained_ends": ("gpu10", "gpu", "paper"),
+    "lr_width_depth_conv": ("gpu10", "gpu", "paper"),
+    "which_preset": ("gpu10",),
+}
 HEADER = (
     "| sweep | scale | runs | steps | largest network | memory, GiB | hours, at least |\n|---|---|---|---|---|---|---|"
 )

@@ -66,7 +66,6 @@ def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path, mo
     assert data["figure"] == config.figure
 
 
-FIRST = ("digits", "cifar10")
 LONG = [
     "abs",
     "block_depth",
@@ -98,6 +97,11 @@ def thinned(grid):
         yield unflatten_dict({**axes, **{path: (axes[path][end],) for path in programs}}, sep=".")
 
 
+GPU10 = ["lr_width_depth_conv", "trained_ends", "which_preset"]
+HAVE = {"long": LONG, "gpu10": GPU10}  # scales of some sweeps alone
+LACK = dict.fromkeys(("gpu", "paper"), ("cifar10", "digits", "which_preset"))  # scales of all others
+
+
 def thin_numbers(grid):
     """Thins axes of numbers to their first and last values: what is between has no meaning of its own."""
     for name, values in grid.items():
@@ -107,11 +111,10 @@ def thin_numbers(grid):
             grid[name] = values[:: len(values) - 1]
 
 
-@pytest.mark.parametrize("scale", ["cpu", "long", "gpu", "paper"])
+@pytest.mark.parametrize("scale", ["cpu", "long", "gpu10", "gpu", "paper"])
 def test_every_scale_of_every_figure_is_a_grid(scale):
     for path in SWEEPS:
-        is_missing = (scale == "long" and path.stem not in LONG) or (scale != "cpu" and path.stem in FIRST)
-        if is_missing:  # only sweeps of the residual MLP are long, and the first ones have one size
+        if path.stem not in HAVE.get(scale, {path.stem}) or path.stem in LACK.get(scale, set()):
             continue
         config = from_file(path, scale)
         for grid in config.grids.values():
