@@ -3,6 +3,9 @@
     depthmup tune --config=shakespeare_gpt_deep --compare=completep
         --config.data.name=text:path/to/tinyshakespeare.txt
 
+    depthmup train --config=shakespeare_gpt_deep --workdir=runs/gpt_deep
+        --config.data.name=text:path/to/tinyshakespeare.txt
+
 The search is over the rate, the branch multiplier and the rate factors of embeddings and readout. At the proxy's depth,
 the base, both presets are one network, so one search tunes both. The argument is the size:
 --config=shakespeare_gpt_deep:gpu10 fits ten minutes of a large GPU; cpu is the default.
