@@ -29,6 +29,8 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_extensions", "README.md", "**/.ipynb_checkpoints"]
 
+highlight_language = "none"  # code blocks that name no language are output
+
 # Pages. Anchors of headings are those of the repository's own view.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

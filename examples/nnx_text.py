@@ -73,7 +73,6 @@ def main(
         Transformer,
         data(pathlib.Path(text)),
         base=(BASE_WIDTH, BASE_DEPTH),
-        rule="completep",  # for branches of two matrices
         steps=steps,
         batch_size=32,
         workdir=workdir,

@@ -156,11 +156,11 @@ def judged_claim(claim: Claim, analysis: Analysis) -> JudgedClaim:
     variants = [variant for variant in named.values() if variant is not None]
     if len(variants) < len(named):
         missing = " and ".join(name for name, variant in named.items() if variant is None)
-        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", note="not in the sweep")
+        return JudgedClaim(claim, NO_EVIDENCE, f"variant {missing}", note="not in the sweep")
     places = [Place(analysis, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
-        return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), note="one size")
+        return JudgedClaim(claim, NO_EVIDENCE, _in_words(rule.terms, places), note="one size")
     same = _copied(analysis, variants, places[0].term.axis)
     multiples = larger if rule.every else larger[-1:] or [1.0]
     at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=m) for p in places], same) for m in multiples]

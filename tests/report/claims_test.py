@@ -225,11 +225,12 @@ def test_an_optimum_at_an_edge_of_the_grid_bounds_one_side_only():
     assert (base_at_edge.verdict, base_at_edge.estimate) == (NOT_RESOLVED, None)
 
 
-def test_what_was_not_run_is_not_resolved():
+def test_what_was_not_run_is_no_evidence():
     sweep = planted({"a": STILL})
-    assert of(costs_more("b", "a"), sweep).sentence.endswith("Variant b: not in the sweep.")
     one_size = dataclasses.replace(sweep, records=[r for r in sweep.records if r.depth == 4])
-    assert of(transfers("a"), one_size).sentence.endswith("one size.")
+    variant, size = of(costs_more("b", "a"), sweep), of(transfers("a"), one_size)
+    assert variant.verdict == size.verdict == NO_EVIDENCE
+    assert variant.sentence.endswith("Variant b: not in the sweep.") and size.sentence.endswith("one size.")
 
 
 def with_slices(sweep, early):
