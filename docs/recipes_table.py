@@ -116,7 +116,7 @@ class Measured:
             f"{config.optimizer.weight_decay:g}",
             _score(self.proxy, is_text),
             _score(self.large, is_text),
-            _bold(f"{self.regret.value:.3f} ({low:.3f} to {high:.3f})", low > 0),
+            _bold(f"{self.regret.value:.3f} ({max(low, 0.0):.3f} to {high:.3f})", low > 0),
             " and ".join(dict.fromkeys(str(len(runs)) for runs in (self.proxy, self.large))),
             f"{core_minutes(self.tuning):.2g}, {core_minutes(self.large[:1]):.2g}",
         )

@@ -25,10 +25,11 @@ LAUNCH = 2e-6  # seconds
 
 # Estimated (jax 0.10.2) | measured there (0.11.2), ms: ViT-S/16, batch 256, a loop 57.1 | 64.1, unrolled 37.5 | 45.6;
 # ViT-B/16, batch 128, 67.1 | 72.6; GPT-2, 16 x 1024 tokens, in a loop 98.2 | 101.5, unrolled 65.8 | 75.1; ResNet-18,
-# batch 256, 10.4 | 17.4; 27 lanes of ResMLP 128x128, 5.4 | 5.8.
+# batch 256, 10.4 | 17.4; 27 lanes of ResMLP 128x128, 5.4 | 5.8. Later defaults: ViT-S 18.1 | 27, GPT-2 29.4 | 38.5,
+# ResNet-18 8.97 | 16.1.
 CALIBRATION = (
     "Times are a lower bound: each kernel's bytes or products at the speed that an H200 reached, and its launch. "
-    "Measured steps took 1.0 to 1.2 (transformers) and 1.7 times (ResNet-18) as long."
+    "Measured steps took 1.0 to 1.5 (transformers) and 1.7 to 1.8 times (ResNet-18) as long."
 )
 
 _CONTAINERS = ("call", "conditional", "async-start")  # what they run is counted instead

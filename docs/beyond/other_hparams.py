@@ -183,20 +183,22 @@ def length_rows(one: Hyperparameter, of_size: Mapping[Size, Curve]) -> list[tupl
 
 def draw(of: Mapping[Hyperparameter, Mapping[Size, Curve]]) -> None:
     """Losses above the lowest of each network, over the hyperparameter."""
-    figure, panels = canvas(1, len(of), width=3.0, height=3.0, sharey=True)
-    for panel, (one, of_size) in zip(panels[0], of.items(), strict=True):
+    figure, panels = canvas(3, 2, width=3.0, height=2.5, sharey=True)
+    *panels, beside = panels.flat
+    for panel, (one, of_size) in zip(panels, of.items(), strict=True):
         for number, size in enumerate(sorted(size for size in of_size if size[2] == BASE[2])):
             curve = of_size[size]
             means = curve.losses.mean(0)
             panel.plot(curve.x, means - means.min(), "o-", ms=3, color=f"C{number}", label=f"{size[0]} x {size[1]}")
         x = of_size[32, 16, 600].x
-        panel.set_xticks(x, [f"{one.value(u):.4g}" for u in x], fontsize=6, rotation=45)
+        panel.set_xticks(x, [f"{one.value(u):.4g}" for u in x], fontsize=7, rotation=45)
         panel.set_xlabel(one.name.strip("`"))
         panel.set_ylim(-0.005, 0.12)
         panel.grid(alpha=0.25)
-    panels[0, 0].set_ylabel("training loss above the lowest")
-    panels[0, 0].legend(fontsize=7, title="width x depth", title_fontsize=7)
-    figure.savefig(HERE / "other_hparams.png", dpi=90, metadata={"Software": None})
+    figure.supylabel("training loss above the lowest")
+    beside.axis("off")
+    beside.legend(*panels[0].get_legend_handles_labels(), loc="center", title="width x depth")
+    figure.savefig(HERE / "other_hparams.png", dpi=110, metadata={"Software": None})
 
 
 def renewed(page: str, of: Mapping[Hyperparameter, Mapping[Size, Curve]]) -> str:
