@@ -230,7 +230,8 @@ def test_what_was_not_run_is_no_evidence():
     one_size = dataclasses.replace(sweep, records=[r for r in sweep.records if r.depth == 4])
     variant, size = of(costs_more("b", "a"), sweep), of(transfers("a"), one_size)
     assert variant.verdict == size.verdict == NO_EVIDENCE
-    assert variant.sentence.endswith("Variant b: not in the sweep.") and size.sentence.endswith("one size.")
+    assert variant.sentence.endswith("Variant b: not in the sweep.")
+    assert size.sentence.endswith("one size.")
 
 
 def with_slices(sweep, early):
