@@ -132,7 +132,7 @@ def _cells(row: Row, decides: bool) -> tuple[str, ...]:
     claim = f"{one.claim.text} ({one.claim.source})"
     verdict = f"**{one.verdict}**" if decides else one.verdict
     by_test_loss = one.other_loss + r"\*" * (one.other_loss == NOT_RESOLVED and bool(one.other_note))
-    cost = f"{row.minutes:.2g}"
+    cost = f"{float(f'{row.minutes:.2g}'):g}"
     return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
 
 
