@@ -110,7 +110,7 @@ def nonlinear_training(
     unknown name, too few samples, or training that diverges.
 
     Args:
-      inputs: (P, D) all examples, including those that are only predicted; (P, *space, D) with a ``kernel_size``.
+      inputs: (P, D) all examples, including those that are only predicted; ``(P, *space, D)`` with a ``kernel_size``.
       targets: (P,) second argument of ``loss``.
       activation: relu, abs, erf, linear, gelu or tanh.
       pre_nonlin: as of `depthmup_flax.models.ResMLP`, whose default form is False: see "Nonlinearity last".
