@@ -176,7 +176,7 @@ def _regret(place: Place) -> Measured:
     row, base = place.row, place.variant.base
     if base.edge:
         return Measured(None, note=_edge(place, base))
-    if row.regret == UNTRAINED and _no_seed_trains(place, row):
+    if row.optimum is None or (row.regret == UNTRAINED and _no_seed_trains(place, row)):
         return _fails(place, row, UNTRAINED)
     if row.regret == DIVERGED:
         return _fails(place, row, f"diverges with the base's best {place.x}")

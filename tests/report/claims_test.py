@@ -196,6 +196,10 @@ def test_a_network_that_does_not_train_with_any_seed_decides_without_an_interval
     assert found.verdict == UNTRAINED_CONTROL
     assert found.finding == "regret of b minus that of a at depth 64: b does not train at depth 64"
     assert of(rises("b"), sweep).verdict == UNTRAINED_CONTROL
+    explode_to_nan = lambda point, loss: None if explode(point, 0) else loss
+    assert (
+        of(costs_more("b", "a"), planted({"a": STILL, "b": STILL}, change=explode_to_nan)).verdict == UNTRAINED_CONTROL
+    )
     diverges = lambda point, loss: loss if point["model.depth"] == 4 or point[X] < 2**-8 else None
     assert (
         of(costs_more("b", "a"), planted({"a": (-0.5, 0.0), "b": STILL}, change=diverges)).verdict != UNTRAINED_CONTROL
