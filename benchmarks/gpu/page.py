@@ -82,14 +82,16 @@ def draw(result: Json, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows, height = result["rows"], 0.8 / len(SIDES)
+    rows = result["rows"]
+    sides = [side for side in SIDES if any(side in row["sides"] for row in rows)]
+    height = 0.8 / len(sides)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.8 * len(rows)), layout="constrained")
-    for place, side in enumerate(SIDES):
+    for place, side in enumerate(sides):
         axes.barh(0, 0, color=COLORS[side], label=side)
         for y, row in enumerate(rows):
             at_peak, measured = seconds_at_peak(row, result["peak"]), row["sides"].get(side)
             if at_peak and measured:
-                seconds, where_y = measured["seconds"]["median"], y + (place - 1) * height
+                seconds, where_y = measured["seconds"]["median"], y + (place - (len(sides) - 1) / 2) * height
                 axes.barh(where_y, at_peak / seconds, height, color=COLORS[side])
                 axes.text(at_peak / seconds, where_y, f" {1e3 * seconds:.3g} ms", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows], fontsize=8)
@@ -97,7 +99,7 @@ def draw(result: Json, path: pathlib.Path) -> None:
     axes.set_xlabel("products at the measured peak / time of a step")
     axes.set_title(f"{result['hardware']}, n = {result['rounds']}", fontsize=8)
     axes.margins(x=0.15)
-    figure.legend(loc="outside upper right", ncols=len(SIDES), fontsize=8)
+    figure.legend(loc="outside upper right", ncols=len(sides), fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

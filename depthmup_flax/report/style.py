@@ -113,13 +113,17 @@ def mean_and_spread(
 
 
 def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
-    """A label and, on a log scale, ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
+    """A label and, on a log scale, ticks at values of the grid that are not too close; in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
     if scale.log:
         labels = [value_label(value, scale) for value in scale.values]
         most = 5 if any(len(label) > 6 and "$" not in label for label in labels) else 7
-        step = math.ceil(len(labels) / most)
-        axis.set_ticks(list(scale.coordinate(scale.values[::step])), labels=labels[::step])
+        places = scale.coordinate(scale.values)
+        apart, shown = (places[-1] - places[0]) / most, [0]
+        for i in range(1, len(places)):
+            if places[i] - places[shown[-1]] > 0.99 * apart:
+                shown.append(i)
+        axis.set_ticks([places[i] for i in shown], labels=[labels[i] for i in shown])
 
 
 def value_label(value: float, scale: Scale) -> str:

@@ -46,3 +46,10 @@ def test_the_interval_of_a_positive_loss_is_that_of_its_logarithm():
 @pytest.mark.parametrize(("hours", "text"), [(2.096, "2.1 hours"), (0.0388, "2.33 minutes"), (0.002, "7 s")])
 def test_a_duration_has_the_unit_that_a_reader_expects(hours, text):
     assert duration(hours) == text
+
+
+def test_ticks_of_a_hyperparameter_are_not_too_close():
+    sweep = sweep_of(parabola, {X: (0.0015, 0.0025, 0.003, 0.006), "model.depth": (4, 8), "seed": range(2)})
+    draw_optima(study_of(sweep), sheet := Sheet(apart=True))
+    labels = [label.get_text() for label in sheet.bands[0].frames[0].axes.get_yticklabels()]
+    assert labels == ["0.0015", "0.0025", "0.006"]
