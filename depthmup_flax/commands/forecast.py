@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _TARGET = ("width", "depth", "steps", "batch_size")
 _LADDER = ("widths", "depths", "steps")
+_ORIGIN = "the target of a registered forecast"
 
 
 def define(parser: Parser) -> None:
@@ -46,10 +47,10 @@ def define(parser: Parser) -> None:
     parser.flag("--workdir", help="Directory; default runs/forecast/ and the config's name.")
     for name in _TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's.")
-    parser.flag("--budget", default="5%", help="Operations of the ladder, of the target's.")
-    parser.flag("--axes", type=comma_separated, default=["width", "depth"], help="The ladder varies these; also steps.")
+    parser.flag("--budget", help="Operations of the ladder, of the target's; default: 5%.")
+    parser.flag("--axes", type=comma_separated, help="The ladder varies these; default: width,depth.")
     for name in _LADDER:
-        parser.flag(f"--{name}", type=comma_separated, help=f"{name.capitalize()} of the rungs, in place of --budget.")
+        parser.flag(f"--{name}", type=comma_separated, help=f"{name.capitalize()} of the rungs, in place of a budget.")
     parser.flag("--seeds", type=int, default=3, help="Runs of each rung.")
     parser.flag(
         "--objective", default="auto", choices=("auto", *OBJECTIVES), help="The loss; auto: that which runs evaluate."
@@ -107,20 +108,20 @@ def _check(args: argparse.Namespace) -> None:
 def _write_target(args: argparse.Namespace, registered: Registered, large: ConfigDict) -> None:
     """Writes the target's config beside the forecast."""
     from depthmup_flax.config.files import from_file
-    from depthmup_flax.tune.search import tuned_file
+    from depthmup_flax.tune.search import train_command, tuned_file
     from depthmup_flax.workdir.files import write_atomically
 
     parent, *arguments = args.config.path().split(":", 1)
     path = registered.path.with_name("target.py")
-    text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), repr(registered))
+    text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), repr(registered), _ORIGIN)
     write_atomically(path, text)
-    messages.next_step(f"depthmup train --config={path} --workdir={shlex.quote(str(path.with_name('target')))}")
+    messages.next_step(f"{train_command(path)} --workdir={shlex.quote(str(path.with_name('target')))}")
 
 
-def _share(text: str) -> float:
+def _share(text: str | None) -> float | None:
     """``5%`` or ``0.05``; `InputError` otherwise."""
     try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return None if text is None else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError as error:
         raise InputError(f"--budget is {text!r}: use a part of the target's operations, such as 5%.") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -12,11 +13,12 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import default_config, field_paths, get_field
 from depthmup_flax.forecast.law import AXES, DEPTH, STEPS, WIDTH
 from depthmup_flax.records.table import LEARNING_RATE, SEED
-from depthmup_flax.sweep.grid import sweep_config
+from depthmup_flax.sweep.grid import as_tuple, sweep_config
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 FIGURE = "forecast"
+_BUDGET = 0.05
 _LEVELS = 3  # of a planned ladder; each halves every axis
 _MOST_HALVINGS = 12
 _SMALLEST = {WIDTH: 8, DEPTH: 1, STEPS: 16}
@@ -37,27 +39,39 @@ class LadderPlan:
     """What the user says about a ladder.
 
     Attributes:
-      budget: of all runs, as a share of one run of the target, in parameters times examples.
-      axes: of `AXES`, along which a planned ladder is smaller than the target.
+      budget: of all runs of a planned ladder, as a share of one run of the target, in parameters times examples; by
+        default 0.05.
+      axes: of `AXES`, along which a planned ladder is smaller than the target; by default width and depth.
       widths, depths, steps: sizes in place of a planned ladder, all combinations; of an empty one, the target's.
       seeds: runs of each size.
     """
 
-    budget: float = 0.05
-    axes: Sequence[str] = (WIDTH, DEPTH)
+    budget: float | None = None
+    axes: Sequence[str] | None = None
     widths: Sequence[int] = ()
     depths: Sequence[int] = ()
     steps: Sequence[int] = ()
     seeds: int = 3
 
     def __post_init__(self) -> None:
-        if not 0 < self.budget < math.inf:
-            raise InputError(f"--budget is {self.budget:.4g}: use a part of the target's operations, such as 5%.")
+        if any(self._given().values()) and (self.budget, self.axes) != (None, None):
+            raise InputError("--budget and --axes plan rungs, and --widths, --depths and --steps name them: use one.")
+        if self.budget is not None and not (isinstance(self.budget, numbers.Real) and 0 < self.budget < math.inf):
+            raise InputError(f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05.")
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise InputError(f"--seeds is {self.seeds!r}: use a whole number of at least 1.")
-        for axis in self.axes:
+        axes = self._axes()
+        for axis in axes:
             if axis not in AXES:
                 raise InputError(f"--axes has {axis!r}: {did_you_mean(str(axis), AXES)}")
+        if not axes or len(set(axes)) < len(axes):
+            raise InputError(f"--axes is {','.join(axes)!r}: name one or several of {', '.join(AXES)}, each once.")
+
+    def _axes(self) -> tuple[str, ...]:
+        return (WIDTH, DEPTH) if self.axes is None else as_tuple(self.axes)
+
+    def _given(self) -> dict[str, Sequence[int]]:
+        return {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
 
     def sizes(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
         """The rungs, smallest first.
@@ -69,7 +83,8 @@ class LadderPlan:
         Raises:
           InputError: they do not lie below the target, determine no law, or do not fit the budget.
         """
-        given = {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
+        parameters(target)  # what is wrong with the target is said first
+        given = self._given()
         if any(given.values()):
             values = [sorted(set(given[axis])) or [getattr(target, axis)] for axis in AXES]
             rungs = [Size(*value) for value in itertools.product(*values)]
@@ -86,8 +101,9 @@ class LadderPlan:
         networks with one of the axes halved again. So the largest rungs lie towards the target, and the effect of each
         axis is seen at every level.
         """
-        numbers = itertools.product(range(1, _MOST_HALVINGS), repeat=len(self.axes))
-        even = [dict(zip(self.axes, number, strict=True)) for number in numbers if max(number) - min(number) <= 1]
+        axes, budget = self._axes(), _BUDGET if self.budget is None else self.budget
+        halved = itertools.product(range(1, _MOST_HALVINGS), repeat=len(axes))
+        even = [dict(zip(axes, times, strict=True)) for times in halved if max(times) - min(times) <= 1]
         ladders = [rungs for halvings in even if not _problem(rungs := _levels(target, halvings), target)]
         # Hidden layers shrink fastest, so that their share is a lower bound of the ladder's.
         hidden = lambda rungs: self.seeds * _share(rungs, target, lambda size: size.width**2 * size.depth)
@@ -96,18 +112,18 @@ class LadderPlan:
         refused, least = None, math.inf
         for rungs in ladders:
             try:
-                least = share(rungs) if hidden(rungs) <= self.budget or rungs is ladders[-1] else math.inf
+                least = share(rungs) if hidden(rungs) <= budget or rungs is ladders[-1] else math.inf
             except InputError as error:  # the network has no such size
                 refused = error
-            if least <= self.budget:
+            if least <= budget:
                 return rungs
         if refused:
             raise InputError(f"{refused} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.")
         if not ladders:
-            raise InputError(_problem(_levels(target, dict.fromkeys(self.axes, 1)), target))
+            raise InputError(_problem(_levels(target, dict.fromkeys(axes, 1)), target))
         raise InputError(
-            f"--budget is {self.budget:.2%} of the target's operations: the smallest ladder with {self.seeds} seeds "
-            f"needs {least:.2%}. Set a larger one, add steps to --axes, or use fewer --seeds."
+            f"--budget is {100 * budget:.3g}% of the target's operations: the smallest ladder, with "
+            f"--seeds={self.seeds}, needs {100 * least:.3g}%. Set a larger one, fewer seeds, or add steps to --axes."
         )
 
 

@@ -142,11 +142,11 @@ class Posterior:
             if STEPS in term:  # more training does not raise the loss
                 allowed &= coefficients[:, place] >= 0
         losses *= self.scale * (1 + spread * random.standard_normal(losses.shape))
-        return losses[allowed]
+        return losses[allowed & (losses > 0).all(1)]
 
     def formula(self) -> str:
-        """The law at the likeliest exponents, such as ``1.7 + 0.42 (width / 16)^-0.5``."""
-        misfit, at = np.unravel_index(int(self._share.argmax()), self._share.shape)
+        """The law at the likeliest exponents with ``E >= 0``, such as ``1.7 + 0.42 (width / 16)^-0.5``."""
+        misfit, at = np.unravel_index(int(((self._mean[..., 0] >= 0) + self._share).argmax()), self._share.shape)
         irreducible, *others = self.scale * self._mean[misfit, at]
         exponent = dict(zip(self.form.axes, self._exponents[at], strict=True))
         power = lambda axis: f"({axis} / {getattr(self._first, axis):,})^-{exponent[axis]:.2g}"

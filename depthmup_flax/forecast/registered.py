@@ -23,7 +23,7 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import create, read_json
+from depthmup_flax.workdir.files import create, modified_s, read_json
 from depthmup_flax.workdir.seal import sealed
 
 FILE = "forecast.json"
@@ -111,7 +111,7 @@ class Registered:
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
         result = read_json(path, RESTORE)
         loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
-        first = (directory / "data.json").stat().st_mtime  # written once; a resumed run renews config.json
+        first = modified_s(directory / "data.json")  # written once; a resumed run renews config.json
         began = datetime.datetime.fromtimestamp(first, datetime.UTC)
         return Checked(self, loss, began.isoformat(timespec="seconds"))
 

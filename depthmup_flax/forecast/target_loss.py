@@ -69,7 +69,7 @@ def forecast(
     sizes = plan.sizes(target, lambda size: experiment(size).parameters)
     directory = workdirs.as_path(workdir)
     if (directory / FILE).exists():
-        return _already(read(directory), at(size=target), sizes, loss), at(size=target)
+        return _already(read(directory), at(size=target), sizes, plan.seeds, loss), at(size=target)
     rungs = [Rung(size.width, size.depth, size.steps, experiment(size).parameters) for size in (*sizes, target)]
     _log_plan(rungs, plan.seeds)
     _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
@@ -114,9 +114,9 @@ def _log_plan(rungs: list[Rung], seeds: int) -> None:
     *ladder, target = rungs
     share = seeds * sum(rung.cost for rung in ladder) / target.cost
     log.info(
-        "target: width %d, depth %d, %d steps, %d parameters; ladder: %d sizes, %d seeds each, %.3g %% of the target's "
-        "operations (parameters times examples)",
-        *(target.width, target.depth, target.steps, target.parameters, len(ladder), seeds, 100 * share),
+        "target: width %d, depth %d, %s steps, %s parameters; ladder: %d sizes, seeds of each: %d, %.3g %% of the "
+        "target's operations (parameters times examples)",
+        *(target.width, target.depth, f"{target.steps:,}", f"{target.parameters:,}", len(ladder), seeds, 100 * share),
     )
 
 
@@ -145,13 +145,15 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     return Rung(rung.width, rung.depth, rung.steps, rung.parameters, losses)
 
 
-def _already(stored: Registered, target: ConfigDict, sizes: list[Size], objective: str) -> Registered:
+def _already(stored: Registered, target: ConfigDict, sizes: list[Size], seeds: int, objective: str) -> Registered:
     """What is registered, if it is of the same target and ladder."""
     differing = run_differences(stored.config, config_json(target))
     if stored.objective != objective:
         differing.append(f"objective: {stored.objective} there, {objective} here")
     if {(rung.width, rung.depth, rung.steps) for rung in stored.rungs} != {(s.width, s.depth, s.steps) for s in sizes}:
         differing.append("the ladder")
+    if seeds != (registered := len(stored.rungs[0].losses)):
+        differing.append(f"seeds: {registered} there, {seeds} here")
     if differing:
         raise InputError(
             f"{stored.path} holds another forecast ({listed(differing)}), which is never overwritten: choose another "

@@ -17,6 +17,7 @@ from depthmup_flax.infer.parameter_trees import flatten, shape_of
 from depthmup_flax.records.table import CONTINUOUS
 from depthmup_flax.rule.directions import direction_factory
 from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.sweep.grid import as_tuple
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -96,3 +97,8 @@ def size_of(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
     return int(value)
+
+
+def sizes_of(name: str, values: Any) -> tuple[int, ...]:
+    """One or several widths, depths or steps, checked."""
+    return tuple(size_of(name, value) for value in as_tuple(values))

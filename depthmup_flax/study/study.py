@@ -40,6 +40,7 @@ from depthmup_flax.study.arguments import (
     require_names,
     require_same_shapes,
     size_of,
+    sizes_of,
 )
 from depthmup_flax.study.names import field_of, in_python, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
@@ -102,7 +103,7 @@ def _shown(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class Study:
-    """A network or training step at all sizes, with data: audit, tune, sweep, report and train it.
+    """A network or training step at all sizes, with data: audit, tune, sweep, report, forecast and train it.
 
     Values of hyperparameters are keywords: short names such as ``learning_rate``, ``weight_decay``, ``warmup_steps``,
     ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole fields of the config,
@@ -315,10 +316,7 @@ class Study:
           InputError: a name or value is wrong.
         """
         grids = dataclasses.replace(self._grids(seeds, lanes, overwrite, on_record), shard=shard)
-        sizes = {
-            name: tuple(size_of(f"{name}s", value) for value in as_tuple(values))
-            for name, values in (("width", widths), ("depth", depths))
-        }
+        sizes = {"width": sizes_of("widths", widths), "depth": sizes_of("depths", depths)}
         return swept(grids, grids.axes(values), sizes, extend)
 
     @_shown
@@ -352,8 +350,8 @@ class Study:
         width: int | None = None,
         depth: int | None = None,
         *,
-        budget: float = DEFAULT.budget,
-        axes: Sequence[str] = DEFAULT.axes,
+        budget: float | None = None,
+        axes: Sequence[str] | None = None,
         widths: Sequence[int] = (),
         depths: Sequence[int] = (),
         rung_steps: Sequence[int] = (),
@@ -378,7 +376,8 @@ class Study:
         Raises:
           InputError: a name, value or size is wrong, or a rung diverged.
         """
-        plan = LadderPlan(budget, axes, widths, depths, rung_steps, seeds)
+        sizes = {"widths": widths, "depths": depths, "rung_steps": rung_steps}
+        plan = LadderPlan(budget, axes, *(sizes_of(*given) for given in sizes.items()), seeds)
         config = self.config(width, depth, **values)
         name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         place = self.workdir / name

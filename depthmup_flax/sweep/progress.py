@@ -27,7 +27,7 @@ _REWRITE_EVERY_S = 0.2  # on a terminal
 
 
 class SweepProgress:
-    """Shows runs done, in training and diverged, the lowest loss and the time left.
+    """Shows runs done, in training and diverged, the lowest training loss and the time left.
 
     The time left is that of the remaining training, by `Experiment.cost` and the speed of the training so far, and that
     of the remaining groups' compilations, each as long as the mean of those so far.
@@ -123,7 +123,7 @@ class SweepProgress:
             log.info("compiling and trials took %.0f %% of %.0f s", 100 * compiling / seconds, seconds)
         elapsed = tqdm.format_interval(seconds)
         counts = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED})"
-        log.info(f"{counts}{self._best_text(', lowest loss ')}, {elapsed}", extra=messages.RESULT)
+        log.info(f"{counts}{self._best_text(', lowest training loss ')}, {elapsed}", extra=messages.RESULT)
 
     def close(self) -> None:
         """Removes the line from a terminal."""
@@ -163,7 +163,7 @@ class SweepProgress:
         left = self._seconds_left()
         eta = tqdm.format_interval(left) if math.isfinite(left) else "?"
         counts = f"done {self._finished}/{self._total}{running}  diverged {diverged}"
-        return f"{counts}{self._best_text('  best loss ')}  ETA {eta}"
+        return f"{counts}{self._best_text('  lowest training loss ')}  ETA {eta}"
 
     def _seconds_left(self) -> float:
         """Of training and compilations; NaN while no speed is known."""

@@ -112,7 +112,7 @@ def sweep(
             if overwrite:
                 _delete(path, unfinished)
             info = dataclasses.replace(sweep_info(config), runs=len(runs), chance=_chance(planned[0].experiment))
-            stored = _require_same_sweep(directory, info)
+            stored = _require_same_sweep(directory, info, kind)
             _require_same_data(directory, planned)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
@@ -355,7 +355,17 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
         write_atomically(path, sealed(json_text(stored | now)))
 
 
-def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
+# What to do about another sweep of a kind besides choosing another directory, by the flags of its command.
+_OR = {
+    workdirs.SWEEP: (
+        ", or pass --overwrite, without --shard, to delete that sweep's records. You may add values to existing axes"
+    ),
+    workdirs.TUNE: ", or pass --overwrite to delete that search's records",
+    workdirs.FORECAST: "",
+}
+
+
+def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:
     """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
@@ -377,7 +387,6 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
         changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
     if changed:
         raise InputError(
-            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory, or pass "
-            "--overwrite, without --shard, to delete that sweep's records. You may add values to existing axes."
+            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory{_OR[kind]}."
         )
     return stored

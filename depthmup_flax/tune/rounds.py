@@ -141,7 +141,8 @@ class Rounds(Search):
         ]
         name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
         compared = (
-            f"{loss} with fresh seeds: {_mean_and_deviation(losses[center])}; with the {name} alone tuned: "
+            f"{loss} with fresh seeds, mean ± standard deviation: {_mean_and_deviation(losses[center])}; with the "
+            f"{name} alone tuned: "
             f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
         )
         if not better:

@@ -115,18 +115,23 @@ def tune(
     if compare:
         table = compare_presets(large, compare, search.seeds, directory / COMPARISON, load)
         log.info("%s", table, extra=messages.RESULT)
-    messages.next_step(f"{_train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
+    messages.next_step(f"{train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
 
 
-def _train_command(tuned: pathlib.Path) -> str:
+def train_command(tuned: pathlib.Path) -> str:
     """Trains a config file, which in a bucket must be copied first."""
     if not buckets.is_bucket(tuned):
-        return f"depthmup train --config={tuned}"
+        return f"depthmup train --config={shlex.quote(str(tuned))}"
     return f"{buckets.copy_command(tuned)} && depthmup train --config={tuned.name}"
 
 
 def tuned_file(
-    original: pathlib.Path, arguments: Sequence[str], config: ConfigDict, parent: ConfigDict, summary: str
+    original: pathlib.Path,
+    arguments: Sequence[str],
+    config: ConfigDict,
+    parent: ConfigDict,
+    summary: str,
+    origin: str = "with hyperparameters from a small proxy",
 ) -> str:
     """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``.
 
@@ -150,7 +155,7 @@ def tuned_file(
     if changed.keys() - known:  # hyperparameters that the command line added
         update = ["with config.unlocked():", *(f"    {line}" for line in update)]
     body = textwrap.indent("\n".join([*statements, *update]), "    ")
-    return f'''"""{original.stem}, with hyperparameters from a small proxy.
+    return f'''"""{original.stem}, {origin}.
 
 {summary}
 """

@@ -57,6 +57,11 @@ def create(path: pathlib.Path, text: str) -> bool:
     return True
 
 
+def modified_s(path: pathlib.Path) -> float:
+    """When a file was last written, in seconds since the epoch, by its file system or bucket."""
+    return float(getattr(path.stat(), "mtime" if buckets.is_bucket(path) else "st_mtime"))
+
+
 VISIBLE_S = 2.0  # a file server shows changes within this time
 
 

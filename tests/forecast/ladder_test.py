@@ -47,8 +47,15 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
         ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
         ({"axes": ("hight",)}, "--axes has 'hight': "),
-        ({"budget": 0.0}, "--budget is 0: "),
-        ({"budget": 1e-7}, "--budget is 0.00% of the target's operations: the smallest ladder with 3 seeds needs "),
+        ({"budget": 0.0}, "--budget is 0.0: "),
+        ({"budget": "5%"}, "--budget is '5%': "),
+        ({"budget": 0.1, "widths": (8, 16, 32)}, "--budget and --axes plan rungs, "),
+        ({"axes": ()}, "--axes is '': "),
+        ({"axes": ("width", "width")}, "--axes is 'width,width': "),
+        (
+            {"budget": 1e-7},
+            "--budget is 1e-05% of the target's operations: the smallest ladder, with --seeds=3, ",
+        ),
         ({"seeds": 0}, "--seeds is 0: "),
     ],
 )
@@ -66,6 +73,9 @@ def test_a_network_that_has_no_small_sizes_asks_for_their_names():
 
     with pytest.raises(InputError, match=r"model.depth is too small\. Name the rungs, such as --widths"):
         LadderPlan(0.2).sizes(TARGET, deep_only)
+    with pytest.raises(InputError) as caught:  # naming rungs would not help
+        LadderPlan(0.2).sizes(Size(512, 8, 4000), deep_only)
+    assert str(caught.value) == "model.depth is too small."
 
 
 def tuned():

@@ -28,11 +28,12 @@ def test_a_forecast_is_registered_once_and_its_target_is_trained_and_checked(tmp
         "--config.train.checkpoint=False",
     )
     check = ("forecast", "--check=f/target", "--workdir=f", "--json")
-    first, again, other, trained, checked = run_lines(
+    first, again, other, more_seeds, trained, checked = run_lines(
         [
             ["forecast", *LADDER, "--workdir=f"],
             ["forecast", *LADDER, "--workdir=f", "--json"],
             ["forecast", *LADDER, "--workdir=f", "--target.width=128"],
+            ["forecast", *LADDER, "--workdir=f", "--seeds=3"],
             list(target),
             list(check),
         ],
@@ -43,7 +44,9 @@ def test_a_forecast_is_registered_once_and_its_target_is_trained_and_checked(tmp
     assert json.loads(again.out)["sha256"] == registered["sha256"]
     assert other.refuses
     assert "never overwritten" in other.error
+    assert "never overwritten" in more_seeds.error
     assert not other.changed
+    assert not more_seeds.changed
     records = read_sweep([tmp_path / "f"]).records
     assert sorted((record.width, record.seed) for record in records) == [(w, s) for w in (8, 16, 32) for s in (0, 1)]
     losses = {width: tuple(r.test_loss for r in records if r.width == width) for width in (8, 16, 32)}
@@ -96,6 +99,14 @@ def test_a_loss_near_zero_is_forecast_as_a_positive_one():
     rungs = [Rung(2**k, 4, 100, 4**k, (4.0**-k, 4.1**-k)) for k in range(3, 8)]
     low, high = forecast_loss(rungs, Rung(512, 4, 100, 4**9)).interval
     assert 0 < low < 4.0**-9 < high < 4.0**-6
+
+
+def test_losses_of_unstable_runs_have_a_wide_interval_of_positive_numbers():
+    random = np.random.default_rng(0)
+    rungs = [Rung(2**k, 4, 100, 4**k, tuple(1e22 * np.exp(3 * random.standard_normal(3)))) for k in range(3, 8)]
+    found = forecast_loss(rungs, Rung(512, 4, 100, 4**9))
+    assert 0 < found.interval[0] < found.loss < found.interval[1]
+    assert not found.law.startswith("-")  # the irreducible loss
 
 
 @pytest.mark.parametrize(

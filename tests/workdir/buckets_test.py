@@ -16,6 +16,7 @@ from depthmup_flax.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
+from depthmup_flax.workdir.files import create, modified_s
 from depthmup_flax.workdir.seal import unsealed
 
 
@@ -284,3 +285,9 @@ def test_a_lost_connection_is_one_sentence(bucket, impatient):
             pass
     finally:
         bucket.start()
+
+
+def test_the_date_of_a_file_is_known_in_a_bucket(bucket):
+    path = as_path(f"{bucket.url}/dated")
+    create(path, "x")
+    assert abs(modified_s(path) - time.time()) < 60
