@@ -167,6 +167,12 @@ WRONG = {  # call -> words of the sentence
     "a sampler's name": (lambda: shared().tune(**GRID, sampler="tpe"), "sampler is 'tpe'", "optuna.samplers"),
     "a text for trials": (lambda: shared().tune(**GRID, trials="4"), "trials is '4'", "whole number"),
     "widths as text": (lambda: shared().sweep(widths="8,16", **GRID), "widths is '8,16'", "whole number"),
+    "rungs as text": (lambda: shared().forecast(64, widths="8,16"), "widths is '8,16'", "whole number"),
+    "half a rung": (lambda: shared().forecast(64, rung_steps=(1.5, 2, 4)), "rung_steps is 1.5", "whole number"),
+    "one rung": (lambda: shared().forecast(64, widths=8), "one size", "widths=16,32,64"),
+    "a budget as text": (lambda: shared().forecast(64, budget="5%"), "budget is '5%'", "0.05"),
+    "a budget of named rungs": (lambda: shared().forecast(64, budget=0.1, widths=(8, 16, 32)), "budget", "use one"),
+    "an axis that is none": (lambda: shared().forecast(64, axes="hight"), "axes has 'hight'", "width"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "width is a dict", "**best"),
     "all variables": (lambda: study().rescale_init({"params": {}}, 16, 4), "params has an entry 'params'"),
     "another network's values": (
