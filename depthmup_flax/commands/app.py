@@ -116,8 +116,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
                 print(parser.format_help())
                 return 0
             args = parser.parsed(words)
-            quiet = args.quiet or getattr(args, "json", False)  # whose output is one object
-            _show_messages(quiet=quiet, traceback=getattr(args, "traceback", False))
+            _show_messages(args)
         return module.main(args)
     except ImportError as error:
         if (explained := missing(error, f"depthmup {name}")) is None:
@@ -157,7 +156,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         _leave(1, "failed, see its log. Rerun the command: it resumes from the last checkpoint.")
 
 
-def _show_messages(*, quiet: bool, traceback: bool) -> None:
+def _show_messages(args: argparse.Namespace) -> None:
     from absl import flags
     from absl import logging as absl_logging
 
@@ -166,7 +165,9 @@ def _show_messages(*, quiet: bool, traceback: bool) -> None:
     flags.FLAGS.mark_as_parsed()  # libraries read flags of absl
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
-    console.show(traceback=traceback).quiet = quiet
+    as_json = getattr(args, "json", False)  # one object is the whole output
+    level = logging.WARNING if as_json else logging.INFO
+    console.show(traceback=getattr(args, "traceback", False), level=level).quiet = args.quiet or as_json
 
 
 @contextlib.contextmanager

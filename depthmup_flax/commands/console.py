@@ -14,15 +14,15 @@ from absl import logging as absl_logging
 from depthmup_flax.util.messages import PACKAGE
 
 
-def show(*, traceback: bool = False) -> _Output:
-    """Shows messages as plain lines: warnings and errors on standard error, others on standard output.
+def show(*, traceback: bool = False, level: int = logging.INFO) -> _Output:
+    """Shows messages from ``level`` on as lines: warnings and errors on standard error, others on standard output.
 
     With ``traceback``, errors that other libraries log have theirs.
     """
     output = _Output()
     output.setFormatter(_Plain())
     PACKAGE.handlers = [output]
-    PACKAGE.setLevel(logging.INFO)
+    PACKAGE.setLevel(level)
     PACKAGE.propagate = False  # absl would show warnings again
     absl_logging.get_absl_handler().setFormatter(_Plain() if traceback else _FirstLine())
     sys.unraisablehook = functools.partial(_hook, sys.unraisablehook)

@@ -184,7 +184,7 @@ def describe(registered: Registered) -> str:
         "",
         f"law ({forecast.form}): {name} ~ {forecast.law}",
         f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
-        f"seeds differ by {forecast.seed_spread:.1%}; weights of the forms: {weights}",
+        f"{_seeds(registered)}; weights of the forms: {weights}",
         f"target: {sizes}",
         f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
         extrapolation(registered),
@@ -197,6 +197,12 @@ def describe(registered: Registered) -> str:
     if registered.sha256:
         lines += [f"registered {registered.date} in {registered.path}", f"sha256 {registered.sha256}"]
     return "\n".join(lines)
+
+
+def _seeds(registered: Registered) -> str:
+    if len(registered.rungs[0].losses) == 1:
+        return "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
+    return f"seeds differ by {registered.forecast.seed_spread:.1%}"
 
 
 def extrapolation(registered: Registered) -> str:

@@ -146,7 +146,7 @@ class Rounds(Search):
             f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
         )
         if not better:
-            compared += f" As it is not above 0, only the {name} is changed."
+            compared += f" As it is not above 0, only the tuned {name} is taken."
         ordered = {self.x: values[self.x], **values}
         return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
 

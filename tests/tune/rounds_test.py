@@ -84,7 +84,7 @@ def test_what_a_search_does_not_improve_keeps_the_configs_values():
     choice, _ = searched({RATE: 1e-3, A: 1.0, OUT: 1.0})
     assert (choice.values[A], choice.values[OUT]) == (1.0, 1.0)
     assert choice.values[RATE] == pytest.approx(1e-3, rel=0.1)
-    assert "only the learning rate is changed" in choice.compared
+    assert "only the tuned learning rate" in choice.compared
 
 
 def test_diverging_corners_do_not_move_a_search():
