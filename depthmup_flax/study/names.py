@@ -27,6 +27,8 @@ def field_of(config: ConfigDict, name: str) -> str:
     Raises:
       InputError: no field, or several.
     """
+    if not isinstance(name, str):
+        raise InputError(f"{name!r} is not a hyperparameter: use a name, such as 'learning_rate'.")
     known = field_paths(config)
     if name in known or (name.startswith(_KWARGS) and name != _KWARGS):
         return name

@@ -376,8 +376,14 @@ class Study:
         Raises:
           InputError: a name, value or size is wrong, or a rung diverged.
         """
-        sizes = {"widths": widths, "depths": depths, "rung_steps": rung_steps}
-        plan = LadderPlan(budget, axes, *(sizes_of(*given) for given in sizes.items()), seeds)
+        plan = LadderPlan(
+            budget,
+            axes,
+            sizes_of("widths", widths),
+            sizes_of("depths", depths),
+            sizes_of("rung_steps", rung_steps),
+            seeds,
+        )
         config = self.config(width, depth, **values)
         name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         place = self.workdir / name

@@ -112,6 +112,7 @@ WRONG = {  # call -> words of the sentence
     "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "a number"),
     "half a layer": (lambda: study().config(8, 2.5), "depth is 2.5", "whole number"),
     "a constant in tune twice": (lambda: study().tune(tune=["gamma0", "gamma0"]), "tune has", "twice"),
+    "a number in the names to tune": (lambda: study().tune(tune=3), "3 is not a hyperparameter", "'learning_rate'"),
     "a size in the names to tune": (lambda: study().tune(tune=["width"]), "'model.width'", "branch_multiplier"),
     "a range that falls": (lambda: study().tune(tune="gamma0", gamma0=(2, 1)), "gamma0 is 2:1", "(0.25, 4)"),
     "a sampler of what tune names": (lambda: study().tune(tune="gamma0", sampler=3), "sampler", "leave one out"),
