@@ -15,15 +15,15 @@ from depthmup_flax.engine.from_config import build
 from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
-from depthmup_flax.records.table import OBJECTIVES, TEST, TRAIN, VALIDATION, Record
+from depthmup_flax.records.table import TEST, TRAIN, VALIDATION, Record
 from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.tune.objective import AUTO, require_objective
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import directory as workdirs
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
 DEFAULT = LadderPlan()
 
 
@@ -99,12 +99,11 @@ def _require_rule(tuned: ConfigDict) -> None:
 
 
 def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
-    """One of `OBJECTIVES`, which runs measure."""
+    """One of `depthmup_flax.records.table.OBJECTIVES`, which runs measure."""
+    require_objective(objective)
     evaluated = VALIDATION if tuned.data.validation_fraction else TEST
     if objective == AUTO:
         return evaluated if built.workload.evaluates else TRAIN
-    if objective not in OBJECTIVES:
-        raise InputError(f"--objective is {objective!r}: {did_you_mean(str(objective), (AUTO, *OBJECTIVES))}")
     if objective != TRAIN and (objective != evaluated or not built.workload.evaluates):
         raise InputError(f"--objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
     return objective

@@ -128,8 +128,8 @@ def first_round(sweep: Sweep) -> Sweep:
     records = [r for r in sweep.records if all(r.point[axis] in values for axis, values in grid.items())]
     others = len(sweep.records) - len(records)
     note = (
-        f"{others} runs at random points, or of the last round, are left out: tuned.py has the result of the search, or "
-        "Study.tune returns it."
+        f"{others} runs at random points, or of the last round, are left out: tuned.py has the result of the search, "
+        "or Study.tune returns it."
     )
     info = dataclasses.replace(sweep.info, axes={**grid, x: sorted({r.point[x] for r in records})})
     return dataclasses.replace(sweep, info=info, records=records, notes=[*sweep.notes, *([note] if others else [])])
