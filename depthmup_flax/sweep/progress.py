@@ -163,7 +163,7 @@ class SweepProgress:
         left = self._seconds_left()
         eta = tqdm.format_interval(left) if math.isfinite(left) else "?"
         counts = f"done {self._finished}/{self._total}{running}  diverged {diverged}"
-        return f"{counts}{self._best_text('  lowest training loss ')}  ETA {eta}"
+        return f"{counts}{self._best_text('  train loss ')}  ETA {eta}"
 
     def _seconds_left(self) -> float:
         """Of training and compilations; NaN while no speed is known."""

@@ -62,19 +62,19 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     clock.now, now.step, now.outcomes = 61.0, 50, {"a": None}  # half of a cost of 2, of 14 that are left
     shown.refresh()
     assert logged.messages[1].split("  ")[1:] == [
-        *("done 2/8", "running 1", "diverged 2", "lowest training loss 0.9", "ETA 13:13", "elapsed 01:01")
+        *("done 2/8", "running 1", "diverged 2", "train loss 0.9", "ETA 13:13", "elapsed 01:01")
     ]
     clock.now = 122.0
     shown.update([record(0.5), record(None, DIVERGED)], last=True)
-    assert "done 4/8  diverged 2  lowest training loss 0.5  ETA 12:12" in logged.messages[2]
+    assert "done 4/8  diverged 2  train loss 0.5  ETA 12:12" in logged.messages[2]
     clock.now = 190.0
     shown.begin()
     with shown.compiling():
-        assert "done 4/8  compiling  diverged 2  lowest training loss 0.5  ETA 12:12" in logged.messages[3]
+        assert "done 4/8  compiling  diverged 2  train loss 0.5  ETA 12:12" in logged.messages[3]
         clock.now = 260.0
     shown.train(cohort(large.runs, large))
     shown.update([record(0.6)] * 4, last=True)
-    assert "done 8/8  diverged 2  lowest training loss 0.5  ETA 00:00" in logged.messages[-1]
+    assert "done 8/8  diverged 2  train loss 0.5  ETA 00:00" in logged.messages[-1]
     shown.finish()
     assert logged.messages[-2:] == [
         "compiling and trials took 27 % of 260 s",
@@ -195,8 +195,5 @@ def test_on_a_terminal_one_line_of_at_most_80_columns_is_rewritten(clock, monkey
     assert "\n" not in terminal.getvalue().rstrip("\n")
     lines = [line.strip() for line in terminal.getvalue().split("\r")]
     last = [line for line in lines if line][-1]
-    assert (
-        last
-        == f"done 5000/12345  running 900  diverged 100  lowest training loss 0.12346  ETA {tqdm.format_interval(731500)}"
-    )
+    assert last == f"done 5000/12345  running 900  diverged 100  train loss 0.12346  ETA {tqdm.format_interval(731500)}"
     assert len(last) <= 80
