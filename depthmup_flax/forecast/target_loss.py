@@ -18,6 +18,7 @@ from depthmup_flax.forecast.registered import FILE, Registered, config_json, now
 from depthmup_flax.records.table import TEST, TRAIN, VALIDATION, Record
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.objective import AUTO, require_objective
+from depthmup_flax.tune.proxy import require_mup
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import directory as workdirs
@@ -91,8 +92,7 @@ def forecast(
 
 
 def _require_rule(tuned: ConfigDict) -> None:
-    if tuned.parametrization.preset == "sp":
-        raise InputError("parametrization.preset is 'sp', whose hyperparameters do not transfer: use 'depth_mup'.")
+    require_mup(tuned.parametrization.preset)
     for name in ("width", "depth"):
         if not tuned.model[f"base_{name}"]:
             raise InputError(f"model.base_{name} is 0: set it to the {name} at which the hyperparameters were tuned.")

@@ -5,7 +5,16 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config
+from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.util.errors import InputError
+
+
+def require_mup(preset: str) -> None:
+    """Raises `InputError` for a preset whose width rule is not muP's."""
+    if PRESETS[preset].width != "mup":
+        raise InputError(
+            f"parametrization.preset is {preset!r}, whose hyperparameters do not transfer: use 'depth_mup'."
+        )
 
 
 def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:
@@ -30,8 +39,7 @@ def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> 
     if "stage_sizes" in proxy.model:
         proxy.model.stage_sizes = ()
     preset = target.parametrization.preset
-    if preset == "sp":
-        raise InputError("parametrization.preset is 'sp', whose hyperparameters do not transfer: use 'depth_mup'.")
+    require_mup(preset)
     if preset == "mup" and depth != target.model.depth:
         raise InputError(
             "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "

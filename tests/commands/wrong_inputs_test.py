@@ -257,8 +257,8 @@ FLAGS = [
     ("tune {digits} --octaves=1000", "--octaves is 1000"),
     ("tune {digits} --rescale.batch_exponent=nan", "batch_exponent is nan"),
     (
-        "tune {digits} --config.parametrization.preset=sp",
-        "parametrization.preset is 'sp', whose hyperparameters do not",
+        "tune {digits} --config.parametrization.preset=sp_sqrt_depth",
+        "parametrization.preset is 'sp_sqrt_depth', whose hyperparameters do not",
     ),
     ("forecast {digits} --budget=abc", "--budget is 'abc'"),
     ("forecast {digits} --budget=-3%", "--budget is -0.03"),
