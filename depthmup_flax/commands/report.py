@@ -1,4 +1,4 @@
-"""Write the verdict, tables, figures and page of a sweep, or the curves of training runs.
+"""Write the verdict, tables, figures and page of a sweep, or the curves of training runs; print a forecast.
 
     depthmup report [DIR ...] [FLAG ...]
 
@@ -24,6 +24,7 @@ import webbrowser
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
+from depthmup_flax.forecast.registered import read
 from depthmup_flax.papers import judged_claims
 from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
@@ -68,6 +69,9 @@ def main(args: argparse.Namespace) -> int:
         directories = [newest_work(_RUNS)]
         kind = "training run" if _is_run(directories[0]) else "sweep"
         print(f"the newest {kind}: {directories[0]}", flush=True)
+    if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
+        print(read(directories[0]))
+        return 0
     runs = [directory for directory in directories if _is_run(directory)]
     if len(runs) == len(directories):
         return _show(make_history(directories, _for_runs(args, directories[0])), args)
@@ -109,10 +113,13 @@ def _show(report: Report, args: argparse.Namespace) -> int:
 
 
 def _is_run(directory: pathlib.Path) -> bool:
-    """Whether a directory holds a training run."""
+    return _kind(directory) == workdirs.RUN
+
+
+def _kind(directory: pathlib.Path) -> str | None:
+    """The kind of work that a directory says it holds."""
     with buckets.reachable([directory]):
-        marked = (directory / workdirs.MARK).exists()
-        return marked and workdirs.kind_of(directory, wait=False) == workdirs.RUN
+        return workdirs.kind_of(directory, wait=False) if (directory / workdirs.MARK).exists() else None
 
 
 def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:

@@ -1,11 +1,13 @@
 """A registered forecast keeps its date and hash, is never overwritten, and is compared with its own target only."""
 
+import argparse
 import dataclasses
 import hashlib
 import json
 
 import pytest
 
+from depthmup_flax.commands import report as command
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, read, register
@@ -56,6 +58,13 @@ def test_the_file_has_a_hash_that_anybody_can_compute_and_is_read_as_it_was_writ
     assert stored.sha256 == hashlib.sha256(text.encode()).hexdigest()
     assert stored.sha256 in repr(stored)
     assert stored.date in repr(stored)
+
+
+def test_the_report_of_a_directory_with_a_forecast_is_the_forecast(tmp_path, capsys):
+    stored = register(GIVEN, tmp_path)
+    (tmp_path / "workdir.json").write_text('{"kind": "forecast"}')
+    assert command.main(argparse.Namespace(words=[str(tmp_path)])) == 0
+    assert capsys.readouterr().out.strip() == str(stored)
 
 
 def test_a_second_forecast_does_not_overwrite_the_first(tmp_path):
