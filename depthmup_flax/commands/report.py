@@ -1,4 +1,4 @@
-"""Write the verdict, tables, figures and page of a sweep, or the curves of training runs; print a forecast.
+"""Write the verdict, tables, figures and page of a sweep, or the curves of training runs.
 
     depthmup report [DIR ...] [FLAG ...]
 
@@ -8,9 +8,9 @@ Examples:
     depthmup report runs/part0 runs/part1 --out=runs/report
     depthmup report runs/small runs/large --open
 
-DIR is the --workdir of a sweep; several are the shards of one sweep. Or each DIR
-is that of a training run, finished or not. The default is the newest sweep or run
-below ./runs.
+DIR is the --workdir of a sweep, or of a forecast; several are the shards of one
+sweep. Or each DIR is that of a training run, finished or not. The default is the
+newest sweep or run below ./runs.
 Exit codes: 0 success, 2 bad input.
 """
 
@@ -24,7 +24,6 @@ import webbrowser
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.forecast.registered import read
 from depthmup_flax.papers import judged_claims
 from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
@@ -70,6 +69,8 @@ def main(args: argparse.Namespace) -> int:
         kind = "training run" if _is_run(directories[0]) else "sweep"
         print(f"the newest {kind}: {directories[0]}", flush=True)
     if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
+        from depthmup_flax.forecast.registered import read  # imports JAX
+
         print(read(directories[0]))
         return 0
     runs = [directory for directory in directories if _is_run(directory)]
