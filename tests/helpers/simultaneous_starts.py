@@ -28,7 +28,7 @@ def open_shard(directory: pathlib.Path, shard: int) -> None:
 
     name = f"records.{shard}-of-{SHARDS}"
     with workdirs.claimed(directory, workdirs.SWEEP, lock=f".lock-{name}") as claim:
-        _require_same_sweep(claim.directory, SweepInfo(**INFO))
+        _require_same_sweep(claim.directory, SweepInfo(**INFO), workdirs.SWEEP)
         lines = open_lines(claim.directory / f"{name}.jsonl")
         lines.write([shard])
         lines.close()
