@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from benchmarks.contest import Unavailable
 from benchmarks.figures import FIGURES, RESULTS, TOGETHER
 from benchmarks.gpu import page as gpu_page
-from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.table import Setting as GpuSetting
 from benchmarks.gpu.table import run as run_on_gpu
 from benchmarks.machine import gpu, processor, versions
@@ -49,7 +48,9 @@ def main() -> None:
     if flags.document:
         document()
         return
-    known = list(CASES if flags.device == "gpu" else FIGURES)
+    pythons = flags.stacks.split(",")
+    on_gpu = GpuSetting(flags.rounds, pythons[0], flags.python, flags.quick)
+    known = list(on_gpu.cases if flags.device == "gpu" else FIGURES)
     parts = flags.only.split(",")
     for part in parts:
         if not any(part in name for name in known):
@@ -60,10 +61,10 @@ def main() -> None:
     if flags.device == "gpu" and not (gpu() or flags.quick):
         parser.error("--device=gpu: nvidia-smi names no GPU here. Add --quick to try the programs on a CPU.")
     name = f"{file_name(flags.device, gpu() or processor())}.json"
-    quick, pythons = pathlib.Path(tempfile.gettempdir(), "quick.json"), flags.stacks.split(",")
+    quick = pathlib.Path(tempfile.gettempdir(), "quick.json")
     out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / name))
     if flags.device == "gpu":
-        result = run_on_gpu(GpuSetting(flags.rounds, pythons[0], flags.python, flags.quick), out, names)
+        result = run_on_gpu(on_gpu, out, names)
         print(gpu_page.table(result))
         gpu_page.draw(result, out.with_suffix(".png"))
     else:

@@ -60,8 +60,8 @@ class Setting:
         return Contender(name, make, args, python=python, env=env, cores=0 if gpu() else 1, optional=True)
 
 
-def run(setting: Setting, out: pathlib.Path, titles: Sequence[str] = ()) -> Json:
-    """Measures the cases of ``CASES`` with these titles, or all; writes the results to ``out`` after each."""
+def run(setting: Setting, out: pathlib.Path, titles: Sequence[str]) -> Json:
+    """Measures the setting's cases with these titles and writes the results to ``out`` after each; returns them."""
     started = time.perf_counter()
     result: Json = {
         "device": "gpu",
@@ -74,9 +74,8 @@ def run(setting: Setting, out: pathlib.Path, titles: Sequence[str] = ()) -> Json
         "rows": [],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    for title, case in setting.cases.items():
-        if titles and not setting.quick and title not in titles:
-            continue
+    for title in titles:
+        case = setting.cases[title]
         measured = measure(contenders(setting, case), setting.rounds)
         result["rows"].append({"title": title, "case": dataclasses.asdict(case), **facts(measured)})
         result["took_s"] = round(time.perf_counter() - started)
