@@ -69,6 +69,21 @@ def require_training(
     require_finite("targets", targets)
 
 
+def require_populations(steps: object, populations: object) -> None:
+    """Checks what theories take that are solved by samples: number of steps, and of independent repetitions."""
+    require_whole("steps", steps)
+    require_whole("populations", populations, 2)
+
+
+def require_targets(
+    loss: Callable[[jax.Array, jax.Array], jax.Array], targets: jax.Array, examples: int, each: str = "input"
+) -> None:
+    """InputError unless there is a target for each of the examples, called ``each``, and ``loss`` is elementwise."""
+    if targets.shape != (examples,):
+        raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each {each}.")
+    require_elementwise(loss, targets)
+
+
 def require_elementwise(loss: Callable[[jax.Array, jax.Array], jax.Array], targets: jax.Array) -> None:
     """InputError unless ``loss`` gives one number for each example."""
     shape = jax.eval_shape(loss, targets, targets).shape
@@ -77,12 +92,15 @@ def require_elementwise(loss: Callable[[jax.Array, jax.Array], jax.Array], targe
 
 
 def require_convergence(
-    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, stable_rate: Callable[[], float]
+    outputs_TxB: jax.Array,
+    targets: jax.Array,
+    learning_rate: float,
+    stable_rate: Callable[[], float] = lambda: math.inf,
 ) -> None:
     """InputError if training diverged.
 
-    ``stable_rate`` returns a learning rate that is stable before features move, or infinity. A rate below it that
-    diverges is due to large targets, which move features too far.
+    ``stable_rate`` returns a learning rate that is stable before features move, or infinity if it is unknown. A rate
+    below it that diverges is due to large targets, which move features too far.
     """
     if isinstance(outputs_TxB, jax.core.Tracer):
         return

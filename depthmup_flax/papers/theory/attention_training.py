@@ -86,14 +86,11 @@ def attention_training(
         raise InputError(f"inputs has shape {inputs.shape}: give (examples, tokens, size).")
     argument_checks.require_whole("head_dim", head_dim)
     argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "transformer_kernels")
-    argument_checks.require_whole("steps", steps)
-    argument_checks.require_whole("populations", populations, 2)
+    argument_checks.require_populations(steps, populations)
     P, T, _ = inputs.shape
     start = checked_kernel(gram(inputs.reshape(P * T, -1)))
-    if targets.shape != (P,):
-        raise InputError(f"targets has shape {targets.shape}: give ({P},), a number for each example.")
     targets = targets.astype(start.dtype)
-    argument_checks.require_elementwise(loss, targets)
+    argument_checks.require_targets(loss, targets, P, "example")
     variables = 2 * len(_RANDOM) * depth * steps * P * T + P * T + 1
     number = checked_samples(samples, variables, _LEAST_SAMPLES)
     if samples is None and head_dim & (head_dim - 1):
@@ -104,7 +101,7 @@ def attention_training(
     key = jax.random.key(0) if key is None else key
     rates = (learning_rate, gamma0, branch_multiplier)
     estimate = _populations(plan, populations, start, targets, rates, key)
-    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, lambda: float("inf"))
+    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate)
     return estimate
 
 

@@ -41,7 +41,6 @@ from depthmup_flax.papers.theory.wide_weights import (
     unseen,
     white_noise,
 )
-from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Scalar
 
@@ -94,20 +93,17 @@ def entrywise_training(
     get_activation(activation)
     argument_checks.require_layers(trained)
     argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
-    argument_checks.require_whole("steps", steps)
-    argument_checks.require_whole("populations", populations, 2)
+    argument_checks.require_populations(steps, populations)
     start = checked_kernel(gram(inputs))
     P = len(start)
-    if targets.shape != (P,):
-        raise InputError(f"targets has shape {targets.shape}: give ({P},), a number for each input.")
     targets, flat_PxD = targets.astype(start.dtype), inputs.reshape(P, -1).astype(start.dtype)
-    argument_checks.require_elementwise(loss, targets)
+    argument_checks.require_targets(loss, targets, P)
     samples = checked_samples(samples, 2 * depth * steps * P + P + 1, _LEAST_SAMPLES)
     plan = _Plan(direction, activation, pre_nonlin, depth, steps, samples, tuple(trained), loss)
     key = jax.random.key(0) if key is None else key
     rates = (learning_rate, gamma0, branch_multiplier)
     estimate = _populations(plan, populations, flat_PxD, start, targets, rates, key)
-    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, lambda: float("inf"))
+    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate)
     return estimate
 
 

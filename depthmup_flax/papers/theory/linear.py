@@ -12,7 +12,6 @@ where ``U`` and ``n V`` from N(0, 1) are frozen, ``W`` from N(0, 1/n) is trained
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +73,7 @@ def linear_training(
     start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1])))
     rate, multiplier = learning_rate * gamma0 * depth ** (2 * alpha - 1), branch_multiplier * depth ** (0.5 - alpha)
     training = _train(start, targets, rate, gamma0, multiplier, depth, loss)
-    require_convergence(training.outputs, targets, learning_rate, lambda: math.inf)
+    require_convergence(training.outputs, targets, learning_rate)
     return training
 
 

@@ -139,20 +139,17 @@ def nonlinear_training(
     argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
     argument_checks.require_number("momentum", momentum)
     argument_checks.require_number("weight_decay", weight_decay)
-    argument_checks.require_whole("steps", steps)
-    argument_checks.require_whole("populations", populations, 2)
+    argument_checks.require_populations(steps, populations)
     shifts = _shifts(inputs.shape[1:-1], kernel_size)
     positions = len(shifts[0])
     start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1]) if kernel_size else inputs))
     examples = len(start) // positions
-    if targets.shape != (examples,):
-        raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
+    argument_checks.require_targets(loss, targets, examples)
     parts = np.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
     if parts.shape not in ((examples,), (steps, examples)):
         raise InputError(f"shares has shape {parts.shape}: give ({examples},) or ({steps}, {examples}).")
     argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
-    argument_checks.require_elementwise(loss, targets)
     plan = Plan(
         activation, pre_nonlin, float(alpha), block_depth, zero_init_branch, depth, steps, examples, positions,
         len(shifts), samples or 0, loss,
