@@ -111,7 +111,9 @@ def sweep(
         with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
             if overwrite:
                 _delete(path, unfinished)
-            info = dataclasses.replace(sweep_info(config), runs=len(runs), chance=_chance(planned[0].experiment))
+            info = dataclasses.replace(sweep_info(config), runs=len(runs))
+            if not (directory / "sweep.json").exists():  # it may read thousands of examples
+                info = dataclasses.replace(info, chance=_chance(planned[0].experiment))
             stored = _require_same_sweep(directory, info, kind)
             _require_same_data(directory, planned)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
