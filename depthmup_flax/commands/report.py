@@ -21,6 +21,7 @@ import pathlib
 import shlex
 import sys
 import webbrowser
+from collections.abc import Mapping
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
@@ -39,6 +40,7 @@ from depthmup_flax.workdir import directory as workdirs
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
 _KINDS = (workdirs.SWEEP, workdirs.TUNE, workdirs.RUN)
+_OF_SWEEPS = {"watch": False, "tolerance": TOLERANCE, "loss": None}  # flags and their defaults
 _NAMED = 5  # directories in a sentence
 
 
@@ -71,6 +73,7 @@ def main(args: argparse.Namespace) -> int:
     if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
         from depthmup_flax.forecast.registered import read  # imports JAX
 
+        _require_unset(args, {"out": None, "open": False, **_OF_SWEEPS}, f"{str(directories[0])!r} holds a forecast")
         print(read(directories[0]))
         return 0
     runs = [directory for directory in directories if _is_run(directory)]
@@ -125,10 +128,15 @@ def _kind(directory: pathlib.Path) -> str | None:
 
 def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
     """Where the report of runs goes; `InputError` if a flag for sweeps is given."""
-    for name, default in (("watch", False), ("tolerance", TOLERANCE), ("loss", None)):
-        if getattr(args, name) != default:
-            raise InputError(f"--{name} is for sweeps, and {str(first)!r} holds a training run: leave it out.")
+    _require_unset(args, _OF_SWEEPS, f"{str(first)!r} holds a training run")
     return workdirs.as_path(args.out) if args.out else first / "report"
+
+
+def _require_unset(args: argparse.Namespace, defaults: Mapping[str, Any], why: str) -> None:
+    """`InputError` if one of these flags is given."""
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            raise InputError(f"--{name} is for sweeps, and {why}: leave it out.")
 
 
 def _require_sweep(directory: pathlib.Path) -> None:

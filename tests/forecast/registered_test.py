@@ -11,6 +11,7 @@ from depthmup_flax.commands import report as command
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, read, register
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.util.errors import InputError
 
 
@@ -63,8 +64,12 @@ def test_the_file_has_a_hash_that_anybody_can_compute_and_is_read_as_it_was_writ
 def test_the_report_of_a_directory_with_a_forecast_is_the_forecast(tmp_path, capsys):
     stored = register(GIVEN, tmp_path)
     (tmp_path / "workdir.json").write_text('{"kind": "forecast"}')
-    assert command.main(argparse.Namespace(words=[str(tmp_path)])) == 0
+    flags = {"out": None, "open": False, "watch": False, "tolerance": TOLERANCE, "loss": None}
+    assert command.main(argparse.Namespace(words=[str(tmp_path)], **flags)) == 0
     assert capsys.readouterr().out.strip() == str(stored)
+    for given in ({"out": "page"}, {"open": True}, {"loss": "test"}):
+        with pytest.raises(InputError, match=f"--{next(iter(given))} is for sweeps"):
+            command.main(argparse.Namespace(words=[str(tmp_path)], **flags | given))
 
 
 def test_a_second_forecast_does_not_overwrite_the_first(tmp_path):
