@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 _TARGET = ("width", "depth", "steps", "batch_size")
 _LADDER = ("widths", "depths", "steps")
+# Flags of a new forecast and their defaults.
+_OF_NEW = {
+    **dict.fromkeys((*(f"target_{name}" for name in _TARGET), "budget", "axes", *_LADDER)),
+    **{"seeds": 3, "objective": "auto", "lanes": "auto"},
+}
 _ORIGIN = "the target of a registered forecast"
 
 
@@ -51,7 +56,7 @@ def define(parser: Parser) -> None:
     parser.flag("--axes", type=comma_separated, help="The ladder varies these; default: width,depth.")
     for name in _LADDER:
         parser.flag(f"--{name}", type=comma_separated, help=f"{name.capitalize()} of the rungs, in place of a budget.")
-    parser.flag("--seeds", type=int, default=3, help="Runs of each rung.")
+    parser.flag("--seeds", type=int, default=_OF_NEW["seeds"], help="Runs of each rung.")
     parser.flag(
         "--objective", default="auto", choices=("auto", *OBJECTIVES), help="The loss; auto: that which runs evaluate."
     )
@@ -99,6 +104,10 @@ def _check(args: argparse.Namespace) -> None:
     from depthmup_flax.forecast.registered import read
     from depthmup_flax.workdir.directory import as_path
 
+    given = ["config"] if args.config.file or args.config.fields else []
+    given += [name.replace("_", ".", 1) for name, default in _OF_NEW.items() if getattr(args, name) != default]
+    if given:
+        raise InputError(f"--{given[0]} is of a new forecast, and --check reads a registered one: leave it out.")
     if not args.workdir:
         raise InputError("--workdir is not set: name the directory of the forecast, such as runs/forecast/digits.")
     checked = read(as_path(args.workdir)).check(args.check)

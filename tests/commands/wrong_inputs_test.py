@@ -271,6 +271,9 @@ FLAGS = [
         "parametrization.preset is 'sp', whose hyperparameters do not",
     ),
     ("forecast --check={files}/run", "--workdir is not set"),
+    ("forecast {digits} --check={files}/run --workdir={files}/run", "--config is of a new forecast"),
+    ("forecast --target.batch_size=8 --check={files}/run --workdir={files}/run", "--target.batch_size is of a new"),
+    ("forecast --seeds=2 --check={files}/run --workdir={files}/run", "--seeds is of a new forecast"),
     ("forecast --check={files}/run --workdir={files}/run", "'{files}/run' holds no forecast"),
     ("check {digits} --widths=abc", "--widths is abc"),
     (
