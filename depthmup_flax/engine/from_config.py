@@ -76,6 +76,21 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     return experiment
 
 
+def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> int:
+    """`Experiment.parameters`, of a user's network by its shapes alone: without audit and initial values.
+
+    Raises:
+      InputError, UserCodeError: see `build`.
+    """
+    if is_import_path(config.model.name):
+        dataset, rule = load(config.data), make_parametrization(config)
+        network = UserNetwork(config.model, dataset.num_classes)
+        if network.task(rule) is None:
+            params, _ = network.functions(rule).shapes(dataset.input_spec)
+            return sum(leaf.size for leaf in jax.tree.leaves(params))
+    return build(config, load=load).parameters
+
+
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
     network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset)
     require_data_parallel(config)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import listed, run_differences
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.engine.experiment import Experiment
-from depthmup_flax.engine.from_config import build
+from depthmup_flax.engine.from_config import build, count_parameters
 from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
@@ -65,13 +65,13 @@ def forecast(
     target = Size(**given, steps=steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
     at = functools.partial(rung_config, tuned, built.total_steps, built.epoch_steps, batch_size=batch_size)
-    experiment = functools.cache(lambda size: build(at(size=size), load=load))
+    parameters = functools.cache(lambda size: count_parameters(at(size=size), load=load))
     loss = _objective(objective, tuned, built)
-    sizes = plan.sizes(target, lambda size: experiment(size).parameters)
+    sizes = plan.sizes(target, parameters)
     directory = workdirs.as_path(workdir)
     if (directory / FILE).exists():
         return _already(read(directory), at(size=target), sizes, plan.seeds, loss), at(size=target)
-    rungs = [Rung(size.width, size.depth, size.steps, experiment(size).parameters) for size in (*sizes, target)]
+    rungs = [Rung(size.width, size.depth, size.steps, parameters(size)) for size in (*sizes, target)]
     _log_plan(rungs, plan.seeds)
     _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
     grid = ladder_sweep({size: at(size=size) for size in sizes}, plan.seeds, loss)

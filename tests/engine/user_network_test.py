@@ -7,7 +7,7 @@ import pytest
 
 from depthmup_flax.config import default_config
 from depthmup_flax.engine.device_batches import host_test_batches
-from depthmup_flax.engine.from_config import build
+from depthmup_flax.engine.from_config import build, count_parameters
 from depthmup_flax.engine.step import evaluate
 from depthmup_flax.parallel.sharding import make_mesh
 from depthmup_flax.sweep.grid import sweep_config
@@ -40,6 +40,16 @@ def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
     (same,) = (record for record in records if record.run == alone["config_hash"])
     for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
         assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
+
+
+def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
+    run = config("EqxNet", loss="cross_entropy", data="load_classes")
+    assert count_parameters(run) == build(run).parameters
+    counts = []
+    for width in (10**5, 2 * 10**5):  # 40 and 160 GB of hidden weights
+        run.model.update(width=width)
+        counts.append(count_parameters(run))
+    assert counts[1] / counts[0] == pytest.approx(4, rel=0.01)
 
 
 @pytest.mark.parametrize("model", ["EqxNet", pytest.param("haiku_net", marks=pytest.mark.slow)])
