@@ -7,7 +7,9 @@ role, sums with the stream give the branches, and constant factors, compared bet
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import logging
 import math
 import re
 from collections import Counter
@@ -36,6 +38,8 @@ from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, r
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
+log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
@@ -47,6 +51,7 @@ class Audit:
       not_judged: what was not read, each with the parameters that it concerns and what to do.
       notes: initial values to set, and what else to know.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
+      rule: with which the forward pass was compared.
     """
 
     rows: Sequence[Row]
@@ -56,6 +61,7 @@ class Audit:
     width_ratio: float
     depth_ratio: float
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
+    rule: Parametrization = dataclasses.field(repr=False)
 
     @property
     def verdict(self) -> Literal["ok", "missing", "not judged"]:
@@ -87,9 +93,15 @@ class Audit:
         what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
         return f"{self.verdict}: {what}."
 
-    @property
+    @functools.cached_property
     def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the model's containers; `InputError` if a role could not be read."""
+        """The `ParamInfo` of every parameter, in the model's containers; warns if the verdict is ``missing``.
+
+        Optimizers take it for the rule of this audit alone.
+
+        Raises:
+          InputError: a role could not be read.
+        """
         for row in self.rows:
             if row.info is None:
                 names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
@@ -97,7 +109,10 @@ class Audit:
                     f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
                     f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
                 )
-        return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
+        if self.verdict == "missing":
+            log.warning("the audit says %s No optimizer makes up for that.", self._headline)
+        infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
+        return jax.tree_util.tree_unflatten(self.structure, infos)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows."""
@@ -218,7 +233,7 @@ def audit(
     ]
     unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, **same)
     notes = [*_notes(compared, rows, on_stream), *_initial_scale(rows, facts, rule)]
-    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure)
+    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule)
 
 
 def _with_depth(

@@ -1,6 +1,5 @@
 """Trees of `ParamInfo`: paths, globs, JSON."""
 
-import dataclasses
 import fnmatch
 import math
 import re
@@ -161,9 +160,22 @@ def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
         )
 
 
+def require_audited(info: InfoTree, rule: Parametrization) -> None:
+    """Raises `InputError` if ``info`` is of an audit for other exponents of the forward pass than those of ``rule``."""
+    audited = next((leaf.audited for leaf in flatten_info(info).values() if leaf.audited is not None), rule)
+    for name in ("alpha", "width", "gamma0_width_exponent"):
+        ours, theirs = getattr(rule, name), getattr(audited, name)
+        if not any(hasattr(value, "dtype") for value in (ours, theirs)) and ours != theirs:  # arrays may be traced
+            raise InputError(
+                f"parametrization.{name} is {ours!r}, but info is of an audit with {name} {theirs!r}: pass one rule to "
+                "both, dm.audit(..., rule=rule)."
+            )
+
+
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
     """Path -> fields, for a checkpoint's metadata. `info_from_json` is the inverse for nested dictionaries."""
-    return {name: dataclasses.asdict(leaf) for name, leaf in flatten_info(info).items()}
+    fields = lambda leaf: {name: value for name, value in vars(leaf).items() if name != "audited"}
+    return {name: fields(leaf) for name, leaf in flatten_info(info).items()}
 
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

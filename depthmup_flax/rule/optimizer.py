@@ -26,7 +26,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_info, require_inner_layers
+from depthmup_flax.rule.info_trees import (
+    frozen_paths,
+    is_info,
+    map_info,
+    path_name,
+    require_audited,
+    require_info,
+    require_inner_layers,
+)
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
@@ -280,6 +288,7 @@ def _scaled(
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     require_info(info)
+    require_audited(info, parametrization)
     inner, kinds = check_direction(inner, info, parametrization, geometry)
     require_inner_layers(info, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale

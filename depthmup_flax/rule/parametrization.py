@@ -160,6 +160,8 @@ class ParamInfo:
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
     inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
+    # The rule with which an audit compared the forward pass; ``None``: it is not from an audit.
+    audited: Parametrization | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def is_matrix(self) -> bool:
