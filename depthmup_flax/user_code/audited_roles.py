@@ -114,8 +114,31 @@ def audited(
     if larger_sizes != sizes:
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
         notes.insert(0, f"audited at {at}, because {_same(sizes, base_sizes)}.")
+    shapes_of = lambda sizes: [leaf.shape for leaf in jax.tree.leaves(functions(sizes).shapes(inputs)[0])]
+    _require_growth(shapes_of, result, sizes, base_sizes, larger_sizes)
     certain = tuple(finding for finding in result.findings if finding.certain)
     return Audited(info, certain, result.not_judged, tuple(notes), result)
+
+
+def _require_growth(
+    shapes_of: Callable[[Sizes], list[tuple[int, ...]]], result: Audit, sizes: Sizes, base_sizes: Sizes, larger: Sizes
+) -> None:
+    """Raises `InputError` if the user's code ignores a size that differs from the base's; at the base's, both sizes.
+
+    That is, if it makes the same parameters, and no other number of residual sums, which may share parameters.
+    """
+    ignored = result.width_ratio == 1, result.depth_ratio == 1
+    if sizes == base_sizes:
+        others = [larger] if all(ignored) else []
+    else:
+        at_base = (base_sizes[0], sizes[1]), (sizes[0], base_sizes[1])
+        others = [at_base[k] for k in (0, 1) if ignored[k] and at_base[k] != sizes]
+    for other in others:
+        if shapes_of(other) == shapes_of(sizes):
+            raise InputError(
+                f"model.width is {sizes[0]} and model.depth is {sizes[1]}: the network has the parameters of width "
+                f"{other[0]}, depth {other[1]}. Let its code use the width and the depth."
+            )
 
 
 def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:

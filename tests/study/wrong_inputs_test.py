@@ -74,6 +74,21 @@ def output(function):
 WRONG = {  # call -> words of the sentence
     "a network in place of its class": (lambda: study(Net(8, 2, dm.PRESETS["sp"])), "build is Net", "lambda width"),
     "no depth": (lambda: study(lambda width: Net(width, 2, dm.PRESETS["sp"])), "'depth'", "build(width, depth"),
+    "a width that is ignored": (
+        lambda: study(lambda width, depth, rule: Net(8, depth, rule)).train(width=16, depth=4),
+        "width is 16",
+        "parameters of width 8, depth 4",
+    ),
+    "a depth that is ignored": (
+        lambda: study(lambda width, depth, rule: Net(width, 2, rule)).train(width=16, depth=4),
+        "depth is 4",
+        "parameters of width 16, depth 2",
+    ),
+    "sizes that are ignored": (
+        lambda: study(lambda width, depth, rule: Net(8, 2, rule)).tune(**GRID),
+        "depth is 2",
+        "parameters of width 16, depth 4",
+    ),
     "one split": (lambda: study(data=X), "data is ndarray", "(train, test)"),
     "four arrays": (lambda: study(data=(X, Y, X, Y)), "data has 4 arrays", "(train, test)"),
     "a data set that is not there": (lambda: study(data="digitz"), "data is 'digitz'", "digits"),
