@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import jax
 
@@ -78,6 +78,13 @@ class Unfinished:
             self._opened().wait()
             position = f"step {cohort.step} of {len(cohort.runs)} runs"
             raise Preempted(f"preempted after {position}; rerun the same command to resume.")
+
+    def close(self, done: Set[str]) -> None:
+        """Deletes the saved cohort, unless it has runs that are not ``done``: a later batch of a search."""
+        if self.saved_runs() <= done:
+            self.delete()
+        elif self._checkpointer is not None:
+            self._checkpointer.close()
 
     def delete(self) -> None:
         """Deletes the saved cohort: it is recorded, or another one starts."""

@@ -176,7 +176,7 @@ class _Runner:
         finally:
             self.progress.close()
             self.compiler.shutdown(wait=False, cancel_futures=True)  # the process ends after a compilation in progress
-        self.unfinished.delete()
+        self.unfinished.close(self.done.keys())
         self.progress.finish()
 
     def _run(self, groups: Sequence[Group], runs: list[Run]) -> None:

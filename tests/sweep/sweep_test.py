@@ -211,6 +211,18 @@ def test_a_preemption_saves_the_runs_before_a_compilation_ahead_has_ended(tmp_pa
     ended.set()
 
 
+def test_a_batch_of_a_search_that_is_done_leaves_the_saved_runs_of_a_later_one(copied, monkeypatch):
+    later = small_sweep(grids={"rates": {RATE: (2e-3, 8e-3, 3.2e-2), "seed": (0, 1)}})
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Preemption, "reached", lambda self, step: True)
+        with pytest.raises(Preempted):
+            sweep(later, copied, lanes=0)
+    sweep(small_sweep(), copied, lanes=0)
+    assert any((copied / "unfinished").glob("*/*"))
+    sweep(later, copied, lanes=0)
+    assert not any((copied / "unfinished").glob("*/*"))
+
+
 @pytest.mark.slow
 def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     base = small_base()
