@@ -33,7 +33,7 @@ from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.columns import flat
 from depthmup_flax.records.provenance import commit, versions
 from depthmup_flax.records.run_hash import json_text, without_execution
-from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
+from depthmup_flax.records.table import SEED, Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
 from depthmup_flax.runs.directory import require_same_data
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
@@ -388,7 +388,12 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     if stored.axes.keys() != info.axes.keys():
         changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
     if changed:
+        resume = ""
+        if kind == workdirs.TUNE and (stored.figure, stored.axes.keys()) != (info.figure, info.axes.keys()):
+            tuned = ",".join(path.rpartition(".")[2] for path in stored.axes if path != SEED)
+            resume = f", pass --tune={tuned} to resume it"
         raise InputError(
-            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory{_OR[kind]}."
+            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory{resume}"
+            f"{_OR[kind]}."
         )
     return stored

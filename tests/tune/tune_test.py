@@ -9,7 +9,9 @@ from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
-from depthmup_flax.records.table import Record
+from depthmup_flax.records.table import Record, info_to_json
+from depthmup_flax.sweep.grid import sweep_config, sweep_info
+from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.proxy import proxy_config
@@ -18,6 +20,7 @@ from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.tune.rounds import search_of
 from depthmup_flax.tune.search import tuned_file
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.directory import TUNE
 
 RATE = "optimizer.learning_rate"
 
@@ -134,6 +137,26 @@ def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_tr
     assert all(record["validation_loss"] > 0 and record["test_loss"] is None for record in records)
     assert config.data.validation_fraction == 0
     assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
+
+
+def test_a_search_that_tuned_other_names_says_how_to_resume_it(tmp_path):
+    config = default_config()
+    plan = {"title": "t", "scale": "proxy"}
+    rate, several = (
+        sweep_config(config, {"proxy": search.grid(config)}, figure=search.figure, **plan)
+        for names in ([(RATE, None)], [(RATE, None), ("parametrization.branch_multiplier", None)])
+        for search in [search_of(tuned_ranges(config, names, 2), (0,))]
+    )
+    for k, (there, here, flag) in enumerate(
+        ((rate, several, "--tune=learning_rate "), (several, rate, "--tune=learning_rate,branch_multiplier "))
+    ):
+        directory = tmp_path / str(k)
+        directory.mkdir()
+        (directory / "workdir.json").write_text('{"kind": "tune"}')
+        (directory / "sweep.json").write_text(info_to_json(sweep_info(there)))
+        with pytest.raises(InputError) as error:
+            sweep(here, directory, kind=TUNE)
+        assert flag in str(error.value)
 
 
 def target_config():
