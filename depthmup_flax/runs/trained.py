@@ -37,6 +37,7 @@ from depthmup_flax.runs.text_generation import SAMPLE_TEMPERATURE, generate
 from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
+from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json
 
@@ -311,6 +312,11 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
         cannot be imported.
     """
     path = workdirs.as_path(directory)
+    with buckets.reachable([path]):
+        return _loaded(path, which)
+
+
+def _loaded(path: pathlib.Path, which: str | int) -> TrainedRun:
     require_run(path)
     stored = read_json(path / "config.json", RESTORE)
     config = configs.from_json(stored)

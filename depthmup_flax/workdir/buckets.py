@@ -139,18 +139,24 @@ def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -
 
 @contextlib.contextmanager
 def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
-    """A context that raises `RunStopped` when the connection to a bucket of ``directories`` is lost."""
+    """A context that turns errors of the connection to a bucket of ``directories``, which it reads, into one sentence.
+
+    Raises:
+      InputError: no credentials or no permission.
+      RunStopped: the bucket cannot be reached.
+    """
     try:
         yield
     except Exception as error:
-        for directory in filter(is_bucket, directories):
-            if sentence := stopped(directory, error, absent=False):
+        absent = any(isinstance(cause, FileNotFoundError) for cause in causes(error))
+        for directory in () if absent else filter(is_bucket, directories):
+            if sentence := opening_error(directory, error):
                 raise sentence from error
         raise
 
 
 def opening_error(directory: pathlib.Path, error: Exception) -> InputError | RunStopped | None:
-    """What to raise for an error while opening; ``None`` if it does not come from a bucket."""
+    """What to raise for an error while opening or reading; ``None`` if it does not come from a bucket."""
     reason = _reason(error)
     if reason is None:
         return None

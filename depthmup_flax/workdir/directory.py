@@ -124,12 +124,13 @@ def claimed(
 def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
     """Raises `InputError`, which ends with ``remedy``, unless a directory can be read as this kind of work."""
     name, wanted = repr(str(directory)), NAMES[kind].removeprefix("a ")
-    if not directory.is_dir():
-        raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
-    try:
-        present = kind_of(directory, wait=False)
-    except UnknownWork as error:
-        raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
+    with buckets.reachable([directory]):
+        if not directory.is_dir():
+            raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
+        try:
+            present = kind_of(directory, wait=False)
+        except UnknownWork as error:
+            raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
     if present != kind:
         holds = f"no {wanted}" if present is None else f"{NAMES[present]}, not {NAMES[kind]}"
         raise InputError(f"{name} holds {holds}: {remedy}.")

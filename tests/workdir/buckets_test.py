@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import processes
 import pytest
 
+from depthmup_flax.records.columns import read_records
 from depthmup_flax.report import make_report
 from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.runs.trained import load_run
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
@@ -236,14 +238,15 @@ def test_an_answer_that_stays_is_one_sentence(bucket, impatient, status, error, 
         pass
 
 
-def test_a_report_that_cannot_reach_its_records_is_one_sentence(bucket, impatient):
-    pytest.importorskip("matplotlib")
+def test_a_reader_that_cannot_reach_its_bucket_says_so_in_one_sentence(bucket, impatient):
+    readers = [load_run, read_records, lambda url: make_report([url], f"{url}/report")]
     with pytest.raises(InputError, match="holds no sweep"):
-        make_report([bucket.url], f"{bucket.url}/report")
+        readers[-1](bucket.url)
     bucket.stop()
     try:
-        with pytest.raises(RunStopped, match="cannot be reached any more"):
-            make_report([bucket.url], f"{bucket.url}/report")
+        for read in readers:
+            with pytest.raises(RunStopped, match="cannot be reached"):
+                read(bucket.url)
     finally:
         bucket.start()
 
