@@ -17,6 +17,7 @@ from depthmup_flax.util.types import Json
 
 EVALUATED = {VALIDATION: "on held-out training examples", TEST: "on the test set"}  # where it is measured
 LOSSES = {TRAIN: "training loss", VALIDATION: "validation loss", TEST: "test loss"}  # names for sentences
+_WORDS = {**{f"b{k}": f"decay rate beta{k}" for k in (1, 2, 3)}, "eps": "epsilon", "lr": "learning-rate"}
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
@@ -186,8 +187,9 @@ def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
 
 
 def axis_name(field: str) -> str:
-    """A config field for labels: ``learning rate`` of ``optimizer.learning_rate``."""
-    return printable(field.rpartition(".")[2].replace("_", " "))
+    """A config field for labels and after "the": ``learning rate`` of ``optimizer.learning_rate``."""
+    words = field.rpartition(".")[2].split("_")
+    return printable(" ".join(_WORDS.get(word, word) for word in words))
 
 
 def number(value: Any) -> str:
