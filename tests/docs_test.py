@@ -56,7 +56,9 @@ def test_links_of_pages_lead_to_files_that_exist(page):
     assert not missing
 
 
-@pytest.mark.parametrize("table", [claims_table, forecast_table], ids=lambda table: table.__name__)
+@pytest.mark.parametrize(
+    "table", [pytest.param(claims_table, marks=pytest.mark.slow), forecast_table], ids=lambda table: table.__name__
+)
 def test_a_table_is_what_the_committed_records_give(table):
     page = table.PAGE.read_text()
     assert table.renewed(page) == page

@@ -1,4 +1,4 @@
-"""depthmup check: its verdict, its files, its errors."""
+"""depthmup check: its verdict and its files."""
 
 import json
 
@@ -34,26 +34,3 @@ def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure
     assert len((tmp_path / "details.txt").read_text()) > len((tmp_path / "report.txt").read_text())
     assert {r["seed"] for r in records} == {0, 1, 2}
     assert (tmp_path / "coord_check.png").read_bytes()[1:4] == b"PNG"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--config is not set"),
-        (("--config=configs/digits.py", "--widths=64,wide"), "--widths is 64,wide: use whole numbers with commas"),
-        (("--config=configs/digits.py", "--config.model.dpth=3"), "config has no field"),
-        (("--config=configs/digits.py", "--batch_size=0"), "batch_size is 0: use between 1 and the 1500"),
-        (
-            ("--config=configs/digits.py", "--config.model.depth=24"),
-            "--config.model.depth=24 is not used by the check: set the depths to compare with --depths=A,B,C",
-        ),
-        (("--config=configs/digits.py", "--config.model.base_depth=-1"), "model.base_depth is -1: use a positive"),
-        (("--config=configs/digits.py", "--depth=-3", "--widths="), "depth is -3: use a positive number"),
-    ],
-)
-def test_a_wrong_command_is_one_sentence_and_exit_code_2(arguments, message):
-    done = command(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
