@@ -285,6 +285,7 @@ FLAGS = [
     ("check {digits} --config.model.base_depth=-1", "model.base_depth is -1: use a positive"),
     ("check {digits} --depth=-3 --widths=", "depth is -3: use a positive number"),
     ("check {digits} --config.model.dpth=3", "config has no field"),
+    ("check {digits} --workdir={files}/run", "'{files}/run' holds a training run, not a coordinate check: choose"),
     ("check {digits} --seeds=1", "seeds is 1"),
     ("check {digits} --tolerance=0.7", "tolerance is 0.7"),
     ("check {digits} --batch_size=99999", "batch_size is 99999"),
