@@ -122,7 +122,9 @@ def _write_target(args: argparse.Namespace, registered: Registered, large: Confi
 
     parent, *arguments = args.config.path().split(":", 1)
     path = registered.path.with_name("target.py")
-    text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), repr(registered), _ORIGIN)
+    place = "forecast" if registered.course else ""
+    base, summary = from_file(parent, *arguments), repr(registered)
+    text = tuned_file(pathlib.Path(parent), arguments, large, base, summary, _ORIGIN, place)
     write_atomically(path, text)
     messages.next_step(f"{train_command(path)} --workdir={shlex.quote(str(path.with_name('target')))}")
 

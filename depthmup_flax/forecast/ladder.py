@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field
+from depthmup_flax.forecast.course import log_steps
 from depthmup_flax.forecast.law import AXES, DEPTH, STEPS, WIDTH
 from depthmup_flax.records.table import LEARNING_RATE, SEED
 from depthmup_flax.sweep.grid import as_tuple, sweep_config
@@ -171,6 +172,7 @@ def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Siz
     """The config of a run: ``tuned`` at another size, with what batch size and steps change."""
     config = tuned.copy_and_resolve_references()
     config.model.update(width=size.width, depth=size.depth)
+    config.train.log_every = log_steps(tuned.train.log_every, size.steps)
     if (size.steps, batch_size) != (tuned_steps, tuned.train.batch_size):
         rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, size.steps))
         # The same part of the run: averaged over a whole short run, the loss would measure how early it falls.

@@ -63,7 +63,7 @@ FORMS = (
 )
 _EXPONENTS = 2.0 ** np.arange(-3, 1.1, 0.25)  # uniform prior over these, from nearly a logarithm to a square
 _MISFITS = 0.0005 * 2.0 ** np.arange(9)  # relative distances between the losses of a ladder and a law
-_DRAWS, _FEWEST_DRAWS = 20_000, 200
+_DRAWS, _FEWEST = 20_000, 0.01  # the share of draws that are laws
 LEVEL = 0.95
 
 
@@ -171,7 +171,7 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
     error, inflation = _errors(tested, [float(np.mean(rung.losses)) for rung in large])
     # By the density with which each form foretells the larger rungs from the smaller ones.
     weights = _softmax([one.log_evidence - part.log_evidence for one, part in zip(whole, before, strict=True)])
-    low, loss, high = _quantiles(_drawn(whole, weights, [target], 1)[:, 0])
+    low, loss, high = quantiles(_drawn(whole, weights, [target], 1)[:, 0])
     best = int(np.argmax(weights))
     return Forecast(
         loss=loss,
@@ -183,6 +183,16 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
         inflation=inflation,
         seed_spread=spread,
     )
+
+
+def foretold(rungs: Sequence[Rung], targets: Sequence[Rung], noise: float, seeds: int, draws: int) -> np.ndarray:
+    """``[draws', N]``: mean losses over ``seeds`` runs of each target, of all forms in proportion to their evidence.
+
+    Raises:
+      InputError: no law fits.
+    """
+    posteriors = [Posterior(form, rungs, noise) for form in forms_of(rungs)]
+    return _drawn(posteriors, _softmax([one.log_evidence for one in posteriors]), targets, seeds, draws)
 
 
 def varied_axes(rungs: Sequence[Rung]) -> tuple[str, ...]:
@@ -211,12 +221,14 @@ def held_out(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
     return rungs[:count], rungs[count:]
 
 
-def _drawn(posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence[Rung], seeds: int) -> np.ndarray:
+def _drawn(
+    posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence[Rung], seeds: int, draws: int = _DRAWS
+) -> np.ndarray:
     """``[draws, N]``: mean losses over ``seeds`` runs of each rung, from all forms in proportion to their weights."""
     random = np.random.default_rng(0)
-    counts = np.round(_DRAWS * weights).astype(int)
+    counts = np.round(draws * weights).astype(int)
     drawn = np.concatenate([one.draw(rungs, n, seeds, random) for one, n in zip(posteriors, counts, strict=True) if n])
-    if len(drawn) < _FEWEST_DRAWS:
+    if len(drawn) < _FEWEST * draws:
         raise InputError(
             "the losses of the ladder follow no law in which more training lowers a positive loss: forecast the "
             "training loss with --objective=train, or use rungs of the target's steps."
@@ -229,7 +241,8 @@ def _softmax(logs: Sequence[float]) -> np.ndarray:
     return shares / shares.sum()
 
 
-def _quantiles(losses: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
+def quantiles(losses: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
+    """The ends and the middle of the central part that holds a share ``level`` of ``losses``."""
     low, middle, high = np.quantile(losses, ((1 - level) / 2, 0.5, (1 + level) / 2))
     return float(low), float(middle), float(high)
 
@@ -238,7 +251,7 @@ def _errors(forecast: np.ndarray, losses: Sequence[float]) -> tuple[float, float
     """Root mean square of the relative errors of forecasts, and of those in standard deviations, if above 1."""
     errors, surprises = [], []
     for draws, loss in zip(forecast.T, losses, strict=True):
-        low, middle, high = _quantiles(draws, 0.6827)
+        low, middle, high = quantiles(draws, 0.6827)
         errors.append(math.log(loss / middle))
         surprises.append(errors[-1] / (math.log(high / low) / 2))
     rms = lambda values: float(np.sqrt(np.mean(np.square(values))))

@@ -6,7 +6,9 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import pathlib
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.data import stored_dataset
+from depthmup_flax.forecast.course import Course, Watch
 from depthmup_flax.forecast.law import AXES, Forecast, Rung
 from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import COMPLETED, LOSS_FIELDS, SEED
@@ -30,6 +33,7 @@ FILE = "forecast.json"
 # The largest ratio of costs, target to largest rung, at which registered forecasts were checked (docs/forecast.md).
 CHECKED_COST_RATIO = 79
 _SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
+NO_COURSE = "the rungs' training losses follow no law, or an earlier version wrote it"
 _REMEDY = "restore it, or register a forecast in another --workdir"
 
 
@@ -45,6 +49,7 @@ class Registered:
       forecast: the loss and its interval.
       config: of the target, as JSON.
       data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
+      course: of its training loss; ``None`` if the rungs' curves follow no law, or an earlier version wrote the file.
       sha256: of all others.
       path: of the file.
     """
@@ -57,6 +62,7 @@ class Registered:
     forecast: Forecast
     config: Json
     data: Json = dataclasses.field(default_factory=dict)
+    course: Course | None = None
     sha256: str = ""
     path: pathlib.Path = pathlib.Path(FILE)
 
@@ -88,6 +94,12 @@ class Registered:
 
     def __repr__(self) -> str:
         return describe(self)
+
+    def watch(self) -> Watch:
+        """Compares the target's training with its course, in your own loop; `InputError` without a course."""
+        if self.course is None:
+            raise InputError(f"{self.path} has no course: {NO_COURSE}.")
+        return Watch(self.course)
 
     def check(self, run: str | pathlib.Path) -> Checked:
         """Whether the target, trained in the directory ``run``, reached a loss in the interval.
@@ -187,6 +199,7 @@ def describe(registered: Registered) -> str:
         f"{_seeds(registered)}; weights of the forms: {weights}",
         f"target: {sizes}",
         f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        _course(registered.course),
         extrapolation(registered),
     ]
     if forecast.inflation > _SURPRISING:
@@ -203,6 +216,14 @@ def _seeds(registered: Registered) -> str:
     if len(registered.rungs[0].losses) == 1:
         return "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
     return f"seeds differ by {registered.forecast.seed_spread:.1%}"
+
+
+def _course(course: Course | None) -> str:
+    if course is None:
+        return f"no course of the training loss: {NO_COURSE}"
+    early = [k for k, end in enumerate(course.ends) if end <= math.ceil(course.ends[-1] / 3)]
+    factor = statistics.median(math.sqrt(course.high[k] / course.low[k]) for k in early or [0])
+    return f"course: training loss in {len(course.ends)} blocks of steps, in the first third within {factor:.3g} times"
 
 
 def extrapolation(registered: Registered) -> str:
@@ -260,7 +281,7 @@ def read(directory: pathlib.Path) -> Registered:
 
 def _from_json(fields: Mapping[str, Any], path: pathlib.Path) -> Registered:
     rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
-    law = fields["forecast"]
+    law, course = fields["forecast"], fields.get("course")
     return Registered(
         date=fields["date"],
         objective=fields["objective"],
@@ -270,6 +291,7 @@ def _from_json(fields: Mapping[str, Any], path: pathlib.Path) -> Registered:
         forecast=Forecast(**{**law, "interval": tuple(law["interval"])}),
         config=fields["config"],
         data=fields.get("data", {}),
+        course=course and Course(course.pop("every"), **{name: tuple(values) for name, values in course.items()}),
         sha256=fields["sha256"],
         path=path,
     )

@@ -6,12 +6,14 @@ import functools
 import logging
 import pathlib
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.from_config import build, count_parameters
+from depthmup_flax.forecast.course import Curves, course_of
 from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
@@ -86,6 +88,7 @@ def forecast(
         forecast=forecast_loss(ladder, rungs[-1]),
         config=config_json(at(size=target)),
         data=stored_dataset.to_json(built.dataset),
+        course=course_of({rung: _curves(rung, records) for rung in ladder}, rungs[-1], at(size=target).train.log_every),
     )
     with workdirs.claimed(directory, workdirs.FORECAST, lock=".lock-records"):
         return register(registered, directory), at(size=target)
@@ -130,8 +133,7 @@ def _log_rescaling(tuned: ConfigDict, tuned_steps: int, batch_size: int, steps: 
 
 def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
-    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
-    own = [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+    own = _own(rung, records)
     size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
     losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
     if len(losses) < len(own) or not losses:
@@ -142,6 +144,32 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     if min(losses) <= 0:
         raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
     return Rung(rung.width, rung.depth, rung.steps, rung.parameters, losses)
+
+
+def _own(rung: Rung, records: list[Record]) -> list[Record]:
+    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
+    return [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+
+
+def _curves(rung: Rung, records: list[Record]) -> Curves:
+    own = _own(rung, records)
+    losses = np.array([record.train_loss_slices for record in own])
+    return Curves(np.minimum(own[0].slice_steps * np.arange(1, losses.shape[1] + 1) / rung.steps, 1.0), losses)
+
+
+def watched(config: ConfigDict, directory: pathlib.Path) -> ConfigDict:
+    """A target's config with the forecast in ``directory``, which `depthmup_flax.training` then watches.
+
+    It is unchanged if there is none, or if it has no course.
+    """
+    course = read(directory).course if (directory / FILE).exists() else None
+    if course is None:
+        return config
+    config = config.copy_and_resolve_references()
+    config.forecast = str(directory)
+    if course.every % config.train.log_every:
+        config.train.log_every = course.every
+    return config
 
 
 def _already(stored: Registered, target: ConfigDict, sizes: list[Size], seeds: int, objective: str) -> Registered:

@@ -45,6 +45,12 @@ class Run:
         return self.metrics["step"][np.isfinite(values)], values[np.isfinite(values)]
 
     @property
+    def off_course_since(self) -> float | None:
+        """The step at which the run left the band of its forecast; ``None`` if it did not, or has none."""
+        since = self.metrics.get("off_course_since", np.zeros(0))
+        return next(iter(since[np.isfinite(since)]), None)
+
+    @property
     def latest(self) -> dict[str, float]:
         """The last finite value of each metric: ``{"train loss": 0.0033, "test loss": 0.0558}``."""
         names = [(split, metric) for metric in metrics_of([self]) for split in SPLITS]
@@ -59,6 +65,8 @@ class Run:
             status = f"diverged at step {result.get('diverged_at_step')}"
         else:
             status = f"completed, {result.get('steps')} steps"
+        if self.off_course_since is not None:
+            status += f", off course since step {self.off_course_since:.0f}"
         texts = {name: f"{name} {value:.4g}" for name, value in self.latest.items()}
         for split in SPLITS[1:]:
             steps, losses = self.points(split, "loss")

@@ -19,8 +19,10 @@ _STYLES: dict[str, dict[str, Any]] = {
     "validation": {"linestyle": "--", "linewidth": 1.0, "marker": "s", "markersize": 4},
     "test": {"linestyle": "--", "linewidth": 1.0, "marker": "o", "markersize": 4},
 }
+_BAND = ("forecast_low", "forecast_high", "forecast_loss")
 CAPTION = (
-    "solid: training, a mean over the steps since the row before; marks: evaluations. "
+    "solid: training, a mean over the steps since the row before; marks: evaluations; shaded: the band of the training "
+    "loss that a forecast expects, which holds for means over its blocks. "
     f"More than {MOST_POINTS} rows are averaged in groups."
 )
 
@@ -43,6 +45,11 @@ def draw(runs: Sequence[Run], sheet: Sheet) -> None:
 def _draw_run(frame: Frame, run: Run, metric: str, color: str) -> np.ndarray:
     """Draws one run; returns the values."""
     drawn = [np.zeros(0)]
+    if metric == "loss" and set(_BAND) <= run.metrics.keys():
+        at = np.isfinite(run.metrics["forecast_loss"])
+        steps, (low, high, expected) = run.metrics["step"][at], (run.metrics[name][at] for name in _BAND)
+        frame.axes.fill_between(steps, low, high, step="pre", color=color, alpha=0.15, linewidth=0)
+        frame.axes.step(steps, expected, where="pre", color=color, linewidth=0.8, linestyle=":")
     for split in SPLITS:
         steps, values = thinned(*run.points(split, metric))
         if len(steps):

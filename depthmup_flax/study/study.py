@@ -26,7 +26,7 @@ from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.forecast.ladder import LadderPlan
 from depthmup_flax.forecast.registered import Registered
-from depthmup_flax.forecast.target_loss import DEFAULT, forecast
+from depthmup_flax.forecast.target_loss import DEFAULT, forecast, watched
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.infer.parameter_trees import flatten
 from depthmup_flax.models import MODELS, create_model
@@ -331,7 +331,8 @@ class Study:
     ) -> Json:
         """Trains one network, or resumes its training: ``study.train(width=512, depth=32, **best)``.
 
-        Sizes that are not given are the base's: ``study.train(**best)`` trains the proxy.
+        Sizes that are not given are the base's: ``study.train(**best)`` trains the proxy. A target of ``forecast`` is
+        compared with its course, and a warning says once if it leaves the band.
 
         Returns:
           What `depthmup_flax.training.loop.train_and_evaluate` returns, and ``workdir``, the run's directory.
@@ -340,6 +341,7 @@ class Study:
         for size, given in (("width", width), ("depth", depth)):
             if given is None:
                 log.info("%s is not given: it is the base's, %d", size, config.model[size])
+        config = watched(config, self._forecast_place(config))
         name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}
@@ -385,9 +387,12 @@ class Study:
             seeds,
         )
         config = self.config(width, depth, **values)
-        name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
-        place = self.workdir / name
+        place = self._forecast_place(config)
         return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
+
+    def _forecast_place(self, config: ConfigDict) -> pathlib.Path:
+        model = config.model
+        return self.workdir / f"forecast_width{model.width}_depth{model.depth}_{config_hash(config)[:6]}"
 
     @_with_own_names
     def optimizer(
