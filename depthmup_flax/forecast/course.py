@@ -7,6 +7,7 @@ losses, as at the end of the runs (`depthmup_flax.forecast.law`). The band holds
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,9 @@ def block_ends(every: int, steps: int) -> list[int]:
 
 
 def course_of(curves: Mapping[Rung, Curves], target: Rung, log_every: int) -> Course | None:
-    """The course of ``target``, up to the first block whose losses follow no law; ``None`` if that is an early one.
+    """The course of ``target``, up to the first block whose losses follow no law, such as losses of 0 or less.
+
+    It is ``None`` if that is an early block.
 
     Args:
       curves: of the rungs.
@@ -101,10 +104,11 @@ def course_of(curves: Mapping[Rung, Curves], target: Rung, log_every: int) -> Co
     means_RxSxB = np.stack([curves[rung].means(ends / target.steps) for rung in rungs])
     blocks = []
     for means_RxS in np.moveaxis(means_RxSxB, 2, 0):
-        try:
-            blocks.append(_block(rungs, means_RxS, target))
-        except InputError:
-            break
+        with contextlib.suppress(InputError):
+            if (means_RxS > 0).all():
+                blocks.append(_block(rungs, means_RxS, target))
+                continue
+        break
     if len(blocks) < _FEWEST_BLOCKS:
         return None
     expected, variances = np.array(blocks).T

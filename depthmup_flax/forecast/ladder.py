@@ -186,6 +186,7 @@ def ladder_sweep(configs: Mapping[Size, ConfigDict], seeds: int, objective: str)
     configs = {size: config.copy_and_resolve_references() for size, config in configs.items()}
     for size, config in configs.items():
         config.train.steps = size.steps  # in place of epochs
+        config.train.log_every = min(config.train.log_every for config in configs.values())  # a sweep has one
         config.mesh = default_config().mesh  # a sweep trains whole networks on each device
         if "stage_sizes" in config.model:
             config.model.stage_sizes = ()
