@@ -8,6 +8,8 @@ import pytest
 from interruption import interrupted_before
 
 from depthmup_flax.config.fields import config_hash, default_config
+from depthmup_flax.data import stored_dataset
+from depthmup_flax.engine.from_config import build
 from depthmup_flax.forecast.course import Course
 from depthmup_flax.forecast.law import Forecast, Rung
 from depthmup_flax.forecast.registered import Registered, config_json, register
@@ -15,6 +17,7 @@ from depthmup_flax.report import history_figure
 from depthmup_flax.report.history import read_runs
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.on_course import require_course
 from depthmup_flax.util.errors import InputError
 
 FORECAST = Forecast(1.0, (0.9, 1.1), "sum", {"sum": 1.0}, "1", 0.0, 1.0, 0.0)
@@ -38,7 +41,9 @@ def forecast(tmp_path):
     whole = Registered(
         "2026-01-02T03:04:05+00:00", "train", 8, target, ladder, FORECAST, config_json(config()), course=COURSE
     )
-    for name, registered in {"f": whole, "without": dataclasses.replace(whole, course=None)}.items():
+    without = dataclasses.replace(whole, course=None)
+    squared = dataclasses.replace(whole, config=whole.config | {"loss": "squared_error"})
+    for name, registered in {"f": whole, "without": without, "squared": squared}.items():
         (tmp_path / name).mkdir()
         register(registered, tmp_path / name)
     return tmp_path / "f"
@@ -73,9 +78,9 @@ def test_a_run_that_leaves_the_band_says_so_once_in_its_log_its_rows_its_result_
     assert band.get_paths()[0].get_extents().ymax == 50.0
 
 
-def test_other_differences_are_named_and_the_run_goes_on(forecast, tmp_path, logged):
-    run = config(forecast=str(forecast), **{"optimizer.learning_rate": 0.5, "seed": 3})
-    train_and_evaluate(run, tmp_path / "run")
+def test_other_differences_are_named_and_nothing_is_refused(forecast, logged):
+    experiment = build(config(forecast=str(forecast), **{"optimizer.learning_rate": 0.5, "seed": 3}))
+    require_course(experiment, stored_dataset.to_json(experiment.dataset))
     (line,) = (text for record in logged.records if "differs from the target" in (text := record.getMessage()))
     assert "optimizer.learning_rate: 0.001 there, 0.5 here" in line
     assert "seed" not in line
@@ -87,7 +92,7 @@ def test_other_differences_are_named_and_the_run_goes_on(forecast, tmp_path, log
         ({"train.steps": 30}, "forecast is "),
         ({"train.batch_size": 16}, "forecast is "),
         ({"model.depth": 4}, "forecast is "),
-        ({"loss": "squared_error"}, "forecast is "),
+        ({"forecast": "squared"}, "forecast is "),
         ({"train.log_every": 3}, "train.log_every is 3: "),
         ({"forecast": "without"}, "forecast is "),
         ({"forecast": "nothing"}, ".*nothing' holds no forecast: "),
@@ -100,6 +105,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_written(for
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_without_its_rows_or_with_rarer_ones_is_watched_from_its_checkpoint_on(
     forecast, tmp_path, logged
 ):
