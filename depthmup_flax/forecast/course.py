@@ -22,11 +22,11 @@ _GROWTH = 1 / 8  # of a block, as a share of the steps before it
 _FEWEST_BLOCKS = 4
 _DRAWS = 4000
 _ONE_SIGMA = 0.6827
-# Chosen on healthy runs of four networks, like `_HALF_BAND`. Laws miss more than their posterior says where the loss
-# depends much on the size, and where the smaller rungs already miss the larger ones: shares of these two variances.
-_OF_RUNGS, _OF_HELD_OUT = 0.5, 0.25
+# Laws miss more than their posterior says: the further away the target, where the loss depends much on the size, and
+# where the smaller rungs already miss the larger ones. This and `_HALF_BAND` were chosen on healthy runs.
+_MISSED = 0.2
 _NEIGHBORS = 2  # blocks on each side, over which variances are averaged
-_HALF_BAND = 4.25  # standard deviations
+_HALF_BAND = 4.0  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,8 @@ def _block(rungs: Sequence[Rung], losses_RxS: np.ndarray, target: Rung) -> tuple
     before = np.median(foretold(small, large, noise, losses_RxS.shape[1], _DRAWS), axis=0)
     missed = np.log(np.mean([rung.losses for rung in large], axis=1) / before)
     of_rungs, of_held_out = np.log(losses_RxS).mean(1).var(), np.square(missed).mean()
-    return median, (math.log(high / low) / 2) ** 2 + _OF_RUNGS * of_rungs + _OF_HELD_OUT * of_held_out
+    distance = math.log(target.cost / rungs[-1].cost)
+    return median, (math.log(high / low) / 2) ** 2 + _MISSED * distance * (of_rungs + of_held_out)
 
 
 class Watch:
