@@ -23,10 +23,11 @@ _FEWEST_BLOCKS = 4
 _DRAWS = 4000
 _ONE_SIGMA = 0.6827
 # Laws miss more than their posterior says: the further away the target, where the loss depends much on the size, and
-# where the smaller rungs already miss the larger ones. This and `_HALF_BAND` were chosen on healthy runs.
-_MISSED = 0.2
+# where the smaller rungs already miss the larger ones. Seeds of the target may differ where those of rungs that have not
+# begun to learn do not: `_FLOOR`, relative. These numbers and `_HALF_BAND` were chosen on healthy runs.
+_MISSED, _FLOOR = 0.2, 0.025
 _NEIGHBORS = 2  # blocks on each side, over which variances are averaged
-_HALF_BAND = 4.0  # standard deviations
+_HALF_BAND = 3.75  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def course_of(curves: Mapping[Rung, Curves], target: Rung, log_every: int) -> Co
         return None
     expected, variances = np.array(blocks).T
     near = [variances[max(0, k - _NEIGHBORS) : k + _NEIGHBORS + 1].mean() for k in range(len(blocks))]
-    factors = np.exp(_HALF_BAND * np.sqrt(near))
+    factors = np.exp(_HALF_BAND * np.sqrt(np.array(near) + _FLOOR**2))
     bands = (expected, expected / factors, expected * factors)
     return Course(every, tuple(map(int, ends[: len(blocks)])), *(tuple(map(float, losses)) for losses in bands))
 

@@ -1,0 +1,162 @@
+"""How often the course of a forecast gives false alarms, and how soon it notices faults; writes tables and two figures.
+
+    python docs/forecasts/course.py [DIRECTORY]      records: DIRECTORY/course_NAME-cpu, by default docs/reproduction
+
+Ladders have three consecutive seeds, and each of the 24 first seeds is a ladder. A target of a ladder's first seed is
+watched with it (``own``), and those of seeds that the ladder does not have (``other``).
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+from course_runs import FAMILIES, FAULT_SEEDS, SEEDS, faults, get_config
+
+from depthmup_flax.forecast.course import Course, Curves, Watch, course_of, log_steps
+from depthmup_flax.forecast.law import Rung
+from depthmup_flax.records.table import Record, read_sweep
+
+HERE = pathlib.Path(__file__).parent
+LADDER_SEEDS, THIRD = 3, 1 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The records of a family: curves [S, T] of each size, and of each fault of the first target."""
+
+    name: str
+    healthy: Mapping[Rung, Curves]
+    faulty: Mapping[str, Curves]
+    rungs: list[Rung]
+    targets: list[Rung]
+
+    def course(self, target: Rung, first_seed: int) -> Course:
+        """From a ladder of three seeds."""
+        seeds = (first_seed + np.arange(LADDER_SEEDS)) % SEEDS
+        ladder = {rung: Curves(self.healthy[rung].ends, self.healthy[rung].losses[seeds]) for rung in self.rungs}
+        found = course_of(ladder, target, log_steps(10**9, target.steps))
+        assert found is not None
+        return found
+
+
+def _curves(records: list[Record], steps: int) -> Curves:
+    records = sorted(records, key=lambda record: record.seed)
+    count = -(-steps // records[0].slice_steps)
+    rows = [[np.nan if x is None else x for x in record.train_loss_slices] for record in records]
+    losses = np.array([row + [np.nan] * (count - len(row)) for row in rows])
+    return Curves(np.minimum(records[0].slice_steps * np.arange(1, count + 1) / steps, 1.0), losses)
+
+
+def read_family(name: str, directory: pathlib.Path) -> Family:
+    """The records of a family."""
+    records = read_sweep([directory / f"course_{name}-cpu"]).records
+    config = get_config(name)
+    changed = faults(config.base, FAMILIES[name][1])
+    fields = {path: config.base[path.split(".")[0]][path.split(".")[1]] for fault in changed.values() for path in fault}
+    sizes = {}
+
+    def chosen(size: tuple[int, int, int], values: Mapping[str, object]) -> list[Record]:
+        own = [r for r in records if (r.width, r.depth, r.point.get("train.steps", size[2])) == size]
+        rate = {"optimizer.learning_rate": own[0].point["optimizer.learning_rate"]} if values is fields else {}
+        return [r for r in own if all(r.point.get(k, v) == v for k, v in {**fields, **rate, **values}.items())]
+
+    *_, rungs, targets = FAMILIES[name]
+    healthy = {}
+    for size in (*rungs, *targets):
+        own = chosen(size, fields)
+        rung = Rung(*size, own[0].parameters)
+        sizes[size], healthy[rung] = rung, _curves(own, size[2])
+    found = {fault: chosen(targets[0], values) for fault, values in changed.items()}
+    faulty = {fault: _curves(runs, targets[0][2]) for fault, runs in found.items() if len(runs) == FAULT_SEEDS}
+    return Family(name, healthy, faulty, [sizes[size] for size in rungs], [sizes[size] for size in targets])
+
+
+def alarm(course: Course, curves: Curves, seed: int) -> float:
+    """The share of the run after which a seed's run leaves the band; infinite if it does not."""
+    steps = np.round(curves.ends * course.ends[-1]).astype(int)
+    watch = Watch(course)
+    for step, loss in zip(steps, curves.losses[seed], strict=True):
+        watch.update(int(step), float(loss))
+    return np.inf if watch.left is None else watch.left / course.ends[-1]
+
+
+def interval(count: int, of: int) -> str:
+    """95 % interval of a share (Clopper and Pearson)."""
+    from scipy.stats import beta
+
+    low = beta.ppf(0.025, count, of - count + 1) if count else 0.0
+    high = beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
+    return f"{count} of {of} ({count / of:.1%}; {low:.1%} to {high:.1%})"
+
+
+def main() -> None:
+    """Prints both tables and draws both figures."""
+    directory = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "reproduction"
+    families = [read_family(name, directory) for name in FAMILIES if (directory / f"course_{name}-cpu").exists()]
+    courses = {(f.name, t, s): f.course(t, s) for f in families for t in f.targets for s in range(SEEDS)}
+    own, other = {}, {}
+    for family in families:
+        for target in family.targets:
+            key, curves = (family.name, target), family.healthy[target]
+            first = [alarm(courses[*key, s], curves, s) for s in range(SEEDS)]
+            others = range(LADDER_SEEDS, SEEDS)
+            later = [alarm(courses[*key, s], curves, (s + k) % SEEDS) for s in range(SEEDS) for k in others]
+            own[key], other[key] = first, later
+    print("| network | target | cost / largest rung's | false alarms, a seed of the ladder | another seed |")
+    print("| --- | --- | --- | --- | --- |")
+    count = lambda alarms: f"{np.isfinite(alarms).sum()} of {len(alarms)}"
+    for (name, target), alarms in own.items():
+        ratio = target.cost / max(rung.cost for f in families if f.name == name for rung in f.rungs)
+        size = f"{target.width} x {target.depth}, {target.steps} steps"
+        print(f"| {name} | {size} | {ratio:.0f} | {count(alarms)} | {count(other[name, target])} |")
+    for what, alarms in (("own", own), ("other", other)):
+        whole = np.concatenate(list(alarms.values()))
+        print(what, interval(int(np.isfinite(whole).sum()), len(whole)))
+    print("\n| network | fault | training loss at the end | noticed in the first third | ever | first alarm |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    table = {}
+    for family in families:
+        target = family.targets[0]
+        for fault, curves in family.faulty.items():
+            alarms = np.array([alarm(courses[family.name, target, s], curves, s) for s in range(FAULT_SEEDS)])
+            last = lambda curves: np.nanmean(curves.losses[:FAULT_SEEDS, -len(curves.ends) // 10 :])
+            harm = last(curves) / last(family.healthy[target]) - 1
+            table[family.name, fault] = alarms
+            when = f"{np.median(alarms):.0%}" if np.isfinite(np.median(alarms)) else ""
+            cells = ((alarms <= THIRD).sum(), np.isfinite(alarms).sum(), when)
+            print(f"| {family.name} | {fault} | {harm:+.1%} | {cells[0]} of {len(alarms)} | {cells[1]} | {when} |")
+    _draw_courses(families, courses)
+    _draw_alarms(families, own, table)
+
+
+def _panels(count: int, **shared: bool):
+    figure, axes = plt.subplots(1, count, figsize=(3.2 * count, 3.3), layout="constrained", squeeze=False, **shared)
+    return figure, axes[0]
+
+
+_SHOWN = {"rate x 4": "C3", "25 % of labels permuted": "C1", "SP": "C4"}
+
+
+def _draw_courses(families: list[Family], courses: Mapping[tuple[str, Rung, int], Course]) -> None:
+    """The band of one ladder of each family, healthy runs and runs with faults."""
+    figure, axes = _panels(len(families), sharey=True)
+    share = np.linspace(0, 1, 401)
+    so_far = lambda alarms: (np.asarray(alarms)[:, None] <= share).mean(0)
+    for ax, family in zip(axes, families, strict=True):
+        healthy = np.concatenate([own[family.name, target] for target in family.targets])
+        for k, fault in enumerate(sorted({fault for f in families for fault in f.faulty}, key=str)):
+            if (family.name, fault) in table:
+                ax.plot(share, so_far(table[family.name, fault]) + 0.004 * k, color=f"C{k}", label=fault)
+        ax.plot(share, so_far(healthy), color="black", linewidth=2, label="healthy")
+        ax.set(title=family.name, xlabel="part of the run", xlim=(0, 1), ylim=(-0.03, 1.06))
+        ax.axvline(THIRD, color="0.6", linewidth=0.8, linestyle="--")
+    axes[0].set_ylabel("runs with an alarm so far")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(HERE.parent / "course_alarms.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
