@@ -23,8 +23,8 @@ _FEWEST_BLOCKS = 4
 _DRAWS = 4000
 _ONE_SIGMA = 0.6827
 # Laws miss more than their posterior says: the further away the target, where the loss depends much on the size, and
-# where the smaller rungs already miss the larger ones. Seeds of the target may differ where those of rungs that have not
-# begun to learn do not: `_FLOOR`, relative. These numbers and `_HALF_BAND` were chosen on healthy runs.
+# where the smaller rungs already miss the larger ones. Seeds of the target may differ where those of rungs, which have
+# not begun to learn, do not: `_FLOOR`, relative. These numbers and `_HALF_BAND` were chosen on healthy runs.
 _MISSED, _FLOOR = 0.2, 0.025
 _NEIGHBORS = 2  # blocks on each side, over which variances are averaged
 _HALF_BAND = 3.75  # standard deviations

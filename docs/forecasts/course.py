@@ -142,14 +142,37 @@ _SHOWN = {"rate x 4": "C3", "25 % of labels permuted": "C1", "SP": "C4"}
 
 def _draw_courses(families: list[Family], courses: Mapping[tuple[str, Rung, int], Course]) -> None:
     """The band of one ladder of each family, healthy runs and runs with faults."""
+    figure, axes = _panels(len(families))
+    for ax, family in zip(axes, families, strict=True):
+        target = family.targets[0]
+        course, curves = courses[family.name, target, 0], family.healthy[target]
+        starts, ends = np.array([0, *course.ends[:-1]]) / target.steps, np.array(course.ends) / target.steps
+        x, middle = np.stack([starts, ends], 1).ravel(), (starts + ends) / 2
+        ax.fill_between(x, np.repeat(course.low, 2), np.repeat(course.high, 2), color="C0", alpha=0.2, linewidth=0)
+        ax.plot(x, np.repeat(course.expected, 2), color="C0", linestyle=":", label="forecast and its band")
+        for k, row in enumerate(curves.means(ends)[:5]):
+            ax.plot(middle, row, color="C2", linewidth=0.8, label=None if k else "healthy, 5 seeds")
+        for fault, color in _SHOWN.items():
+            if fault in family.faulty:
+                ax.plot(middle, family.faulty[fault].means(ends)[0], color=color, linewidth=1, label=fault)
+        ax.set(title=f"{family.name}, {target.width} x {target.depth}", xlabel="part of the run", xlim=(0, 1))
+        ax.set(yscale="log", ylim=(0.9 * min(course.low), 2 * max(course.high)))
+        ax.axvline(THIRD, color="0.6", linewidth=0.8, linestyle="--")
+    axes[0].set_ylabel("training loss, means over blocks")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(HERE.parent / "course_bands.png", dpi=110)
+
+
+def _draw_alarms(families: list[Family], own: Mapping, table: Mapping) -> None:
+    """The share of runs outside the band so far, over the run: healthy runs, and each fault."""
     figure, axes = _panels(len(families), sharey=True)
-    share = np.linspace(0, 1, 401)
+    share, colors = np.linspace(0, 1, 401), {fault: f"C{k}" for k, fault in enumerate(families[0].faulty)}
     so_far = lambda alarms: (np.asarray(alarms)[:, None] <= share).mean(0)
     for ax, family in zip(axes, families, strict=True):
+        for k, (fault, color) in enumerate(colors.items()):
+            if fault in family.faulty:  # lines that coincide are drawn a little apart
+                ax.plot(share, so_far(table[family.name, fault]) + 0.006 * k, color=color, label=fault)
         healthy = np.concatenate([own[family.name, target] for target in family.targets])
-        for k, fault in enumerate(sorted({fault for f in families for fault in f.faulty}, key=str)):
-            if (family.name, fault) in table:
-                ax.plot(share, so_far(table[family.name, fault]) + 0.004 * k, color=f"C{k}", label=fault)
         ax.plot(share, so_far(healthy), color="black", linewidth=2, label="healthy")
         ax.set(title=family.name, xlabel="part of the run", xlim=(0, 1), ylim=(-0.03, 1.06))
         ax.axvline(THIRD, color="0.6", linewidth=0.8, linestyle="--")
