@@ -27,7 +27,7 @@ _ONE_SIGMA = 0.6827
 # not begun to learn, do not: `_FLOOR`, relative. These numbers and `_HALF_BAND` were chosen on healthy runs.
 _MISSED, _FLOOR = 0.2, 0.025
 _NEIGHBORS = 2  # blocks on each side, over which variances are averaged
-_HALF_BAND = 3.75  # standard deviations
+_HALF_BAND = 3.5  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)

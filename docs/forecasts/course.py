@@ -8,6 +8,7 @@ watched with it (``own``), and those of seeds that the ladder does not have (``o
 
 import dataclasses
 import pathlib
+import statistics
 import sys
 from collections.abc import Mapping
 
@@ -17,19 +18,21 @@ from course_runs import FAMILIES, FAULT_SEEDS, SEEDS, faults, get_config
 
 from depthmup_flax.forecast.course import Course, Curves, Watch, course_of, log_steps
 from depthmup_flax.forecast.law import Rung
-from depthmup_flax.records.table import Record, read_sweep
+from depthmup_flax.records.table import LEARNING_RATE, Record, read_sweep
 
 HERE = pathlib.Path(__file__).parent
 LADDER_SEEDS, THIRD = 3, 1 / 3
+Courses = Mapping[tuple[str, Rung, int], Course]  # family, target, first seed of the ladder
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The records of a family: curves [S, T] of each size, and of each fault of the first target."""
+    """The records of a family: curves [S, T] of sizes, and of faults of the first target, and its test losses."""
 
     name: str
     healthy: Mapping[Rung, Curves]
     faulty: Mapping[str, Curves]
+    test_loss: Mapping[str, float]  # mean over seeds, by fault; of healthy ones: ""
     rungs: list[Rung]
     targets: list[Rung]
 
@@ -60,8 +63,9 @@ def read_family(name: str, directory: pathlib.Path) -> Family:
 
     def chosen(size: tuple[int, int, int], values: Mapping[str, object]) -> list[Record]:
         own = [r for r in records if (r.width, r.depth, r.point.get("train.steps", size[2])) == size]
-        rate = {"optimizer.learning_rate": own[0].point["optimizer.learning_rate"]} if values is fields else {}
-        return [r for r in own if all(r.point.get(k, v) == v for k, v in {**fields, **rate, **values}.items())]
+        rates = [r.point[LEARNING_RATE] for r in own]  # a rung with other steps has another one; few have a fault
+        rate = {LEARNING_RATE: statistics.mode(rates)} if values is fields else {}
+        return [r for r in own if all(r.point.get(k, v) == v for k, v in {**fields, **values, **rate}.items())]
 
     *_, rungs, targets = FAMILIES[name]
     healthy = {}
@@ -71,7 +75,9 @@ def read_family(name: str, directory: pathlib.Path) -> Family:
         sizes[size], healthy[rung] = rung, _curves(own, size[2])
     found = {fault: chosen(targets[0], values) for fault, values in changed.items()}
     faulty = {fault: _curves(runs, targets[0][2]) for fault, runs in found.items() if len(runs) == FAULT_SEEDS}
-    return Family(name, healthy, faulty, [sizes[size] for size in rungs], [sizes[size] for size in targets])
+    mean = lambda runs: float(np.mean([np.inf if run.test_loss is None else run.test_loss for run in runs]))
+    ends = {"": mean(chosen(targets[0], fields)), **{fault: mean(found[fault]) for fault in faulty}}
+    return Family(name, healthy, faulty, ends, [sizes[size] for size in rungs], [sizes[size] for size in targets])
 
 
 def alarm(course: Course, curves: Curves, seed: int) -> float:
@@ -95,41 +101,51 @@ def interval(count: int, of: int) -> str:
 def main() -> None:
     """Prints both tables and draws both figures."""
     directory = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "reproduction"
-    families = [read_family(name, directory) for name in FAMILIES if (directory / f"course_{name}-cpu").exists()]
+    families = [read_family(name, directory) for name in FAMILIES]
     courses = {(f.name, t, s): f.course(t, s) for f in families for t in f.targets for s in range(SEEDS)}
-    own, other = {}, {}
-    for family in families:
-        for target in family.targets:
-            key, curves = (family.name, target), family.healthy[target]
-            first = [alarm(courses[*key, s], curves, s) for s in range(SEEDS)]
-            others = range(LADDER_SEEDS, SEEDS)
-            later = [alarm(courses[*key, s], curves, (s + k) % SEEDS) for s in range(SEEDS) for k in others]
-            own[key], other[key] = first, later
-    print("| network | target | cost / largest rung's | false alarms, a seed of the ladder | another seed |")
-    print("| --- | --- | --- | --- | --- |")
-    count = lambda alarms: f"{np.isfinite(alarms).sum()} of {len(alarms)}"
-    for (name, target), alarms in own.items():
-        ratio = target.cost / max(rung.cost for f in families if f.name == name for rung in f.rungs)
-        size = f"{target.width} x {target.depth}, {target.steps} steps"
-        print(f"| {name} | {size} | {ratio:.0f} | {count(alarms)} | {count(other[name, target])} |")
-    for what, alarms in (("own", own), ("other", other)):
-        whole = np.concatenate(list(alarms.values()))
-        print(what, interval(int(np.isfinite(whole).sum()), len(whole)))
-    print("\n| network | fault | training loss at the end | noticed in the first third | ever | first alarm |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    table = {}
-    for family in families:
-        target = family.targets[0]
-        for fault, curves in family.faulty.items():
-            alarms = np.array([alarm(courses[family.name, target, s], curves, s) for s in range(FAULT_SEEDS)])
-            last = lambda curves: np.nanmean(curves.losses[:FAULT_SEEDS, -len(curves.ends) // 10 :])
-            harm = last(curves) / last(family.healthy[target]) - 1
-            table[family.name, fault] = alarms
-            when = f"{np.median(alarms):.0%}" if np.isfinite(np.median(alarms)) else ""
-            cells = ((alarms <= THIRD).sum(), np.isfinite(alarms).sum(), when)
-            print(f"| {family.name} | {fault} | {harm:+.1%} | {cells[0]} of {len(alarms)} | {cells[1]} | {when} |")
+    own = _false_alarms(families, courses)
+    table = _detections(families, courses)
     _draw_courses(families, courses)
     _draw_alarms(families, own, table)
+
+
+def _false_alarms(families: list[Family], courses: Courses) -> dict[tuple[str, Rung], list[float]]:
+    """Prints a row for each target; returns the alarms of runs with a seed of their ladder."""
+    print("| network | target | cost / largest rung's | a seed of the ladder | another seed |")
+    print("| --- | --- | --- | --- | --- |")
+    own, other = {}, {}
+    count = lambda alarms: f"{np.isfinite(alarms).sum()} of {len(alarms)}"
+    for family, target in ((family, target) for family in families for target in family.targets):
+        key, curves, others = (family.name, target), family.healthy[target], range(LADDER_SEEDS, SEEDS)
+        own[key] = [alarm(courses[*key, s], curves, s) for s in range(SEEDS)]
+        other[key] = [alarm(courses[*key, s], curves, (s + k) % SEEDS) for s in range(SEEDS) for k in others]
+        ratio = target.cost / max(rung.cost for rung in family.rungs)
+        size = f"{target.width} x {target.depth}, {target.steps} steps"
+        print(f"| {family.name} | {size} | {ratio:.0f} | {count(own[key])} | {count(other[key])} |")
+    for what, alarms in (("a seed of the ladder", own), ("another seed", other)):
+        whole = np.concatenate(list(alarms.values()))
+        print(what, interval(int(np.isfinite(whole).sum()), len(whole)))
+    return own
+
+
+def _detections(families: list[Family], courses: Courses) -> dict[tuple[str, str], np.ndarray]:
+    """Prints a row for each fault: noticed in the first third / ever, change of the test loss; returns the alarms."""
+    print("\n| fault |", " | ".join(family.name for family in families), "|")
+    print("| --- |", " | ".join("---" for _ in families), "|")
+    table: dict[tuple[str, str], np.ndarray] = {}
+    for fault in families[0].faulty:
+        cells = []
+        for family in families:
+            if fault not in family.faulty:
+                cells.append("")
+                continue
+            at = [courses[family.name, family.targets[0], s] for s in range(FAULT_SEEDS)]
+            alarms = np.array([alarm(course, family.faulty[fault], s) for s, course in enumerate(at)])
+            table[family.name, fault] = alarms
+            harm = family.test_loss[fault] / family.test_loss[""] - 1
+            cells.append(f"{(alarms <= THIRD).sum()} / {np.isfinite(alarms).sum()} ({harm:+.0%})")
+        print(f"| {fault} |", " | ".join(cells), "|")
+    return table
 
 
 def _panels(count: int, **shared: bool):
@@ -140,7 +156,7 @@ def _panels(count: int, **shared: bool):
 _SHOWN = {"rate x 4": "C3", "25 % of labels permuted": "C1", "SP": "C4"}
 
 
-def _draw_courses(families: list[Family], courses: Mapping[tuple[str, Rung, int], Course]) -> None:
+def _draw_courses(families: list[Family], courses: Courses) -> None:
     """The band of one ladder of each family, healthy runs and runs with faults."""
     figure, axes = _panels(len(families))
     for ax, family in zip(axes, families, strict=True):

@@ -61,7 +61,7 @@ def faults(target: ConfigDict, data: str) -> dict[str, dict[str, object]]:
 def get_config(family: str) -> ConfigDict:
     """The sweep of a family."""
     parent, data, log_every, rungs, targets = FAMILIES[family]
-    tuned = from_file(parent)
+    tuned = from_file(pathlib.Path(__file__).with_name(parent) if parent.endswith(".py") else parent)
     tuned.data.update(
         name=f"python:course_runs:{data}_0",
         data_dir="",
