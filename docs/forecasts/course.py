@@ -115,7 +115,7 @@ def _false_alarms(families: list[Family], courses: Courses) -> dict[tuple[str, R
     print("| --- | --- | --- | --- | --- |")
     own, other = {}, {}
     count = lambda alarms: f"{np.isfinite(alarms).sum()} of {len(alarms)}"
-    for family, target in ((family, target) for family in families for target in family.targets):
+    for family, target in [(one, target) for one in families for target in one.targets]:
         key, curves, others = (family.name, target), family.healthy[target], range(LADDER_SEEDS, SEEDS)
         own[key] = [alarm(courses[*key, s], curves, s) for s in range(SEEDS)]
         other[key] = [alarm(courses[*key, s], curves, (s + k) % SEEDS) for s in range(SEEDS) for k in others]
