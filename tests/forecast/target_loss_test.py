@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_a_forecast_is_registered_once_and_its_target_is_trained_and_checked(tmp
     assert (trained.code, checked.code) == (0, 0)
     result = json.loads((tmp_path / "f/target/result.json").read_text())
     assert json.loads(checked.out)["loss"] == result["test_loss"]
+    rows = (tmp_path / "f/target/metrics.jsonl").read_text()
+    assert rows.count("forecast_low") == len(registered["course"]["ends"]) == 12
 
 
 @pytest.mark.slow
@@ -68,6 +71,8 @@ def test_a_study_forecasts_the_loss_of_what_it_trains(tmp_path):
     result = study.train(width=64, learning_rate=0.01)
     checked = registered.check(result["workdir"])
     assert checked.loss == result["train_loss_avg"]
+    assert registered.watch().course == registered.course
+    assert "forecast_low" in (pathlib.Path(result["workdir"]) / "metrics.jsonl").read_text()
     other = study.train(width=64, learning_rate=0.02)
     with pytest.raises(InputError, match="is not the target of this forecast"):
         registered.check(other["workdir"])
