@@ -1,7 +1,7 @@
 """Ladders, healthy targets and targets with faults, for the measurement in course.py.
 
 cd docs/forecasts
-DATA_DIR=TFDS TEXT=tinyshakespeare.txt depthmup sweep --config=course_runs.py:mlp --workdir=runs/course_mlp
+DATA_DIR=TFDS TEXT=tinyshakespeare.txt depthmup sweep --config=course_runs.py:mlp --workdir=runs/course_mlp-cpu
 """
 
 import functools
