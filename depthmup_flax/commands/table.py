@@ -26,9 +26,7 @@ GROUPS = {
         "config": "list the shipped configs; explain or copy one",
         "completion": "a script for the TAB key of bash, zsh, fish",
     },
-    "papers": {
-        "limits": "theory of infinite networks against trained ones",
-    },
+    "papers": {"limits": "theory of infinite networks against trained ones"},
 }
 COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 

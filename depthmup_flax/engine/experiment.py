@@ -16,12 +16,7 @@ from clu.parameter_overview import get_parameter_overview
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import (
-    get_field,
-    make_parametrization,
-    optimizer_kwargs,
-    set_field,
-)
+from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.losses import Loss, named_loss
 from depthmup_flax.engine.multi_step import Periods

@@ -10,10 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import (
-    make_parametrization,
-    validate,
-)
+from depthmup_flax.config.fields import make_parametrization, validate
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.sources.registry import find_source
 from depthmup_flax.engine.experiment import Experiment, NetworkExperiment, StepExperiment, hyperparameters

@@ -108,13 +108,7 @@ def our_functions(model: nn.Module) -> ModelFunctions:
         return without_boxes(model.init(key, inputs))
 
     def apply(
-        params: ArrayTree,
-        collections: ArrayTree,
-        inputs: jax.Array,
-        *,
-        train: bool,
-        key: Any,
-        **flags: Any,
+        params: ArrayTree, collections: ArrayTree, inputs: jax.Array, *, train: bool, key: Any, **flags: Any
     ) -> tuple[Any, ArrayTree]:
         variables = {"params": params, **collections}
         if not train:

@@ -25,6 +25,7 @@ from depthmup_flax.runs.saved_run import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
+from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, modified_s, read_json
 from depthmup_flax.workdir.seal import sealed
@@ -271,9 +272,10 @@ def read(directory: pathlib.Path) -> Registered:
       InputError: there is none, or it has changed since it was registered.
     """
     path = directory / FILE
-    if not path.exists():
-        raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
-    fields = read_json(path, _REMEDY)
+    with buckets.reachable([directory]):
+        if not path.exists():
+            raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
+        fields = read_json(path, _REMEDY)
     if _hash(fields) != fields.get("sha256"):
         raise InputError(f"{path} is not what was registered, by its sha256: {_REMEDY}.")
     return _from_json(fields, path)

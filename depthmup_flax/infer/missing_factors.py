@@ -146,13 +146,8 @@ class Comparison:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
                 continue
-            other = self.of_branches.like(branch)
-            inside = (
-                self.of_branches.one(branch.normalized, other.normalized, wanted)
-                if other and branch.normalized
-                else None
-            )
-            name = "norm_cancels_multiplier" if close(inside, wanted) else "missing_branch_multiplier"
+            cancels = close(self.of_branches.inside(branch), wanted)
+            name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
             wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
         result = []
@@ -269,9 +264,7 @@ class Comparison:
         for scores, other in self._compared_scores():
             if other is None:
                 continue
-            scale = self.rule.attention_scale
-            wanted = float(scale(scores.size, other.size) / scale(other.size, other.size))
-            found = scores.factor / other.factor
+            found, wanted = scores.factor / other.factor, self._scale(scores, other)
             if not close(found, wanted):
                 wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
         return [

@@ -113,10 +113,7 @@ def _better(control: str, name: str, axis: str = "depth") -> Statement:
 _OVER_DEPTH = "the best rate of Depth-muP transfers over depth", transfers("depth_mup")
 _OVER_WIDTH = "the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")
 _DEEPER_IS_BETTER = "under Depth-muP the loss improves with depth", falls("depth_mup")
-_BLOCKS_ALONE = (
-    "scaling only the blocks, the best rate shifts more with depth",
-    moves_more("block_only", "depth_mup"),
-)
+_BLOCKS_ALONE = ("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup"))
 _DEEPER_IS_WORSE = "without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")
 _ODE = _claims(
     "ode-sde",

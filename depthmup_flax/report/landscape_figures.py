@@ -29,7 +29,7 @@ def draw_heatmap(analysis: Analysis, sheet: Sheet) -> None:
     sheet.set_title(
         f"{over}\n"
         "mean over seeds; star: optimum; gray cross: a run diverged\n"
-        "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
+        "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval"
     )
     means = np.concatenate([surface.means().ravel() for surface in analysis.surfaces])
     finite = means[np.isfinite(means)]

@@ -114,7 +114,7 @@ OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "ad
 # For the sentence that refuses other optimizers.
 _HOLDS = {
     "lion": " While noise dominates its gradients the mean of a sign follows the square root of the batch size, "
-    "so batch_exponent=0.5 holds as for Adam; how its two betas should change is not known.",
+    "so batch_exponent=0.5 holds as for Adam; how its two betas should change is not known."
 }
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -15,7 +15,7 @@ from depthmup_flax.infer.audit import Audit, audit
 from depthmup_flax.infer.audit_table import Finding, NotJudged, listed
 from depthmup_flax.infer.given_model import Output, arguments_of
 from depthmup_flax.infer.matched_layers import nearest
-from depthmup_flax.rule.annotations import AnnotatedParam, Axes, is_annotated
+from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.rule.roles import init_shapes, param_info
@@ -65,7 +65,6 @@ def audited(
     *,
     name: str = "",
     output: Output = None,
-    overrides: Mapping[str, Axes] | None = None,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
@@ -78,7 +77,7 @@ def audited(
       inputs: a batch, arrays or shapes; a tuple is several arguments.
       rule: whose multipliers the forward pass should have.
       name: of the user's class or function in errors.
-      output, overrides: see `depthmup_flax.audit`.
+      output: see `depthmup_flax.audit`.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -94,11 +93,11 @@ def audited(
     own, base = functions(sizes), functions(base_sizes)
     base.outputs(inputs)  # fails with the user's error
     shapes, _ = own.shapes(inputs)
-    annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs, overrides)
+    annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
     model, kwargs = larger.auditable(inputs)
     base_model, _ = base.auditable(inputs)
-    options = {"rule": rule, "output": output, "overrides": overrides, **kwargs}
+    options = {"rule": rule, "output": output, **kwargs}
     try:
         result = _by_their_count(
             lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options),
@@ -166,7 +165,6 @@ def _annotated_info(
     own: ModelFunctions,
     of_base_width: Callable[[], ModelFunctions],
     inputs: ArrayTree,
-    overrides: Mapping[str, Axes] | None,
 ) -> InfoTree | None:
     """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
     if own.linen is None:
@@ -179,7 +177,7 @@ def _annotated_info(
     base = of_base_width().linen
     if base is None:
         return None
-    return param_info(own.linen, base, *arguments, overrides=overrides, **flags)
+    return param_info(own.linen, base, *arguments, **flags)
 
 
 def _larger(

@@ -55,12 +55,12 @@ def test_the_gradient_is_the_softmax_less_the_label_without_a_scatter(float64):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("length", "parts", "bias"), [(8, 4, False), (7, 4, True)])
-def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64):
+def test_the_gradient_in_parts_is_that_of_the_whole(float64):
+    length, parts = 7, 4
     keys = jax.random.split(jax.random.key(0), 4)
     factors = LogitFactors(
         jax.random.normal(keys[0], (2, length, 5)), jax.random.normal(keys[1], (5, 6)),
-        jax.random.normal(keys[2], (6,)) if bias else None,
+        jax.random.normal(keys[2], (6,)),
     )  # fmt: skip
     labels = jax.random.randint(keys[3], (2, length), 0, 6)
 

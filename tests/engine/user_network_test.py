@@ -16,8 +16,6 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.util.errors import InputError
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("LinenNet", "NnxNet", "EqxNet", "haiku_net")]
-
 
 def config(model, loss="users_code:loss", data="load", **fields):
     run = default_config(f"user_networks:{model}")
@@ -28,7 +26,8 @@ def config(model, loss="users_code:loss", data="load", **fields):
     return run
 
 
-@pytest.mark.parametrize("model", ["pair_net", *SLOW])
+@pytest.mark.slow  # a Study of a Linen network does so against loops of optax
+@pytest.mark.parametrize("model", ["pair_net", "LinenNet", "NnxNet", "EqxNet", "haiku_net"])
 def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
     run = config(model, loss="cross_entropy", data="load_classes")
     grid = {"optimizer.learning_rate": (0.01, 0.02), "seed": (0, 1)}

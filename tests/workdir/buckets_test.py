@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import processes
 import pytest
 
+from depthmup_flax.forecast.registered import read as read_forecast
 from depthmup_flax.records.columns import read_records
 from depthmup_flax.report import make_report
 from depthmup_flax.runs.checkpoint import Checkpointer
@@ -239,7 +240,12 @@ def test_an_answer_that_stays_is_one_sentence(bucket, impatient, status, error, 
 
 
 def test_a_reader_that_cannot_reach_its_bucket_says_so_in_one_sentence(bucket, impatient):
-    readers = [load_run, read_records, lambda url: make_report([url], f"{url}/report")]
+    readers = [
+        load_run,
+        read_records,
+        lambda url: read_forecast(as_path(url)),
+        lambda url: make_report([url], f"{url}/report"),
+    ]
     with pytest.raises(InputError, match="holds no sweep"):
         readers[-1](bucket.url)
     bucket.stop()

@@ -35,7 +35,7 @@ def test_no_bit_of_a_file_can_flip_into_another_value(tmp_path):
     path.write_text(sealed(json.dumps(VALUE, indent=2) + "\n"))
     content = path.read_bytes()
     refused = 0
-    for _ in range(400):
+    for _ in range(200):
         path.write_bytes(flipped(content, rng))
         try:
             value = read_json(path, "restore it")
@@ -43,14 +43,14 @@ def test_no_bit_of_a_file_can_flip_into_another_value(tmp_path):
             refused += 1
         else:  # the flip is in the name of the checksum, or in white space
             assert {name: item for name, item in value.items() if name in VALUE} == VALUE
-    assert refused > 300
+    assert refused > 150
 
 
 def test_no_bit_of_the_records_can_flip_into_another_number(tmp_path):
     write(tmp_path / "sweep", sweep_of(lambda point: parabola(point, noise=0.1), {X: RATES[:3], "seed": range(2)}))
     path, rng = tmp_path / "sweep" / "records.jsonl", random.Random(1)
     content, (expected, _) = path.read_bytes(), read_record_file(path)
-    for _ in range(400):
+    for _ in range(200):
         path.write_bytes(flipped(content, rng))
         try:
             records, _ = read_record_file(path)

@@ -65,8 +65,8 @@ def test_there_are_enough_kinds_and_twenty_fresh_ones():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in LIMITS])
 def test_the_audit_passes_right_models_and_no_wrong_one(name):
-    found = list(itertools.islice(outcomes.outcomes(name), 3))  # right, and two mistakes; the command has more
-    assert len(found) == 3
+    found = list(itertools.islice(outcomes.outcomes(name), 2))  # right, and a mistake that turns; the command has more
+    assert len(found) == 2
     assert not wrong(found), "\n".join(wrong(found))
 
 

@@ -78,11 +78,7 @@ def limits_config(figure: str, *, title: str, scale: str, **settings: Any) -> Co
 
 
 def run(
-    config: ConfigDict,
-    workdir: str | pathlib.Path,
-    *,
-    overwrite: bool = False,
-    say: Callable[[str], None] = log.info,
+    config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False, say: Callable[[str], None] = log.info
 ) -> tuple[str, list[pathlib.Path]]:
     """Measures the cases that the work directory lacks; returns the report's text and the files that were written.
 

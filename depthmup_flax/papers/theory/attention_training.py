@@ -22,14 +22,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
-from depthmup_flax.papers.theory.trajectory import (
-    Estimate,
-    Loss,
-    Training,
-    over_populations,
-    slope_of,
-    square_loss,
-)
+from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, over_populations, slope_of, square_loss
 from depthmup_flax.papers.theory.wide_weights import (
     checked_samples,
     correlated,
@@ -98,9 +91,8 @@ def attention_training(
     if number % (2 * head_dim):
         raise InputError(f"samples is {number}: use a multiple of {2 * head_dim}, two heads of {head_dim} features.")
     plan = _Plan(head_dim, steps, depth, T, causal, number, loss)
-    key = jax.random.key(0) if key is None else key
     rates = (learning_rate, gamma0, branch_multiplier)
-    estimate = _populations(plan, populations, start, targets, rates, key)
+    estimate = over_populations(_population, plan, populations, key, start, targets, rates)
     argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate)
     return estimate
 
@@ -122,18 +114,6 @@ class _Plan(NamedTuple):
         seen = jnp.tril(jnp.ones((T, T), bool)) if self.causal else jnp.ones((T, T), bool)
         weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf))
         return jnp.einsum("sptu,sdpu->sdpt", weights, v).reshape(q_SxN.shape)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _populations(
-    plan: _Plan,
-    populations: int,
-    start_NxN: jax.Array,
-    targets_P: jax.Array,
-    rates: tuple[Scalar, Scalar, Scalar],
-    key: jax.Array,
-) -> Estimate:
-    return over_populations(functools.partial(_population, plan, start_NxN, targets_P, rates), populations, key)
 
 
 def _population(

@@ -13,7 +13,6 @@ updates as it would update weights. Of the initial weights only the law remains,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,14 +24,7 @@ from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.branch_form import form, pulled
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
 from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
-from depthmup_flax.papers.theory.trajectory import (
-    Estimate,
-    Loss,
-    Training,
-    over_populations,
-    slope_of,
-    square_loss,
-)
+from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, over_populations, slope_of, square_loss
 from depthmup_flax.papers.theory.wide_weights import (
     checked_samples,
     correlated,
@@ -100,9 +92,8 @@ def entrywise_training(
     argument_checks.require_targets(loss, targets, P)
     samples = checked_samples(samples, 2 * depth * steps * P + P + 1, _LEAST_SAMPLES)
     plan = _Plan(direction, activation, pre_nonlin, depth, steps, samples, tuple(trained), loss)
-    key = jax.random.key(0) if key is None else key
     rates = (learning_rate, gamma0, branch_multiplier)
-    estimate = _populations(plan, populations, flat_PxD, start, targets, rates, key)
+    estimate = over_populations(_population, plan, populations, key, flat_PxD, start, targets, rates)
     argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate)
     return estimate
 
@@ -116,20 +107,6 @@ class _Plan(NamedTuple):
     samples: int
     trained: tuple[str, ...]
     loss: Loss
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _populations(
-    plan: _Plan,
-    populations: int,
-    x_PxD: jax.Array,
-    start_PxP: jax.Array,
-    targets_P: jax.Array,
-    rates: tuple[Scalar, Scalar, Scalar],
-    key: jax.Array,
-) -> Estimate:
-    one = functools.partial(_population, plan, x_PxD, start_PxP, targets_P, rates)
-    return over_populations(one, populations, key)
 
 
 def _population(

@@ -51,7 +51,6 @@ solves the equations without iteration or damping; `wide_weights` has u, r and t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -155,9 +154,11 @@ def nonlinear_training(
         len(shifts), samples or 0, loss,
     )  # fmt: skip
     plan = plan._replace(samples=checked_samples(samples, plan.variables, _LEAST_SAMPLES))
-    rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
-    key = jax.random.key(0) if key is None else key
-    estimate = _populations(plan, tuple(trained), populations, start, targets, parts, jnp.asarray(shifts), rates, key)
+    shares_TxP = jnp.broadcast_to(parts, (steps, examples)).astype(start.dtype)
+    memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
+    rates = (learning_rate * gamma0, gamma0, branch_multiplier, jnp.asarray(shifts, start.dtype))
+    numbers = Numbers(start, targets, shares_TxP, *rates, *memory)
+    estimate = over_populations(population, plan, populations, key, numbers)
 
     def stable_rate() -> float:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
@@ -203,24 +204,3 @@ def _memory(
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
     of_layers = lambda kept, frozen: {name: kept if name in trained else frozen for name in argument_checks.LAYERS}
     return of_layers(remaining, jnp.ones_like(remaining)), of_layers(learned, jnp.zeros_like(learned))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _populations(
-    plan: Plan,
-    trained: tuple[str, ...],
-    populations: int,
-    start_QxQ: jax.Array,
-    targets_P: jax.Array,
-    shares: jax.Array | np.ndarray,
-    shifts_BxAxA: jax.Array,
-    rates: tuple[Scalar, Scalar, Scalar, Scalar, Scalar],
-    key: jax.Array,
-) -> Estimate:
-    learning_rate, gamma0, a, momentum, weight_decay = rates
-    dtype = start_QxQ.dtype
-    memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, dtype)
-    shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(dtype)
-    shifts = shifts_BxAxA.astype(dtype)
-    numbers = Numbers(start_QxQ, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, shifts, *memory)
-    return over_populations(functools.partial(population, plan, numbers), populations, key)

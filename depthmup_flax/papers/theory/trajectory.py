@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import numpy as np
 
 from depthmup_flax.papers.theory.argument_checks import require_whole
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -52,9 +55,16 @@ class Estimate:
     error: Training
 
 
-def over_populations(one: Callable[[jax.Array], Training], populations: int, key: jax.Array) -> Estimate:
-    """Mean and standard error over independent populations of samples, ``one(key)`` each, one at a time."""
-    results = jax.lax.map(one, jax.random.split(key, populations))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def over_populations(
+    population: Callable[..., Training], plan: Any, populations: int, key: jax.Array | None, *numbers: ArrayTree
+) -> Estimate:
+    """Mean and standard error over populations of samples, one at a time: each ``population(plan, *numbers, key)``.
+
+    Without a key it is ``jax.random.key(0)``.
+    """
+    keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
+    results = jax.lax.map(functools.partial(population, plan, *numbers), keys)
     error = jax.tree.map(lambda x: x.std(0, ddof=1) / populations**0.5, results)
     return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
 
