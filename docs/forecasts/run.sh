@@ -20,6 +20,14 @@ conv_steps     conv --target.width=64 --target.steps=1600 --widths=8,16,32 --ste
 gpt_128x16     gpt  --target.width=128 --target.depth=16 --budget=16%
 gpt_128x8      gpt  --target.width=128 --target.depth=8 --budget=23%
 gpt_steps      gpt  --target.width=64 --target.depth=8 --target.steps=800 --budget=26% --axes=width,depth,steps
+mlp_256x48     mlp  --target.width=256 --target.depth=48 --target.steps=600 --widths=8,12,16 --depths=1,2,4 --config.seed=10
+mlp_128x28     mlp  --target.width=128 --target.depth=28 --target.steps=600 --widths=8,16,32 --depths=2,4,8 --config.seed=20
+mlp_128x32     mlp  --target.width=128 --target.depth=32 --budget=14% --axes=width,depth,steps --config.seed=30
+conv_128x25    conv --target.width=128 --target.depth=25 --widths=8,16,24 --depths=3,4,6 --config.seed=10
+conv_64x28     conv --target.width=64 --target.depth=28 --widths=16,24,32 --depths=3,4,6 --config.seed=20
+gpt_128x19     gpt  --target.width=128 --target.depth=19 --target.steps=100 --widths=8,12,16 --depths=1,2,4 --config.seed=10
+gpt_96x16      gpt  --target.width=96 --target.depth=16 --widths=8,12,16 --depths=1,2,4 --config.seed=20
+gpt_64x14      gpt  --target.width=64 --target.depth=14 --widths=8,16,32 --depths=1,2,3 --config.seed=30
 "
 
 register() {
