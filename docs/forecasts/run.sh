@@ -28,6 +28,9 @@ conv_64x28     conv --target.width=64 --target.depth=28 --widths=16,24,32 --dept
 gpt_128x19     gpt  --target.width=128 --target.depth=19 --target.steps=100 --widths=8,12,16 --depths=1,2,4 --config.seed=10
 gpt_96x16      gpt  --target.width=96 --target.depth=16 --widths=8,12,16 --depths=1,2,4 --config.seed=20
 gpt_64x14      gpt  --target.width=64 --target.depth=14 --widths=8,16,32 --depths=1,2,3 --config.seed=30
+mlp_512x26     mlp  --target.width=512 --target.depth=26 --target.steps=600 --widths=8,16,32 --depths=1,2,4 --config.seed=40
+conv_256x24    conv --target.width=256 --target.depth=24 --widths=8,16,32 --depths=3,4,6 --config.seed=30
+gpt_256x17     gpt  --target.width=256 --target.depth=17 --widths=8,16,32 --depths=1,2,4 --config.seed=40
 "
 
 register() {
