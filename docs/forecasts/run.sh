@@ -31,6 +31,9 @@ gpt_64x14      gpt  --target.width=64 --target.depth=14 --widths=8,16,32 --depth
 mlp_512x26     mlp  --target.width=512 --target.depth=26 --target.steps=600 --widths=8,16,32 --depths=1,2,4 --config.seed=40
 conv_256x24    conv --target.width=256 --target.depth=24 --widths=8,16,32 --depths=3,4,6 --config.seed=30
 gpt_256x17     gpt  --target.width=256 --target.depth=17 --widths=8,16,32 --depths=1,2,4 --config.seed=40
+mlp_3124       mlp  --target.width=256 --target.depth=16 --target.steps=3124 --widths=8,16,32 --steps=98,195,390 --config.seed=50
+conv_3200      conv --target.width=128 --target.depth=3 --target.steps=3200 --widths=16,24,32 --steps=200,400,800 --config.seed=40
+gpt_1600       gpt  --target.width=128 --target.depth=8 --target.steps=1600 --widths=8,16,32 --steps=50,100,200 --config.seed=50
 "
 
 register() {
