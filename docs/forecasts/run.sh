@@ -34,6 +34,9 @@ gpt_256x17     gpt  --target.width=256 --target.depth=17 --widths=8,16,32 --dept
 mlp_3124       mlp  --target.width=256 --target.depth=16 --target.steps=3124 --widths=8,16,32 --steps=98,195,390 --config.seed=50
 conv_3200      conv --target.width=128 --target.depth=3 --target.steps=3200 --widths=16,24,32 --steps=200,400,800 --config.seed=40
 gpt_1600       gpt  --target.width=128 --target.depth=8 --target.steps=1600 --widths=8,16,32 --steps=50,100,200 --config.seed=50
+mlp_1562       mlp  --target.width=256 --target.depth=16 --target.steps=1562 --widths=8,16,32 --steps=98,195,390 --config.seed=60
+conv_800       conv --target.width=128 --target.depth=6 --target.steps=800 --widths=16,24,32 --steps=100,150,200 --config.seed=50
+gpt_800        gpt  --target.width=128 --target.depth=8 --target.steps=800 --widths=8,16,32 --steps=50,100,200 --config.seed=60
 "
 
 register() {
