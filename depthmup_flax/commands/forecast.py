@@ -52,7 +52,7 @@ def define(parser: Parser) -> None:
     parser.flag("--workdir", help="Directory; default runs/forecast/ and the config's name.")
     for name in _TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's.")
-    parser.flag("--budget", help="Operations of the ladder, of the target's; default: 5%.")
+    parser.flag("--budget", help="Of the ladder: 5% of the target's operations, or a time, such as 10min.")
     parser.flag("--axes", type=comma_separated, help="The ladder varies these; default: width,depth.")
     for name in _LADDER:
         parser.flag(f"--{name}", type=comma_separated, help=f"{name.capitalize()} of the rungs, in place of a budget.")
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
     config = args.config.resolved()
     validate(config)
     sizes = {name: tuple(whole_numbers(name, getattr(args, name)) or ()) for name in _LADDER}
-    plan = LadderPlan(budget=_share(args.budget), axes=args.axes, seeds=args.seeds, **sizes)
+    plan = LadderPlan(budget=args.budget, axes=args.axes, seeds=args.seeds, **sizes)
     width, depth, steps, batch_size = (_target(name, getattr(args, f"target_{name}")) for name in _TARGET)
     lanes = parse_lanes(args.lanes)
     workdir = args.workdir or f"runs/forecast/{shipped.run_name(args.config.path())}"
@@ -127,14 +127,6 @@ def _write_target(args: argparse.Namespace, registered: Registered, large: Confi
     text = tuned_file(pathlib.Path(parent), arguments, large, base, summary, _ORIGIN, place)
     write_atomically(path, text)
     messages.next_step(f"{train_command(path)} --workdir={shlex.quote(str(path.with_name('target')))}")
-
-
-def _share(text: str | None) -> float | None:
-    """``5%`` or ``0.05``; `InputError` otherwise."""
-    try:
-        return None if text is None else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError as error:
-        raise InputError(f"--budget is {text!r}: use a part of the target's operations, such as 5%.") from error
 
 
 def _target(name: str, value: int | None) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
+import logging
 import math
-import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -18,12 +20,16 @@ from depthmup_flax.sweep.grid import as_tuple, sweep_config
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.util.errors import InputError, did_you_mean
 
+log = logging.getLogger(__name__)
+
 FIGURE = "forecast"
 _BUDGET = 0.05
 _LEVELS = 3  # of a planned ladder; each halves every axis
 _MOST_HALVINGS = 12
 _SMALLEST = {WIDTH: 8, DEPTH: 1, STEPS: 16}
 _FEWEST_VALUES = 3  # of an axis: a power law with an irreducible part has three unknowns
+_UNITS = {"": 1.0, "%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}  # of a budget
+_OF_TIME = ("s", "min", "h")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +46,16 @@ class LadderPlan:
     """What the user says about a ladder.
 
     Attributes:
-      budget: of all runs of a planned ladder, as a share of one run of the target, in parameters times examples; by
-        default 0.05.
-      axes: of `AXES`, along which a planned ladder is smaller than the target; by default width and depth.
+      budget: of all runs of a planned ladder: ``"5%"`` or 0.05 of one run of the target, in parameters times examples,
+        or time on this machine, such as ``"90s"``, ``"10min"`` or ``"2h"``. By default 5 %, or what the smallest ladder
+        takes.
+      axes: of `AXES`, along which a planned ladder is smaller than the target; by default those of width and depth
+        along which three smaller sizes exist.
       widths, depths, steps: sizes in place of a planned ladder, all combinations; of an empty one, the target's.
       seeds: runs of each size.
     """
 
-    budget: float | None = None
+    budget: float | str | None = None
     axes: Sequence[str] | None = None
     widths: Sequence[int] = ()
     depths: Sequence[int] = ()
@@ -57,8 +65,11 @@ class LadderPlan:
     def __post_init__(self) -> None:
         if any(self._given().values()) and (self.budget, self.axes) != (None, None):
             raise InputError("--budget and --axes plan rungs, and --widths, --depths and --steps name them: use one.")
-        if self.budget is not None and not (isinstance(self.budget, numbers.Real) and 0 < self.budget < math.inf):
-            raise InputError(f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05.")
+        if not 0 < self._limit()[0] < math.inf:
+            raise InputError(
+                f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05, or a time, "
+                "such as 90s, 10min or 2h."
+            )
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise InputError(f"--seeds is {self.seeds!r}: use a whole number of at least 1.")
         axes = self._axes()
@@ -71,15 +82,32 @@ class LadderPlan:
     def _axes(self) -> tuple[str, ...]:
         return (WIDTH, DEPTH) if self.axes is None else as_tuple(self.axes)
 
+    @property
+    def timed(self) -> bool:
+        """Whether the budget is a time."""
+        return self._limit()[1]
+
+    def _limit(self) -> tuple[float, bool]:
+        """The budget as a share or in seconds, and whether it is a time; NaN for what is neither."""
+        text = str(_BUDGET if self.budget is None else self.budget)
+        number, unit = re.fullmatch(r"(.*?)(%|s|min|h|)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        try:
+            return float(number) * _UNITS[unit], unit in _OF_TIME
+        except ValueError:
+            return math.nan, False
+
     def _given(self) -> dict[str, Sequence[int]]:
         return {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
 
-    def sizes(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
+    def sizes(
+        self, target: Size, parameters: Callable[[Size], int], seconds: Callable[[Sequence[Size]], float] | None = None
+    ) -> list[Size]:
         """The rungs, smallest first.
 
         Args:
           target: what is forecast.
           parameters: of a network of this size.
+          seconds: that a ladder takes; needed if `timed`.
 
         Raises:
           InputError: they do not lie below the target, determine no law, or do not fit the budget.
@@ -90,50 +118,78 @@ class LadderPlan:
             values = [sorted(set(given[axis])) or [getattr(target, axis)] for axis in AXES]
             rungs = [Size(*value) for value in itertools.product(*values)]
         else:
-            rungs = self._planned(target, parameters)
+            share = lambda rungs: self.seeds * _share(rungs, target, parameters)
+            rungs = self._planned(target, parameters, seconds or share)
         if problem := _problem(rungs, target):
             raise InputError(problem)
         return rungs
 
-    def _planned(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
-        """The most expensive ladder within the budget.
+    def _planned(
+        self, target: Size, parameters: Callable[[Size], int], cost: Callable[[Sequence[Size]], float]
+    ) -> list[Size]:
+        """The most expensive ladder of which the ``cost`` fits the budget; by default at least the cheapest.
 
         Each level has a network that is smaller than the target by about the same power of two along all axes, and
         networks with one of the axes halved again. So the largest rungs lie towards the target, and the effect of each
         axis is seen at every level.
         """
-        axes, budget = self._axes(), _BUDGET if self.budget is None else self.budget
-        halved = itertools.product(range(1, _MOST_HALVINGS), repeat=len(axes))
-        even = [dict(zip(axes, times, strict=True)) for times in halved if max(times) - min(times) <= 1]
-        ladders = [rungs for halvings in even if not _problem(rungs := _levels(target, halvings), target)]
-        # Hidden layers shrink fastest, so that their share is a lower bound of the ladder's.
-        hidden = lambda rungs: self.seeds * _share(rungs, target, lambda size: size.width**2 * size.depth)
-        share = lambda rungs: self.seeds * _share(rungs, target, parameters)
-        ladders.sort(key=hidden, reverse=True)
-        refused, least = None, math.inf
-        for rungs in ladders:
-            try:
-                least = share(rungs) if hidden(rungs) <= budget or rungs is ladders[-1] else math.inf
-            except InputError as error:  # the network has no such size
-                refused = error
-            if least <= budget:
-                return rungs
-        if refused:
-            raise InputError(f"{refused} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.")
-        if not ladders:
-            raise InputError(_problem(_levels(target, dict.fromkeys(axes, 1)), target))
+        smallest = self._smallest(target, parameters)
+        halved = itertools.product(range(1, _MOST_HALVINGS), repeat=len(smallest))
+        even = [dict(zip(smallest, times, strict=True)) for times in halved if max(times) - min(times) <= 1]
+        ladders = [_levels(target, halvings, smallest) for halvings in even]
+        ladders = [rungs for rungs in ladders if not _problem(rungs, target)]
+        ladders.sort(key=lambda rungs: _share(rungs, target, lambda size: size.width**2 * size.depth))
+        try:
+            fitting = bisect.bisect_right(ladders, self._limit()[0], key=cost)
+            if fitting or self.budget is None:
+                return ladders[max(0, fitting - 1)]
+            least = cost(ladders[0])
+        except InputError as error:  # the network has no such size
+            raise InputError(f"{error} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.") from error
+        least_text = f"{least:.3g} s" if self.timed else f"{100 * least:.3g}% of the target's operations"
         raise InputError(
-            f"--budget is {100 * budget:.3g}% of the target's operations: the smallest ladder, with "
-            f"--seeds={self.seeds}, needs {100 * least:.3g}%. Set a larger one, fewer seeds, or add steps to --axes."
+            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {least_text}. Set a "
+            "larger one, or fewer seeds."
         )
 
+    def _smallest(self, target: Size, parameters: Callable[[Size], int]) -> dict[str, int]:
+        """Axes along which the ladder varies -> the smallest size that the network has."""
+        smallest, problems = {}, []
+        for axis in self._axes():
+            end = getattr(target, axis)
+            sizes = sorted({_halved(target, axis, times) for times in range(1, _MOST_HALVINGS)} - {end})
+            while sizes and not _exists(dataclasses.replace(target, **{axis: sizes[0]}), parameters):
+                del sizes[0]
+            if len(sizes) >= _FEWEST_VALUES:
+                smallest[axis] = sizes[0]
+            else:
+                problems.append(
+                    f"the target's {axis} is {end}: a planned ladder halves it {_FEWEST_VALUES} times, to "
+                    f"{_SMALLEST[axis]} or more, and the network has {len(sizes)} such sizes. Raise --target.{axis}, "
+                    f"leave {axis} out of --axes, or name the rungs, such as --widths=16,32,64."
+                )
+        if problems and (self.axes is not None or not smallest):
+            raise InputError(problems[0])
+        return smallest
 
-def _levels(target: Size, halvings: dict[str, int]) -> list[Size]:
-    cut = lambda axis, times: max(min(_SMALLEST[axis], getattr(target, axis)), round(getattr(target, axis) / 2**times))
+
+def _halved(target: Size, axis: str, times: int, smallest: int = 0) -> int:
+    return max(min(smallest or _SMALLEST[axis], getattr(target, axis)), round(getattr(target, axis) / 2**times))
+
+
+def _exists(size: Size, parameters: Callable[[Size], int]) -> bool:
+    try:
+        return parameters(size) > 0
+    except InputError:
+        return False
+
+
+def _levels(target: Size, halvings: dict[str, int], smallest: dict[str, int]) -> list[Size]:
     rungs = []
     for level in reversed(range(_LEVELS)):
-        for halved in (*halvings, None):
-            sizes = {axis: cut(axis, number + level + (axis == halved)) for axis, number in halvings.items()}
+        for again in (*halvings, None):
+            times = {axis: number + level + (axis == again) for axis, number in halvings.items()}
+            sizes = {axis: _halved(target, axis, times[axis], smallest[axis]) for axis in halvings}
             rungs.append(dataclasses.replace(target, **sizes))
     return sorted(set(rungs), key=lambda size: (size.width**2 * size.depth * size.steps, size.width))
 

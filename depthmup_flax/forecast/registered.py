@@ -12,12 +12,13 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.forecast.course import Course, Watch
-from depthmup_flax.forecast.law import AXES, Forecast, Rung
+from depthmup_flax.forecast.law import AXES, STEPS, Forecast, Rung
 from depthmup_flax.records.run_hash import json_text, without_execution
 from depthmup_flax.records.table import COMPLETED, LOSS_FIELDS, SEED
 from depthmup_flax.report.loss_surfaces import LOSSES
@@ -32,7 +33,8 @@ from depthmup_flax.workdir.seal import sealed
 
 FILE = "forecast.json"
 # The largest ratio of costs, target to largest rung, at which registered forecasts were checked (docs/forecast.md).
-CHECKED_COST_RATIO = 79
+CHECKED_COST_RATIO = 249
+_OF_CHANCE = 0.98  # a network with a larger share of the loss of chance has not begun to learn
 _SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
 NO_COURSE = "the rungs' training losses follow no law, or an earlier version wrote it"
 _REMEDY = "restore it, or register a forecast in another --workdir"
@@ -51,6 +53,7 @@ class Registered:
       config: of the target, as JSON.
       data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
       course: of its training loss; ``None`` if the rungs' curves follow no law, or an earlier version wrote the file.
+      chance: the cross-entropy of the best constant guess; ``None`` for other losses.
       sha256: of all others.
       path: of the file.
     """
@@ -64,6 +67,7 @@ class Registered:
     config: Json
     data: Json = dataclasses.field(default_factory=dict)
     course: Course | None = None
+    chance: float | None = None
     sha256: str = ""
     path: pathlib.Path = pathlib.Path(FILE)
 
@@ -86,6 +90,11 @@ class Registered:
     def cost_ratio(self) -> float:
         """Cost of a run of the target over that of the largest rung, in parameters times examples."""
         return self.target.cost / self.largest.cost
+
+    @property
+    def unlearned(self) -> list[Rung]:
+        """Rungs whose mean loss is that of chance, or higher."""
+        return [rung for rung in self.rungs if self.chance and np.mean(rung.losses) > _OF_CHANCE * self.chance]
 
     def as_json(self) -> Json:
         """The object in the file, without its path."""
@@ -204,9 +213,11 @@ def describe(registered: Registered) -> str:
         extrapolation(registered),
     ]
     if forecast.inflation > _SURPRISING:
+        lines.append("Warning: the rungs do not follow one law: use larger or longer rungs.")
+    if unlearned := registered.unlearned:
         lines.append(
-            "Warning: the rungs do not follow one law. Small ones may not have begun to learn: compare their losses "
-            "with that of chance, and use larger or longer rungs."
+            f"Warning: {len(unlearned)} of {len(registered.rungs)} rungs have not begun to learn: their loss is that "
+            f"of chance, {registered.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
         )
     if registered.sha256:
         lines += [f"registered {registered.date} in {registered.path}", f"sha256 {registered.sha256}"]
@@ -240,6 +251,11 @@ def extrapolation(registered: Registered) -> str:
         text += (
             f"\nWarning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
             "the largest rung: this one lies beyond."
+        )
+    if factors[STEPS] > 1:
+        text += (
+            "\nWarning: of the checked targets that are longer than all rungs, 4 of 10 reached a lower loss than the "
+            "interval: what only long runs learn is not foreseen. Use rungs of the target's steps."
         )
     return text
 
@@ -294,6 +310,7 @@ def _from_json(fields: Mapping[str, Any], path: pathlib.Path) -> Registered:
         config=fields["config"],
         data=fields.get("data", {}),
         course=course and Course(course.pop("every"), **{name: tuple(values) for name, values in course.items()}),
+        chance=fields.get("chance"),
         sha256=fields["sha256"],
         path=path,
     )

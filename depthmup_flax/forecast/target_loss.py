@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
+import time
 
 import numpy as np
 from ml_collections import ConfigDict
+from tqdm import tqdm
 
 from depthmup_flax.config.fields import listed, run_differences
 from depthmup_flax.data import LoadOnce, stored_dataset
@@ -15,9 +17,10 @@ from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.from_config import build, count_parameters
 from depthmup_flax.forecast.course import Curves, course_of
 from depthmup_flax.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
+from depthmup_flax.forecast.ladder_time import planned_by_time
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.registered import FILE, Registered, config_json, now, read, register
-from depthmup_flax.records.table import TEST, TRAIN, VALIDATION, Record
+from depthmup_flax.records.table import TEST, TRAIN, VALIDATION, Record, read_info
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.objective import AUTO, require_objective
 from depthmup_flax.tune.proxy import require_mup
@@ -66,18 +69,24 @@ def forecast(
     given = {"width": width or tuned.model.width, "depth": depth or tuned.model.depth}
     target = Size(**given, steps=steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
-    at = functools.partial(rung_config, tuned, built.total_steps, built.epoch_steps, batch_size=batch_size)
-    parameters = functools.cache(lambda size: count_parameters(at(size=size), load=load))
+    at = lambda size: rung_config(tuned, built.total_steps, built.epoch_steps, size, batch_size)
+    parameters = functools.cache(lambda size: count_parameters(at(size), load=load))
     loss = _objective(objective, tuned, built)
-    sizes = plan.sizes(target, parameters)
     directory = workdirs.as_path(workdir)
+    if plan.timed:
+        sizes = planned_by_time(plan, target, directory, parameters, at, loss, lanes, load)
+    else:
+        sizes = plan.sizes(target, parameters)
     if (directory / FILE).exists():
-        return _already(read(directory), at(size=target), sizes, plan.seeds, loss), at(size=target)
+        return _already(read(directory), at(target), sizes, plan.seeds, loss), at(target)
     rungs = [Rung(size.width, size.depth, size.steps, parameters(size)) for size in (*sizes, target)]
     _log_plan(rungs, plan.seeds)
     _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
-    grid = ladder_sweep({size: at(size=size) for size in sizes}, plan.seeds, loss)
+    grid = ladder_sweep({size: at(size) for size in sizes}, plan.seeds, loss)
+    started = time.perf_counter()
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
+    if plan.timed:
+        log.info("the ladder took %s", tqdm.format_interval(time.perf_counter() - started))
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
     registered = Registered(
         date=now(),
@@ -86,12 +95,13 @@ def forecast(
         target=rungs[-1],
         rungs=ladder,
         forecast=forecast_loss(ladder, rungs[-1]),
-        config=config_json(at(size=target)),
+        config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
-        course=course_of({rung: _curves(rung, records) for rung in ladder}, rungs[-1], at(size=target).train.log_every),
+        course=course_of({rung: _curves(rung, records) for rung in ladder}, rungs[-1], at(target).train.log_every),
+        chance=read_info(directory).chance,
     )
     with workdirs.claimed(directory, workdirs.FORECAST, lock=".lock-records"):
-        return register(registered, directory), at(size=target)
+        return register(registered, directory), at(target)
 
 
 def _require_rule(tuned: ConfigDict) -> None:
@@ -120,6 +130,8 @@ def _log_plan(rungs: list[Rung], seeds: int) -> None:
         "target's operations (parameters times examples)",
         *(target.width, target.depth, f"{target.steps:,}", f"{target.parameters:,}", len(ladder), seeds, 100 * share),
     )
+    if share > 1:
+        log.warning("The ladder costs more than the target: train the target, or forecast a larger one.")
 
 
 def _log_rescaling(tuned: ConfigDict, tuned_steps: int, batch_size: int, steps: set[int]) -> None:

@@ -352,7 +352,7 @@ class Study:
         width: int | None = None,
         depth: int | None = None,
         *,
-        budget: float | None = None,
+        budget: float | str | None = None,
         axes: Sequence[str] | None = None,
         widths: Sequence[int] = (),
         depths: Sequence[int] = (),

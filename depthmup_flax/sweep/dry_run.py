@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
-from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.lane_program import lane_mesh
+from depthmup_flax.sweep.estimated_time import estimate_s, measure
 from depthmup_flax.sweep.grid import expand, sweep_info
-from depthmup_flax.sweep.lane_count import Chosen, choose_program
-from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
+from depthmup_flax.sweep.program_group import Group, groups_of_shard, plan
 from depthmup_flax.util.errors import InputError
 
 _UNMEASURED = "Time, and memory for activations, are measured by --measure: it compiles two of the groups."
@@ -81,17 +78,12 @@ def _absent(groups: Sequence[Group]) -> list[str]:
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
     """Speed and memory of the cheapest and the most expensive of ``groups``, ascending; and the time of all."""
-    mesh, lines = lane_mesh(), []
-    measured: list[tuple[float, float]] = []  # cost of a run, its seconds
+    lines, speeds = [], []
     for group in [groups[0], *groups[1:][-1:]]:
-        programs = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
-        program, seconds = choose_program(programs, group.runs, lanes, Chosen())
-        measured.append((group.experiment.cost, seconds * group.experiment.total_steps))
+        speeds.append(speed := measure(group, lanes))
         lines.append(
-            f"measured: {group.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
-            f"{mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
+            f"measured: {group.label}: {1e3 * speed.step_s:.3g} ms per run and step, {speed.lanes} at a time on "
+            f"{speed.devices} device(s), {speed.bytes_per_device / 2**20:,.0f} MiB on each"
         )
-    # Seconds of a run: a power law of its cost, through the measured ones.
-    costs = np.log([group.experiment.cost for group in groups])
-    total = np.exp(np.interp(costs, *np.log(measured).T)) @ [len(group.runs) for group in groups]
-    return [*lines, f"about {tqdm.format_interval(total)} without compilation and evaluation"]
+    total = estimate_s(speeds, [group.experiment.cost for group in groups], [len(group.runs) for group in groups])
+    return [*lines, f"about {tqdm.format_interval(total)}, with compilation and evaluation"]

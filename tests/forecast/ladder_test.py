@@ -32,6 +32,41 @@ def test_a_planned_ladder_uses_its_budget_and_has_three_values_of_each_axis(axes
     assert len(set(rungs)) == len(rungs)
 
 
+@pytest.mark.parametrize(("budget", "limit_s"), [("90s", 90), ("1.5min", 90), ("2h", 7200)])
+def test_a_budget_in_time_plans_the_largest_ladder_that_ends_within_it(budget, limit_s):
+    seconds = lambda rungs: 20 * limit_s * share(rungs, 3)
+    planned = LadderPlan(budget).sizes(TARGET, parameters, seconds)
+    assert seconds(planned) <= limit_s < seconds(LadderPlan(f"{8 * limit_s}s").sizes(TARGET, parameters, seconds))
+    assert planned == LadderPlan("5%").sizes(TARGET, parameters)
+    with pytest.raises(InputError, match=r"the smallest ladder, with --seeds=3, needs .* s\."):
+        LadderPlan("1s").sizes(TARGET, parameters, seconds)
+
+
+def test_the_default_budget_of_a_small_target_is_what_the_smallest_ladder_takes():
+    target = Size(128, 16, 1000)
+    smallest = LadderPlan().sizes(target, parameters)
+    needed = share(smallest, 3, target)
+    assert needed > 0.05
+    with pytest.raises(InputError, match="--budget is 5%: the smallest ladder"):
+        LadderPlan("5%").sizes(target, parameters)
+    assert LadderPlan(f"{100 * needed + 1e-6}%").sizes(target, parameters) == smallest
+
+
+def test_a_planned_ladder_varies_the_axes_with_three_smaller_sizes_and_refuses_others_if_asked():
+    values = lambda rungs, axis: {getattr(rung, axis) for rung in rungs}
+    for target in (Size(512, 1, 100), Size(512, 4, 100)):
+        rungs = LadderPlan(0.5).sizes(target, parameters)
+        assert len(values(rungs, "width")) >= 3
+        assert values(rungs, "depth") == {target.depth}
+        with pytest.raises(InputError, match=f"^the target's depth is {target.depth}: .* leave depth out of --axes"):
+            LadderPlan(0.5, ("width", "depth")).sizes(target, parameters)
+    for steps in (1, 12, 32):
+        with pytest.raises(InputError, match=f"^the target's steps is {steps}: .* leave steps out of --axes"):
+            LadderPlan(0.5, ("width", "depth", "steps")).sizes(Size(512, 32, steps), parameters)
+    with pytest.raises(InputError, match=r"^the target's width is 8: "):
+        LadderPlan().sizes(Size(8, 4, 100), parameters)
+
+
 def test_given_sizes_are_combined_and_others_are_the_targets():
     rungs = LadderPlan(widths=(8, 16, 32), steps=(100, 200, 400)).sizes(TARGET, parameters)
     assert len(rungs) == 9
@@ -42,19 +77,27 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
     ("plan", "sentence"),
     [
         ({"widths": (16,)}, "the ladder has one size: "),
+        ({"depths": (2, 2, 2)}, "the ladder has one size: "),
+        ({"widths": (16,), "depths": (4,), "steps": (100,)}, "the ladder has one size: "),
         ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values. "),
         ({"widths": (16, 32, 1024)}, "the target's width is 512, and the ladder has width 1024: "),
+        ({"depths": (4, 8, 64)}, "the target's depth is 32, and the ladder has depth 64: "),
+        ({"steps": (100, 200, 8000)}, "the target's steps is 4000, and the ladder has steps 8000: "),
         ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
+        ({"depths": (8, 16, 32), "steps": (1000, 2000, 4000)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
         ({"axes": ("hight",)}, "--axes has 'hight': "),
         ({"budget": 0.0}, "--budget is 0.0: "),
-        ({"budget": "5%"}, "--budget is '5%': "),
+        ({"budget": "5 days"}, "--budget is '5 days': "),
+        ({"budget": "-1h"}, "--budget is '-1h': "),
+        ({"budget": "nan%"}, "--budget is 'nan%': "),
+        ({"budget": True}, "--budget is True: "),
         ({"budget": 0.1, "widths": (8, 16, 32)}, "--budget and --axes plan rungs, "),
         ({"axes": ()}, "--axes is '': "),
         ({"axes": ("width", "width")}, "--axes is 'width,width': "),
         (
             {"budget": 1e-7},
-            "--budget is 1e-05% of the target's operations: the smallest ladder, with --seeds=3, ",
+            "--budget is 1e-07: the smallest ladder, with --seeds=3, needs 0.74",
         ),
         ({"seeds": 0}, "--seeds is 0: "),
     ],
@@ -65,17 +108,26 @@ def test_a_wrong_ladder_is_refused(plan, sentence):
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_network_that_has_no_small_sizes_asks_for_their_names():
-    def deep_only(size):
-        if size.depth < 16:
-            raise InputError("model.depth is too small.")
-        return parameters(size)
+def test_the_rungs_of_a_network_without_small_sizes_are_those_that_it_has():
+    def at_least(depth):
+        def network(size):
+            if size.depth < depth:
+                raise InputError("model.depth is too small.")
+            return parameters(size)
+
+        return network
+
+    assert {rung.depth for rung in LadderPlan().sizes(Size(512, 24, 100), at_least(3))} == {3, 6, 12}
+    assert {rung.depth for rung in LadderPlan().sizes(Size(512, 24, 100), at_least(12))} == {24}
+    with pytest.raises(InputError) as caught:  # the target has no such size
+        LadderPlan().sizes(Size(512, 8, 4000), at_least(12))
+    assert str(caught.value) == "model.depth is too small."
+
+    def wide_or_deep(size):
+        return at_least(99 if size.width < 512 else 3)(size) if size.depth < 32 else parameters(size)
 
     with pytest.raises(InputError, match=r"model.depth is too small\. Name the rungs, such as --widths"):
-        LadderPlan(0.2).sizes(TARGET, deep_only)
-    with pytest.raises(InputError) as caught:  # naming rungs would not help
-        LadderPlan(0.2).sizes(Size(512, 8, 4000), deep_only)
-    assert str(caught.value) == "model.depth is too small."
+        LadderPlan().sizes(Size(512, 32, 100), wide_or_deep)
 
 
 def tuned():

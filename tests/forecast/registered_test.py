@@ -128,8 +128,22 @@ def test_a_target_beyond_what_was_checked_warns():
     assert "Warning" not in repr(GIVEN)
     far = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, parameters=4**12))
     assert "Warning: forecasts were checked" in repr(far)
+    for factor in (1, 2):
+        long = dataclasses.replace(
+            GIVEN, target=dataclasses.replace(LARGE, steps=factor * LARGE.steps, parameters=4**7)
+        )
+        assert ("Use longer rungs" in repr(long)) == (factor > 4)
 
 
 def test_rungs_that_follow_no_law_warn():
     surprised = dataclasses.replace(GIVEN.forecast, inflation=2.4)
     assert "Warning: the rungs do not follow one law" in repr(dataclasses.replace(GIVEN, forecast=surprised))
+
+
+def test_rungs_with_the_loss_of_chance_or_a_higher_one_are_counted_in_a_warning():
+    losses = [rung.losses for rung in RUNGS]
+    assert losses[0] > losses[1] > losses[2]
+    for chance, count in ((None, 0), (2.0, 0), (1.1, 1), (0.5, 4)):
+        registered = dataclasses.replace(GIVEN, chance=chance)
+        assert len(registered.unlearned) == count
+        assert (f"{count} of 4 rungs have not begun to learn" in repr(registered)) == (count > 0)

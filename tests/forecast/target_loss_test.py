@@ -10,6 +10,7 @@ from processes import run_lines
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import default_config
+from depthmup_flax.forecast import ladder_time
 from depthmup_flax.forecast.law import Rung, forecast_loss
 from depthmup_flax.forecast.target_loss import with_losses
 from depthmup_flax.records.table import Record, read_sweep
@@ -57,6 +58,23 @@ def test_a_forecast_is_registered_once_and_its_target_is_trained_and_checked(tmp
     assert json.loads(checked.out)["loss"] == result["test_loss"]
     rows = (tmp_path / "f/target/metrics.jsonl").read_text()
     assert rows.count("forecast_low") == len(registered["course"]["ends"]) == 12
+
+
+@pytest.mark.slow
+def test_a_ladder_that_fits_a_time_is_planned_once_and_resumed(tmp_path, monkeypatch):
+    config = default_config("res_mlp")
+    config.data.name = "digits"
+    config.model.update(width=64, depth=2, base_width=8, base_depth=2)
+    config.train.update(steps=12, epochs=0.0)
+    ask = lambda budget: dm.forecast.forecast(config, tmp_path, dm.forecast.LadderPlan(budget, seeds=2), lanes=0)[0]
+    with pytest.raises(InputError, match=r"^--budget is 1s: the smallest ladder, with --seeds=2, needs .* s\."):
+        ask("1s")
+    registered = ask("5min")
+    assert [rung.width for rung in registered.rungs] == [8, 16, 32]
+    monkeypatch.setattr(ladder_time, "measure", lambda *args: pytest.fail("another estimate"))
+    assert ask("5min") == registered
+    with pytest.raises(InputError, match="holds the ladder of another budget"):
+        ask("6min")
 
 
 @pytest.mark.slow
