@@ -9,6 +9,7 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
 * `param_table` prints every factor; `classify` places (alpha, gamma) in the phase diagram.
+* `recipe` chooses width, depth, batch size, steps and hyperparameters together for a compute budget.
 * `Study` tunes, sweeps, reports and trains a network of yours on your data, in Python; `read_records` reads the records
   of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
@@ -28,6 +29,7 @@ from depthmup_flax.util.late_imports import imported_late
 if TYPE_CHECKING:
     from depthmup_flax import coord_check, forecast, report, sweep, tune
     from depthmup_flax.engine.task import Task
+    from depthmup_flax.forecast.recipe import recipe
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
@@ -102,6 +104,7 @@ __all__ = [
     "param_table",
     "powers_of_two",
     "read_records",
+    "recipe",
     "report",
     "rescale_init",
     "rescaled_hyperparameters",
@@ -118,6 +121,7 @@ _NAMES = {
     "util.errors": "InputError",
     "util.version": "__version__",
     "engine.task": "Task",
+    "forecast.recipe": "recipe",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",

@@ -33,7 +33,15 @@ from depthmup_flax.util.errors import (
 from depthmup_flax.util.extras import missing
 from depthmup_flax.util.version import __version__
 
-_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict")  # end with their reader, as in | head
+_PRINTING = (
+    "config",
+    "doctor",
+    "completion",
+    "report",
+    "plan",
+    "predict",
+    "recipe",
+)  # end with their reader, as in | head
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits

@@ -64,6 +64,7 @@ FORMS = (
 _EXPONENTS = 2.0 ** np.arange(-3, 1.1, 0.25)  # uniform prior over these, from nearly a logarithm to a square
 _MISFITS = 0.0005 * 2.0 ** np.arange(9)  # relative distances between the losses of a ladder and a law
 _DRAWS, _FEWEST = 20_000, 0.01  # the share of draws that are laws
+_AT_ONCE = 16  # sizes in memory
 LEVEL = 0.95
 
 
@@ -162,15 +163,10 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
     Raises:
       InputError: no law fits.
     """
-    rungs = sorted(rungs, key=lambda rung: rung.cost)
-    forms = forms_of(rungs)
-    spread = seed_spread(rungs)
-    small, large = held_out(rungs)
-    before, whole = ([Posterior(form, part, spread) for form in forms] for part in (small, rungs))
+    before, whole, weights = _posteriors(rungs)
+    large, forms = held_out(rungs)[1], [one.form for one in whole]
     tested = _drawn(before, _softmax([one.log_evidence for one in before]), large, len(rungs[0].losses))
     error, inflation = _errors(tested, [float(np.mean(rung.losses)) for rung in large])
-    # By the density with which each form foretells the larger rungs from the smaller ones.
-    weights = _softmax([one.log_evidence - part.log_evidence for one, part in zip(whole, before, strict=True)])
     low, loss, high = quantiles(_drawn(whole, weights, [target], 1)[:, 0])
     best = int(np.argmax(weights))
     return Forecast(
@@ -181,7 +177,7 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
         law=whole[best].formula(),
         held_out_error=error,
         inflation=inflation,
-        seed_spread=spread,
+        seed_spread=seed_spread(rungs),
     )
 
 
@@ -193,6 +189,23 @@ def foretold(rungs: Sequence[Rung], targets: Sequence[Rung], noise: float, seeds
     """
     posteriors = [Posterior(form, rungs, noise) for form in forms_of(rungs)]
     return _drawn(posteriors, _softmax([one.log_evidence for one in posteriors]), targets, seeds, draws)
+
+
+def upper_losses(rungs: Sequence[Rung], sizes: Sequence[Rung]) -> list[float]:
+    """The loss below which one run of each size stays with 97.5 %, from one fit; `InputError` if no law fits."""
+    _, whole, weights = _posteriors(rungs)
+    parts = [sizes[start : start + _AT_ONCE] for start in range(0, len(sizes), _AT_ONCE)]
+    return [quantiles(losses)[-1] for part in parts for losses in _drawn(whole, weights, part, 1).T]
+
+
+def _posteriors(rungs: Sequence[Rung]) -> tuple[list[Posterior], list[Posterior], np.ndarray]:
+    """The posteriors of all forms, given the smaller rungs and given all, and the weights of the forms."""
+    rungs = sorted(rungs, key=lambda rung: rung.cost)
+    forms, spread = forms_of(rungs), seed_spread(rungs)
+    before, whole = ([Posterior(form, part, spread) for form in forms] for part in (held_out(rungs)[0], rungs))
+    # By the density with which each form foretells the larger rungs from the smaller ones.
+    densities = [one.log_evidence - part.log_evidence for one, part in zip(whole, before, strict=True)]
+    return before, whole, _softmax(densities)
 
 
 def varied_axes(rungs: Sequence[Rung]) -> tuple[str, ...]:

@@ -192,7 +192,6 @@ def describe(registered: Registered) -> str:
     """The ladder, the law, the forecast and how far it extrapolates."""
     forecast, target = registered.forecast, registered.target
     name = LOSSES[registered.objective]
-    low, high = forecast.interval
     rows: list[tuple[str, ...]] = [("width", "depth", "steps", "parameters", name, "seeds")]
     for rung in registered.rungs:
         mean = sum(rung.losses) / len(rung.losses)
@@ -208,9 +207,8 @@ def describe(registered: Registered) -> str:
         f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
         f"{_seeds(registered)}; weights of the forms: {weights}",
         f"target: {sizes}",
-        f"forecast of one run: {name} {forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        *expected_loss(registered),
         _course(registered.course),
-        extrapolation(registered),
     ]
     if forecast.inflation > _SURPRISING:
         lines.append("Warning: the rungs do not follow one law: use larger or longer rungs.")
@@ -238,13 +236,24 @@ def _course(course: Course | None) -> str:
     return f"course: training loss in {len(course.ends)} blocks of steps, in the first third within {factor:.3g} times"
 
 
+def expected_loss(registered: Registered) -> list[str]:
+    """The loss of a run of the target, with its interval, and how far the target lies beyond the largest rung."""
+    low, high = registered.interval
+    name = LOSSES[registered.objective]
+    return [
+        f"forecast of one run: {name} {registered.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        extrapolation(registered),
+    ]
+
+
 def extrapolation(registered: Registered) -> str:
     """How far the target lies beyond the largest rung."""
     target, largest = registered.target, registered.largest
     factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in registered.rungs) for axis in AXES}
     beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
+    beyond = f"{beyond} that of any rung; " if beyond else ""
     text = (
-        f"extrapolation: {beyond} that of any rung; cost {registered.cost_ratio:.3g} times that of the largest "
+        f"extrapolation: {beyond}cost {registered.cost_ratio:.3g} times that of the largest "
         f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)"
     )
     if registered.cost_ratio > CHECKED_COST_RATIO:

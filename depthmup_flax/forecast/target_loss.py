@@ -64,7 +64,7 @@ def forecast(
       InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another forecast.
     """
     load = load or LoadOnce()
-    _require_rule(tuned)
+    require_rule(tuned)
     built = build(tuned, load=load)
     given = {"width": width or tuned.model.width, "depth": depth or tuned.model.depth}
     target = Size(**given, steps=steps or built.total_steps)
@@ -104,7 +104,8 @@ def forecast(
         return register(registered, directory), at(target)
 
 
-def _require_rule(tuned: ConfigDict) -> None:
+def require_rule(tuned: ConfigDict) -> None:
+    """Raises `InputError` unless the rule of ``tuned`` transfers, from base sizes that it names."""
     require_mup(tuned.parametrization.preset)
     for name in ("width", "depth"):
         if not tuned.model[f"base_{name}"]:

@@ -212,6 +212,14 @@ def rescaling_table(
     tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
 ) -> str:
     """Each hyperparameter before and after, with the reason; then `concerns`."""
+    warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule)]
+    return "\n".join([*aligned(rescaling_rows(tuned, target, optimizer, rule), "<>><"), *warned])
+
+
+def rescaling_rows(
+    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
+) -> list[tuple[str, ...]]:
+    """The rows of `rescaling_table`, its head first."""
     exponents, (k, d) = _exponents(optimizer, rule), _ratios(tuned, target.batch_size, target.steps)
     kept = {"examples": "the same number of examples", "run": "the same part of the run", "steps": "the same steps"}
     momentum = ", and (1 - momentum)" if target.momentum != tuned.momentum else ""
@@ -230,8 +238,7 @@ def rescaling_table(
         if before or after:
             short = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in (before, after))
             rows.append((name, *short, why))
-    warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule)]
-    return "\n".join([*aligned(rows, "<>><"), *warned])
+    return rows
 
 
 def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:

@@ -25,6 +25,7 @@ from depthmup_flax.engine.from_config import build as build_experiment
 from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.forecast.ladder import LadderPlan
+from depthmup_flax.forecast.recipe import Recipe, recipe
 from depthmup_flax.forecast.registered import Registered
 from depthmup_flax.forecast.target_loss import DEFAULT, forecast, watched
 from depthmup_flax.infer.audit import Audit
@@ -393,6 +394,19 @@ class Study:
     def _forecast_place(self, config: ConfigDict) -> pathlib.Path:
         model = config.model
         return self.workdir / f"forecast_width{model.width}_depth{model.depth}_{config_hash(config)[:6]}"
+
+    @_shown
+    def recipe(self, compute: float, *, forecast: Registered | None = None, **values: Any) -> Recipe:
+        """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
+
+        Args:
+          compute: parameters times examples, in those of ``study.train(**values)``.
+          forecast: of this study at the same values: the law of its ladder chooses.
+          **values: of the hyperparameters, ``**best``; and ``width``, ``depth``, ``batch_size`` of the run, which are
+            otherwise chosen. See `depthmup_flax.recipe`.
+        """
+        given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
+        return recipe(self.config(**values), compute, forecast=forecast, load=self._load, **given)
 
     @_with_own_names
     def optimizer(
