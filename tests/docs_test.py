@@ -29,6 +29,7 @@ repository_links = importlib.import_module("repository_links")
 sys.path.append(str(DOCS))
 claims_table = importlib.import_module("claims_table")
 forecast_table = importlib.import_module("forecast_table")
+rule_benchmark_table = importlib.import_module("rule_benchmark_table")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
@@ -56,9 +57,14 @@ def test_links_of_pages_lead_to_files_that_exist(page):
     assert not missing
 
 
-@pytest.mark.parametrize(
-    "table", [pytest.param(claims_table, marks=pytest.mark.slow), forecast_table], ids=lambda table: table.__name__
-)
+TABLES = [
+    pytest.param(claims_table, marks=pytest.mark.slow),
+    forecast_table,
+    pytest.param(rule_benchmark_table, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
 def test_a_table_is_what_the_committed_records_give(table):
     page = table.PAGE.read_text()
     assert table.renewed(page) == page
