@@ -134,7 +134,7 @@ def test_comments_of_fields_are_shown():
 
 def test_commands_of_pages_exist():
     text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
-    for name, arguments in re.findall(r"^depthmup ([a-z]+)(.*)$", text, re.MULTILINE):
+    for name, arguments in re.findall(r"^depthmup ([a-z-]+)(.*)$", text, re.MULTILINE):
         assert name in COMMANDS
         for config in re.findall(r"--config=([\w/]+)(?= |$)", arguments):
             assert shipped_configs.path_of(config)
