@@ -30,6 +30,7 @@ sys.path.append(str(DOCS))
 claims_table = importlib.import_module("claims_table")
 forecast_table = importlib.import_module("forecast_table")
 recipe_table = importlib.import_module("recipe_table")
+rule_benchmark_table = importlib.import_module("rule_benchmark_table")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
@@ -57,7 +58,12 @@ def test_links_of_pages_lead_to_files_that_exist(page):
     assert not missing
 
 
-TABLES = [pytest.param(claims_table, marks=pytest.mark.slow), forecast_table, recipe_table]
+TABLES = [
+    pytest.param(claims_table, marks=pytest.mark.slow),
+    forecast_table,
+    recipe_table,
+    pytest.param(rule_benchmark_table, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
@@ -130,7 +136,7 @@ def test_comments_of_fields_are_shown():
 
 def test_commands_of_pages_exist():
     text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
-    for name, arguments in re.findall(r"^depthmup ([a-z]+)(.*)$", text, re.MULTILINE):
+    for name, arguments in re.findall(r"^depthmup ([a-z-]+)(.*)$", text, re.MULTILINE):
         assert name in COMMANDS
         for config in re.findall(r"--config=([\w/]+)(?= |$)", arguments):
             assert shipped_configs.path_of(config)

@@ -90,7 +90,7 @@ def _command_for(word: str) -> str:
 
 def usage() -> str:
     """The help of ``depthmup`` itself."""
-    rows = lambda group: "\n".join(f"  {name:11} {what}" for name, what in group.items())
+    rows = lambda group: "\n".join(f"  {name:14} {what}" for name, what in group.items())
     commands = "\n\n".join(f"{heading}\n{rows(group)}" for heading, group in GROUPS.items())
     return f"""\
 depthmup: tune a small network once, train a deeper, wider one with the same hyperparameters.

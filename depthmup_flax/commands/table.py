@@ -20,6 +20,7 @@ GROUPS = {
     },
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",
+        "benchmark-rule": "compare a rule of yours with known ones on ten small tasks",
         "plan": "memory, time and communication on devices that you do not have",
         "doctor": "what is installed and what is missing",
     },
@@ -34,7 +35,7 @@ COMMANDS = {name: does for group in GROUPS.values() for name, does in group.item
 
 def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
     """The module of a command, and the parser of its flags."""
-    module = importlib.import_module(f"depthmup_flax.commands.{name}")
+    module = importlib.import_module(f"depthmup_flax.commands.{name.replace('-', '_')}")
     parser = Parser(module.__doc__ or "")
     module.define(parser)
     return module, parser

@@ -281,6 +281,12 @@ FLAGS = [
     ("forecast --target.batch_size=8 --check={files}/run --workdir={files}/run", "--target.batch_size is of a new"),
     ("forecast --seeds=2 --check={files}/run --workdir={files}/run", "--seeds is of a new forecast"),
     ("forecast --check={files}/run --workdir={files}/run", "'{files}/run' holds no forecast"),
+    ("benchmark-rule", "name one rule, such as depthmup benchmark-rule my_rule.py"),
+    ("benchmark-rule {files}/nothing.py", "rule is '{files}/nothing.py': name a Python file, or one of completep"),
+    ("benchmark-rule {files}/without.py", "{files}/without.py has no RULE"),
+    ("benchmark-rule mup --tasks=digits_mlp", "--tasks has 'digits_mlp': did you mean 'digits_mlp_"),
+    ("benchmark-rule per_layer_sp --tasks=digits_mlp_muon", "RULE of per_layer_sp covers none of digits_mlp_muon"),
+    ("benchmark-rule mup --lanes=few", "--lanes is few"),
     ("check {digits} --widths=abc", "--widths is abc"),
     (
         "check {digits} --widths=64,128",
