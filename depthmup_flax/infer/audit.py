@@ -93,6 +93,16 @@ class Audit:
         what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
         return f"{self.verdict}: {what}."
 
+    def require_roles(self) -> None:
+        """Raises `InputError` if the role of a parameter could not be read."""
+        for row in self.rows:
+            if row.info is None:
+                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
+                raise InputError(
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
+                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                )
+
     @functools.cached_property
     def info(self) -> InfoTree:
         """The `ParamInfo` of every parameter, in the model's containers; warns if the verdict is ``missing``.
@@ -102,13 +112,7 @@ class Audit:
         Raises:
           InputError: a role could not be read.
         """
-        for row in self.rows:
-            if row.info is None:
-                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
-                raise InputError(
-                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
-                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
-                )
+        self.require_roles()
         if self.verdict == "missing":
             log.warning("the audit says %s No optimizer makes up for that.", self._headline)
         infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]

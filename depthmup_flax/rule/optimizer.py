@@ -288,8 +288,8 @@ def _scaled(
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     require_info(info)
-    require_audited(info, parametrization)
     inner, kinds = check_direction(inner, info, parametrization, geometry)
+    require_audited(info, parametrization)
     require_inner_layers(info, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale
     return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]

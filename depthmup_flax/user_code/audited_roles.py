@@ -221,7 +221,7 @@ def _candidates(sizes: Sizes, base_sizes: Sizes) -> Iterator[Sizes]:
 
 def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:
     """The infos of an audited network for one that is smaller: without the ratios in which it is the base's."""
-    result.info  # noqa: B018 - raises for a role that was not read
+    result.require_roles()
     flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
     own = {path_name(path): leaf.shape for path, leaf in flat}
     infos = {row.path: row.info for row in result.rows if row.info is not None}
