@@ -48,7 +48,9 @@ def main(args: argparse.Namespace) -> None:
     from depthmup_flax.sweep.lane_count import parse_lanes
 
     rule = read_rule(args.words[0])
-    names = list(TASKS) if args.tasks is None else args.tasks
+    names = list(TASKS if args.tasks is None else dict.fromkeys(args.tasks))
+    if not names:
+        raise InputError(f"--tasks is empty: name some of {', '.join(TASKS)}.")
     for name in names:
         if name not in TASKS:
             raise InputError(f"--tasks has {name!r}: {did_you_mean(name, TASKS)}")

@@ -115,6 +115,10 @@ def recipe(
     Raises:
       InputError: bad sizes, a rule that does not transfer, a forecast of another config or one that cannot choose.
     """
+    if not isinstance(tuned, ConfigDict):
+        raise InputError(f"the config is {type(tuned).__name__}: use a ConfigDict, of depthmup_flax.config.from_file.")
+    if not (forecast is None or isinstance(forecast, Registered)):
+        raise InputError(f"forecast is {forecast!r}: use a registered one, such as what study.forecast returns.")
     load = load or LoadOnce()
     require_rule(tuned)
     if isinstance(compute, bool) or not isinstance(compute, numbers.Real) or not 1 <= compute < math.inf:
@@ -191,14 +195,29 @@ def _allocated(
     free = DEPTH if given[WIDTH] else WIDTH
     grain, deeper = family.grain(free), family.grain(DEPTH)
 
-    sizes: list[tuple[int, int]] = []
-    for value in itertools.count(model[free], grain):
+    fixed = dict(given)
+    if free == DEPTH and not given[DEPTH]:
+        if given[WIDTH] and given[WIDTH] < model.width:
+            raise InputError(f"--width is {given[WIDTH]}, below the tuned {model.width}: fix --depth, too.")
+        if not family.built.parametrization.alpha:
+            fixed[DEPTH], reason = model.depth, "as tuned"
+
+    def size(grains: int) -> tuple[int, int]:
+        value = model[free] + grains * grain
         width = given[WIDTH] or value
         along = deeper * round(model.depth * (width / model.width) ** power / deeper)
-        sizes.append((width, given[DEPTH] or (value if free == DEPTH else max(model.depth, along))))
-        if count(*sizes[-1]) >= goal or (given[WIDTH] and given[DEPTH]):
-            break
-    width, depth = min(sizes[-2:], key=lambda size: abs(math.log(count(*size) / goal)))
+        return width, fixed[DEPTH] or (value if free == DEPTH else max(model.depth, along))
+
+    sizes = [size(0)]
+    if not (given[WIDTH] and fixed[DEPTH]) and count(*size(0)) < goal:
+        low, high = 0, 1
+        while count(*size(high)) < goal:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if count(*size(middle)) < goal else (low, middle)
+        sizes = [size(low), size(high)]
+    width, depth = min(sizes, key=lambda size: abs(math.log(count(*size) / goal)))
     examples = compute * family.built.parameters / family.parameters(width, depth)
     batch = given["batch_size"] or batch_size * max(1, round(examples**allocation.batch_size))
     why = {

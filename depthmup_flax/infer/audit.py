@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import logging
 import math
 import re
 from collections import Counter
@@ -37,8 +36,6 @@ from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree, InfoTree
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +102,7 @@ class Audit:
 
     @functools.cached_property
     def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the model's containers; warns if the verdict is ``missing``.
+        """The `ParamInfo` of every parameter, in the model's containers.
 
         Optimizers take it for the rule of this audit alone.
 
@@ -113,8 +110,6 @@ class Audit:
           InputError: a role could not be read.
         """
         self.require_roles()
-        if self.verdict == "missing":
-            log.warning("the audit says %s No optimizer makes up for that.", self._headline)
         infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
 

@@ -92,17 +92,21 @@ def read_rule(named: str) -> Rule:
     path = SHIPPED / f"{named}.py" if named in shipped_rules() else pathlib.Path(named)
     if not path.is_file():
         raise InputError(f"rule is {named!r}: name a Python file, or one of {', '.join(shipped_rules())}.")
+    if path.stem in shipped_rules() and path.resolve().parent != SHIPPED.resolve():
+        raise InputError(f"rule is {named!r}, which has the name of a rule of the benchmark: rename the file.")
     with calling(str(path)):
         stated: Mapping[str, Any] = runpy.run_path(str(path))
     if "RULE" not in stated:
         raise InputError(f"{path} has no RULE: write RULE = dm.Parametrization(...), or a function RULE.")
     rule = stated["RULE"]
-    if not callable(rule):
+    if isinstance(rule, type) or not callable(rule):
         _required(rule, path.stem)
     return Rule(path.stem, rule, _second(stated.get("TUNED", (_RATE,)), path))
 
 
 def _second(tuned: Any, path: pathlib.Path) -> str | None:
+    if not isinstance(tuned, (str, tuple, list)):
+        raise InputError(f"TUNED of {path} is {tuned!r}: use a tuple of names, such as ({_RATE!r},).")
     names = [tuned] if isinstance(tuned, str) else list(tuned)
     others = [name for name in names if name != _RATE]
     for name in others:

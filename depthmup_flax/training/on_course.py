@@ -34,7 +34,10 @@ def require_course(experiment: Experiment, data: Json) -> None:
     """
     if not (place := experiment.config.forecast):
         return
-    registered = read(workdirs.as_path(place))
+    try:
+        registered = read(workdirs.as_path(place))
+    except InputError as error:
+        raise InputError(f"forecast is {place!r}: {error} Or leave --config.forecast empty.") from error
     where, target = f"forecast is {place!r}", registered.target
     if registered.course is None:
         raise InputError(f"{where}, which has no course ({NO_COURSE}): register it in another --workdir, {_NONE}.")
@@ -84,8 +87,10 @@ class CourseWatch:
             for step, loss in zip(rows["step"], rows.get("train_loss", ()), strict=False):
                 if loss == loss:  # rows of evaluations have none
                     self._watch.update(int(step), float(loss))
-        if self._watch.step != first_step:
+        if not 0 <= first_step - self._watch.step < config.train.log_every:  # rows are lost
             self._watch = Watch(self._watch.course, first_step)
+            left = [int(step) for step in rows.get("off_course_since", ()) if step == step]
+            self._watch.left = left[-1] if left else None
 
     @property
     def left(self) -> int | None:

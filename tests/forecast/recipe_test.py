@@ -155,6 +155,8 @@ def test_upper_losses_of_several_sizes_are_those_of_the_interval_of_each():
         (math.inf, {}, "--compute is inf"),
         ("64", {}, "--compute is '64'"),
         (2, {"width": 0}, "--width is 0"),
+        (2, {"width": 31}, "--width is 31, below the tuned 32"),
+        (2, {"forecast": "runs/forecast"}, "forecast is 'runs/forecast'"),
         (2, {"width": 1024, "depth": 64}, "--compute is 2, less than one step"),
     ],
 )
@@ -194,6 +196,8 @@ def test_a_rule_over_width_alone_keeps_the_depth():
         for preset in ("mup", "depth_mup")
     ]
     assert depths[0] == 4 < depths[1]
+    given = recipe(tuned(**{"parametrization.preset": "mup"}), 16, load=LOAD, width=32, allocation=along)
+    assert given.config.model.depth == 4
 
 
 def test_an_allocation_moves_compute_between_parameters_and_examples():

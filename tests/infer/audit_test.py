@@ -743,15 +743,6 @@ def test_the_info_of_an_audit_is_for_its_own_forward_exponents(preset):
     dm.adamw(1e-3, audited().info, RULE.replace(gamma=0.0, gamma0=2.0, branch_multiplier=3.0))
 
 
-def test_the_info_of_a_failed_audit_warns_once(caplog):
-    audited().info  # noqa: B018
-    assert not caplog.messages
-    failed = dataclasses.replace(audited(edit="no_readout"))
-    failed.info, failed.info  # noqa: B018
-    (message,) = caplog.messages
-    assert "readout_not_scaled" in message
-
-
 def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
     text = str(audited(edit="no_readout"))
     lines = text.splitlines()

@@ -67,6 +67,8 @@ def test_a_rule_leaves_out_what_it_does_not_cover():
         ("rule = 3", "has no RULE"),
         ("RULE = 'mup'", "RULE of my_rule is 'mup'"),
         ("class P(dm.Parametrization): pass\nRULE = P()", "RULE of my_rule is "),
+        ("RULE = dm.Parametrization", "RULE of my_rule is "),
+        ("RULE = dm.Parametrization()\nTUNED = 5", "TUNED of .* is 5"),
         ("RULE = dm.Parametrization()\nTUNED = ('embedding_lr',)", "TUNED of .* has 'embedding_lr'"),
         ("RULE = dm.Parametrization()\nTUNED = ('input_lr_factor', 'output_lr_factor')", "give one besides"),
     ],
@@ -74,6 +76,12 @@ def test_a_rule_leaves_out_what_it_does_not_cover():
 def test_a_file_that_states_no_rule_is_refused(rule_of, text, said):
     with pytest.raises(InputError, match=said):
         rule_of(text)
+
+
+def test_a_file_with_the_name_of_a_shipped_rule_does_not_take_its_place(tmp_path):
+    (tmp_path / "mup.py").write_text(HEAD + "RULE = dm.Parametrization()")
+    with pytest.raises(InputError, match="rename"):
+        read_rule(str(tmp_path / "mup.py"))
 
 
 def test_an_error_in_a_file_is_the_users(rule_of):

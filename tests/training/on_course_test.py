@@ -119,3 +119,16 @@ def test_a_resumed_run_without_its_rows_or_with_rarer_ones_is_watched_from_its_c
         assert json.loads((tmp_path / name / "result.json").read_text())["off_course_since"] is None
         assert result["steps"] == 20
     assert not warnings(logged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ["kept", "lost before the checkpoint"])
+def test_a_run_resumed_between_two_rows_remembers_that_it_left(forecast, tmp_path, logged, rows):
+    run = config(forecast=str(forecast), **{"train.checkpoint_every": 15})
+    with interrupted_before(16):
+        train_and_evaluate(run, tmp_path / "run")
+    if rows != "kept":
+        path = tmp_path / "run/metrics.jsonl"
+        path.write_text("".join(line for line in path.open() if json.loads(line)["step"] == 12))
+    assert train_and_evaluate(run, tmp_path / "run")["off_course_since"] == 12
+    assert len(warnings(logged)) == 1
