@@ -92,9 +92,11 @@ class LadderPlan:
         text = str(_BUDGET if self.budget is None else self.budget)
         number, unit = re.fullmatch(r"(.*?)(%|s|min|h|)", text, re.DOTALL).groups()  # type: ignore[union-attr]
         try:
-            return float(number) * _UNITS[unit], unit in _OF_TIME
+            limit = float(number) * _UNITS[unit]
         except ValueError:
             return math.nan, False
+        # 5 may be 5 % or five minutes.
+        return math.nan if not unit and limit >= 1 else limit, unit in _OF_TIME
 
     def _given(self) -> dict[str, Sequence[int]]:
         return {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}

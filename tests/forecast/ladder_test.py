@@ -92,6 +92,8 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
         ({"budget": "-1h"}, "--budget is '-1h': "),
         ({"budget": "nan%"}, "--budget is 'nan%': "),
         ({"budget": True}, "--budget is True: "),
+        ({"budget": "5"}, "--budget is '5': "),
+        ({"budget": 5}, "--budget is 5: "),
         ({"budget": 0.1, "widths": (8, 16, 32)}, "--budget and --axes plan rungs, "),
         ({"axes": ()}, "--axes is '': "),
         ({"axes": ("width", "width")}, "--axes is 'width,width': "),
