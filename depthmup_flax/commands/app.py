@@ -33,15 +33,8 @@ from depthmup_flax.util.errors import (
 from depthmup_flax.util.extras import missing
 from depthmup_flax.util.version import __version__
 
-_PRINTING = (
-    "config",
-    "doctor",
-    "completion",
-    "report",
-    "plan",
-    "predict",
-    "recipe",
-)  # end with their reader, as in | head
+# They end with their reader, as in | head.
+_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict", "recipe")
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits

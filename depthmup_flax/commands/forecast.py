@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
-import shlex
 from typing import TYPE_CHECKING
 
 from depthmup_flax.commands import start
@@ -28,7 +26,6 @@ from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
 from depthmup_flax.config import shipped
 from depthmup_flax.process.compilation_cache import cache_compilations
 from depthmup_flax.records.table import OBJECTIVES
-from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,17 +113,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def _write_target(args: argparse.Namespace, registered: Registered, large: ConfigDict) -> None:
     """Writes the target's config beside the forecast."""
-    from depthmup_flax.config.files import from_file
-    from depthmup_flax.tune.search import train_command, tuned_file
+    from depthmup_flax.tune.search import derived_file, next_training
     from depthmup_flax.workdir.files import write_atomically
 
-    parent, *arguments = args.config.path().split(":", 1)
     path = registered.path.with_name("target.py")
     place = "forecast" if registered.course else ""
-    base, summary = from_file(parent, *arguments), repr(registered)
-    text = tuned_file(pathlib.Path(parent), arguments, large, base, summary, _ORIGIN, place)
-    write_atomically(path, text)
-    messages.next_step(f"{train_command(path)} --workdir={shlex.quote(str(path.with_name('target')))}")
+    write_atomically(path, derived_file(args.config.path(), large, repr(registered), origin=_ORIGIN, place=place))
+    next_training(path, "target")
 
 
 def _target(name: str, value: int | None) -> int | None:

@@ -17,12 +17,9 @@ run; nothing is trained. depthmup config digits explains the fields.
 from __future__ import annotations
 
 import argparse
-import pathlib
-import shlex
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.config import shipped
-from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 
 _ORIGIN = "at another compute, by depthmup recipe"
@@ -42,10 +39,9 @@ def main(args: argparse.Namespace) -> None:
     """Prints the recipe and writes its config."""
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.config.files import from_file
     from depthmup_flax.forecast.recipe import recipe
     from depthmup_flax.forecast.registered import read
-    from depthmup_flax.tune.search import train_command, tuned_file
+    from depthmup_flax.tune.search import derived_file, next_training
     from depthmup_flax.workdir.directory import as_path
     from depthmup_flax.workdir.files import write_atomically
 
@@ -57,10 +53,8 @@ def main(args: argparse.Namespace) -> None:
     given = {"width": args.width, "depth": args.depth, "batch_size": args.batch_size}
     chosen = recipe(config, args.compute, forecast=law, **given)
     print(chosen)
-    parent, *arguments = args.config.path().split(":", 1)
     path = as_path(args.workdir or f"runs/recipe/{shipped.run_name(args.config.path())}") / "recipe.py"
-    before = from_file(parent, *arguments)
-    text = tuned_file(pathlib.Path(parent), arguments, chosen.config, before, repr(chosen), _ORIGIN)
+    text = derived_file(args.config.path(), chosen.config, repr(chosen), origin=_ORIGIN)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
-    messages.next_step(f"{train_command(path)} --workdir={shlex.quote(str(path.with_name('run')))}")
+    next_training(path, "run")

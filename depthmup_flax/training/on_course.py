@@ -34,11 +34,12 @@ def require_course(experiment: Experiment, data: Json) -> None:
     """
     if not (place := experiment.config.forecast):
         return
+    where = f"forecast is {place!r}"
     try:
         registered = read(workdirs.as_path(place))
     except InputError as error:
-        raise InputError(f"forecast is {place!r}: {error} Or leave --config.forecast empty.") from error
-    where, target = f"forecast is {place!r}", registered.target
+        raise InputError(f"{where}: {str(error).removesuffix('.')}, {_NONE}.") from error
+    target = registered.target
     if registered.course is None:
         raise InputError(f"{where}, which has no course ({NO_COURSE}): register it in another --workdir, {_NONE}.")
     config = config_json(experiment.config)

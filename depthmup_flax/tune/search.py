@@ -101,8 +101,7 @@ def tune(
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
     directory = workdirs.as_path(workdir)
     tuned = directory / "tuned.py"
-    parent, *arguments = file.split(":", 1)
-    text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), summary)
+    text = derived_file(file, large, summary)
     with workdirs.claimed(directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
         write_atomically(tuned, text)
     seconds = sum(record.wall_time_s for record in records)
@@ -115,14 +114,21 @@ def tune(
     if compare:
         table = compare_presets(large, compare, search.seeds, directory / COMPARISON, load)
         log.info("%s", table, extra=messages.RESULT)
-    messages.next_step(f"{train_command(tuned)} --workdir={shlex.quote(str(directory / 'target'))}")
+    next_training(tuned, "target")
 
 
-def train_command(tuned: pathlib.Path) -> str:
-    """Trains a config file, which in a bucket must be copied first."""
-    if not buckets.is_bucket(tuned):
-        return f"depthmup train --config={shlex.quote(str(tuned))}"
-    return f"{buckets.copy_command(tuned)} && depthmup train --config={tuned.name}"
+def next_training(tuned: pathlib.Path, run: str) -> None:
+    """Prints how to train a config file, which in a bucket must be copied first, in the directory ``run`` beside it."""
+    command = f"depthmup train --config={shlex.quote(str(tuned))}"
+    if buckets.is_bucket(tuned):
+        command = f"{buckets.copy_command(tuned)} && depthmup train --config={tuned.name}"
+    messages.next_step(f"{command} --workdir={shlex.quote(str(tuned.with_name(run)))}")
+
+
+def derived_file(file: str, config: ConfigDict, summary: str, **options: str) -> str:
+    """`tuned_file` that derives ``config`` from the file and arguments of ``--config``."""
+    parent, *arguments = file.split(":", 1)
+    return tuned_file(pathlib.Path(parent), arguments, config, from_file(parent, *arguments), summary, **options)
 
 
 def tuned_file(
