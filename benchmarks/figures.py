@@ -205,7 +205,7 @@ def input_share(setting: Setting) -> Iterator[Row]:
 
 def host(setting: Setting) -> Iterator[Row]:
     """The host's share of a step of train.py, and what several steps in a call save."""
-    from depthmup_flax.engine import multi_step
+    from depthmup_flax.trainer.engine import multi_step
 
     for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):
         model, most = sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS

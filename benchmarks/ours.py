@@ -18,19 +18,19 @@ from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.engine import multi_step
-from depthmup_flax.engine.device_batches import calls as host_calls
-from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.experiment import Experiment
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.engine.network import make_train_step
-from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import TrainState
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import layers
-from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.sweep import sweep_config
+from depthmup_flax.search.sweep import sweep_config
+from depthmup_flax.trainer.engine import multi_step
+from depthmup_flax.trainer.engine.device_batches import calls as host_calls
+from depthmup_flax.trainer.engine.device_batches import put_train_data
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.network import make_train_step
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+from depthmup_flax.trainer.engine.step import TrainState
 
 Measure = Callable[[], dict[str, float]]
 
@@ -161,7 +161,7 @@ def curve(
 ) -> Measure:
     """A curve as ``depthmup sweep`` trains it, including compilation, choice of lanes and records."""
     start.one_device_per_core()
-    from depthmup_flax.sweep.runner import sweep
+    from depthmup_flax.search.sweep.runner import sweep
 
     base = _config(model, batch, side)
     base.data.update(train_examples=examples, test_examples=tests)
@@ -211,8 +211,8 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
 
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
-    from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
-    from depthmup_flax.sweep.grid import expand
+    from depthmup_flax.search.sweep.grid import expand
+    from depthmup_flax.trainer.engine.lane_program import LaneProgram, lane_mesh
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)

@@ -31,8 +31,8 @@ from benchmarks.machine import gpu, processor, versions
 from benchmarks.pages import document, file_name, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
+from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util.types import Json
-from depthmup_flax.workdir.files import write_atomically
 
 _THEIRS = ("torch", "mup", "tensorflow", "tensorflow_cpu")
 

@@ -3,7 +3,7 @@
     python -m benchmarks.what_to_tune digits_deep OUT [--searches=3] [--set FIELD=VALUE ...]
 
 Each search, with seeds of its own, tunes the rate alone, with 10 seeds for a rate, then the rate with other
-hyperparameters (`depthmup_flax.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
+hyperparameters (`depthmup_flax.search.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
 command resumes; the last lines are the table.
 """
 
@@ -21,14 +21,14 @@ from scipy import stats
 from depthmup_flax.config.fields import set_field
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.records.table import SEED
-from depthmup_flax.sweep.grid import sweep_config
-from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.tune.objective import AUTO, prepare_objective
-from depthmup_flax.tune.proxy import proxy_config
-from depthmup_flax.tune.ranges import tuned_ranges
-from depthmup_flax.tune.rounds import search_of
+from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.objective import AUTO, prepare_objective
+from depthmup_flax.search.tune.proxy import proxy_config
+from depthmup_flax.search.tune.ranges import tuned_ranges
+from depthmup_flax.search.tune.rounds import search_of
+from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.trainer.engine.from_config import build
 
 TUNED = {
     "rate": (),

@@ -14,8 +14,8 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
 
-The modules `coord_check`, `forecast`, `report`, `sweep`, `theory` and `tune` are attributes:
-``dm.coord_check.coord_check(...)``, ``dm.theory.gram(x)``.
+The modules `coord_check`, `forecast`, `report`, `sweep` and `tune` are attributes:
+``dm.coord_check.coord_check(...)``.
 
 Importing this package starts no device and imports no TensorFlow.
 """
@@ -27,15 +27,12 @@ from typing import TYPE_CHECKING
 from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax import coord_check, forecast, report, sweep, tune
-    from depthmup_flax.engine.task import Task
-    from depthmup_flax.forecast.recipe import recipe
-    from depthmup_flax.infer import audit, infer_info, rescale_init
+    from depthmup_flax import check as coord_check
+    from depthmup_flax import report
+    from depthmup_flax.auditing import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
-    from depthmup_flax.papers import theory
-    from depthmup_flax.records.columns import read_records
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.guards.traits import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
@@ -52,9 +49,13 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
-    from depthmup_flax.runs.trained import TrainedRun, load_run
-    from depthmup_flax.study.study import Study
-    from depthmup_flax.sweep.grid import powers_of_two
+    from depthmup_flax.search import forecast, sweep, tune
+    from depthmup_flax.search.forecast.recipe import recipe
+    from depthmup_flax.search.study.study import Study
+    from depthmup_flax.search.sweep.grid import powers_of_two
+    from depthmup_flax.storage.records.columns import read_records
+    from depthmup_flax.trainer.engine.task import Task
+    from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
     from depthmup_flax.util.version import __version__
 
@@ -112,7 +113,6 @@ __all__ = [
     "scale_by_depthmup",
     "sgd",
     "sweep",
-    "theory",
     "tune",
 ]
 
@@ -120,9 +120,9 @@ __all__ = [
 _NAMES = {
     "util.errors": "InputError",
     "util.version": "__version__",
-    "engine.task": "Task",
-    "forecast.recipe": "recipe",
-    "infer": "audit infer_info rescale_init",
+    "trainer.engine.task": "Task",
+    "search.forecast.recipe": "recipe",
+    "auditing": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
@@ -135,18 +135,17 @@ _NAMES = {
     "rule.phase_diagram": "Classification classify",
     "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
-    "records.columns": "read_records",
-    "study.study": "Study",
-    "sweep.grid": "powers_of_two",
-    "runs.trained": "TrainedRun load_run",
+    "storage.records.columns": "read_records",
+    "search.study.study": "Study",
+    "search.sweep.grid": "powers_of_two",
+    "trainer.runs.trained": "TrainedRun load_run",
 }
 _MODULES = {
-    "coord_check": "coord_check",
-    "forecast": "forecast",
+    "coord_check": "check",
+    "forecast": "search.forecast",
     "report": "report",
-    "sweep": "sweep",
-    "theory": "papers.theory",
-    "tune": "tune",
+    "sweep": "search.sweep",
+    "tune": "search.tune",
 }
 
 

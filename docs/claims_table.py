@@ -1,6 +1,6 @@
 """Writes the table of claims and the limits' costs in reproduction.md, from the records: python docs/claims_table.py
 
-Claims: depthmup_flax/papers/claims.py; verdicts: depthmup_flax/papers/judged_claims.py.
+Claims: reproduction/claims/statements.py; verdicts: reproduction/claims/judged_claims.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from generated_parts import with_part
 
-from depthmup_flax.papers.claims import CLAIMS
-from depthmup_flax.papers.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
-from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.storage.records.table import read_sweep
+from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
+from reproduction.claims.statements import CLAIMS
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "reproduction.md"

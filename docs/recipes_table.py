@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
-from depthmup_flax.records.run_hash import EXECUTION
-from depthmup_flax.records.table import LEARNING_RATE, Record, read_sweep
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import core_minutes
+from depthmup_flax.storage.records.run_hash import EXECUTION
+from depthmup_flax.storage.records.table import LEARNING_RATE, Record, read_sweep
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "recipes.md"

@@ -18,11 +18,11 @@ from typing import Any
 
 from generated_parts import with_part
 
-from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.rule_benchmark import runs, table
-from depthmup_flax.rule_benchmark.rule_file import DEFAULT, Rule, read_rule, shipped_rules
-from depthmup_flax.rule_benchmark.tasks import FACTORS, TARGETS, TASKS
+from depthmup_flax.storage.records.table import read_sweep
+from reproduction.rules import runs, table
+from reproduction.rules.rule_file import DEFAULT, Rule, read_rule, shipped_rules
+from reproduction.rules.tasks import FACTORS, TARGETS, TASKS
 
 PAGE = pathlib.Path(__file__).with_name("rule_benchmark.md")
 PART = "<!-- rules: python docs/rule_benchmark_table.py -->", "<!-- end of rules -->"

@@ -12,9 +12,9 @@ import figure_look
 import matplotlib
 from matplotlib.axes import Axes
 
-from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.transfer import Row
+from depthmup_flax.storage.records.table import read_sweep
 
 HERE = pathlib.Path(__file__).parent
 PANELS = {"sp": "without the rule", "depth_mup": "Depth-muP"}

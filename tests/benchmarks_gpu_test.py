@@ -17,7 +17,7 @@ from processes import ROOT
 from benchmarks import pages
 from benchmarks.gpu import ours, page, plain_flax
 from benchmarks.gpu.cases import CASES, TINY, Case
-from depthmup_flax.engine.from_config import build
+from depthmup_flax.trainer.engine.from_config import build
 
 SMALL = {case.network: case for case in TINY.values()}
 

@@ -28,7 +28,7 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.config import shipped as shipped_configs
 from depthmup_flax.config.files import from_file
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
 
 README = ROOT / "README.md"
 DOCS = sorted(p for p in (ROOT / "docs").rglob("*.md") if not any(part[0] == "_" for part in p.parts))

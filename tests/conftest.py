@@ -64,7 +64,7 @@ def undisturbed(tmp_path_factory):
     """The work directory of a run of `small_runs.config` that nothing happens to; to be copied before it is changed."""
     from small_runs import config
 
-    from depthmup_flax.training.loop import train_and_evaluate
+    from depthmup_flax.trainer.loop import train_and_evaluate
 
     workdir = tmp_path_factory.mktemp("undisturbed")
     train_and_evaluate(config(), workdir)

@@ -180,7 +180,7 @@ def test_the_sweep_of_the_page_is_a_sweep():
     (program,) = (text for language, text in blocks("sweeps.md") if language == "python")
     scope = {}
     exec(program, scope)
-    from depthmup_flax.sweep.grid import expand
+    from depthmup_flax.search.sweep.grid import expand
 
     assert len(expand(scope["get_config"]())) == 2 * 3 * 7 * 3
 

@@ -10,7 +10,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from small_runs import config
 
 from depthmup_flax.config import from_file
-from depthmup_flax.records.table import SEED
+from depthmup_flax.storage.records.table import SEED
 
 SCRIPT = "<script>alert(1)</script>"
 # Audit events of Python when it loads code or pickles, or calls another program or host; and when it compiles code, as
@@ -37,8 +37,8 @@ def report(number, sweep, out):
 
 
 def restore(number, workdir):
-    from depthmup_flax.engine.from_config import build
-    from depthmup_flax.runs.checkpoint import Checkpointer
+    from depthmup_flax.trainer.engine.from_config import build
+    from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = build(config()).state_shapes()

@@ -16,14 +16,14 @@ from depthmup_flax.config import default_config, from_file
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
-from depthmup_flax.engine.device_batches import calls, put_train_data
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.engine.lane_program import lane_mesh
-from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.parallel import sharding
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
-from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.grid import expand
+from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.trainer.engine.device_batches import calls, put_train_data
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.lane_program import lane_mesh
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
 
 Measure = Callable[[], dict[str, float]]
 

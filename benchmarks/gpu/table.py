@@ -13,8 +13,8 @@ from benchmarks.contest import Contender, Measurements, measure, seconds_of, spr
 from benchmarks.gpu.cases import CASES, TINY, Case
 from benchmarks.gpu.page import SIDES, line
 from benchmarks.machine import gpu, processor, versions
+from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util.types import Json
-from depthmup_flax.workdir.files import write_atomically
 
 OURS, TORCH, FLAX = SIDES
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flax")

@@ -4,7 +4,7 @@
 
 Residual MLPs with ReLU, and linear ones, take five steps of SGD on three handwritten digits and predict a fourth. The
 square error of their outputs splits into the variance over initial weights, as N^-1 at every depth, the error of the
-mean at finite width, as N^-2, and the error of finite depth, as L^-2. `depthmup_flax.papers.theory.nonlinear_training`
+mean at finite width, as N^-2, and the error of finite depth, as L^-2. `reproduction.theory.nonlinear_training`
 computes the limit: by Monte Carlo for ReLU, exactly for linear networks. The paper has convolutional networks, and an
 ensemble of the largest in place of the limit.
 
@@ -13,8 +13,8 @@ ensemble of the largest in place of the limit.
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.papers.limits import limits_config
-from depthmup_flax.sweep import at_scale
+from depthmup_flax.search.sweep import at_scale
+from reproduction.limits import limits_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

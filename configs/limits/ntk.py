@@ -8,8 +8,8 @@ kernel approaches theory at its depth as N^-1, with a constant that does not gro
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.papers.limits import limits_config
-from depthmup_flax.sweep import at_scale
+from depthmup_flax.search.sweep import at_scale
+from reproduction.limits import limits_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

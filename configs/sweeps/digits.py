@@ -10,7 +10,7 @@ networks memorize them.
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import default_config
-from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -189,10 +189,10 @@ def _interrupted(*_: object) -> None:
 
 
 def _leave(code: int, why: str = "") -> NoReturn:
-    """Ends the process; by `depthmup_flax.process.distributed.leave` if there may be other processes."""
+    """Ends the process; by `depthmup_flax.devices.process.distributed.leave` if there may be other processes."""
     if "jax" not in sys.modules:
         sys.exit(code)
-    from depthmup_flax.process import distributed
+    from depthmup_flax.devices.process import distributed
 
     distributed.leave(code, why)
 

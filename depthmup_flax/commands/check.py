@@ -20,9 +20,9 @@ import argparse
 import contextlib
 
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
-from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.storage.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
 
 def define(parser: Parser) -> None:
@@ -43,7 +43,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit code."""
-    from depthmup_flax.study.prepared_check import prepared_check  # late: --help does not need JAX
+    from depthmup_flax.search.study.prepared_check import prepared_check  # late: --help does not need JAX
 
     cache_compilations()
     config = args.config.resolved()

@@ -146,7 +146,7 @@ def fields(config: ConfigDict, path: str) -> list[Field]:
     if "figure" not in config:
         return _of_run(config)
     from depthmup_flax.data import DataConfig
-    from depthmup_flax.papers.limits import limits_config
+    from reproduction.limits import limits_config
 
     meanings = {
         **{f"data.{name}": text for name, text in field_comments.of_class(DataConfig).items()},
@@ -195,7 +195,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
     from depthmup_flax.config.user_code import model_section
     from depthmup_flax.models import MODELS
     from depthmup_flax.models.base import ResidualNetwork
-    from depthmup_flax.user_code.named import is_import_path, resolve
+    from depthmup_flax.networks.named import is_import_path, resolve
 
     own = is_import_path(name)
     meanings: dict[str, str] = {}
@@ -211,7 +211,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
 
 def _of_sweep(config: ConfigDict) -> list[Field]:
     from depthmup_flax.config.fields import field_paths, get_field
-    from depthmup_flax.sweep import sweep_config
+    from depthmup_flax.search.sweep import sweep_config
 
     meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
     of_run = _of_run(config.base)

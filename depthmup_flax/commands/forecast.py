@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
 from depthmup_flax.config import shipped
-from depthmup_flax.process.compilation_cache import cache_compilations
-from depthmup_flax.records.table import OBJECTIVES
+from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.storage.records.table import OBJECTIVES
 from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from depthmup_flax.forecast.registered import Registered
+    from depthmup_flax.search.forecast.registered import Registered
 
 _TARGET = ("width", "depth", "steps", "batch_size")
 _LADDER = ("widths", "depths", "steps")
@@ -70,9 +70,9 @@ def main(args: argparse.Namespace) -> None:
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.forecast.ladder import LadderPlan
-    from depthmup_flax.forecast.target_loss import forecast
-    from depthmup_flax.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.forecast.ladder import LadderPlan
+    from depthmup_flax.search.forecast.target_loss import forecast
+    from depthmup_flax.search.sweep.lane_count import parse_lanes
 
     config = args.config.resolved()
     validate(config)
@@ -98,8 +98,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from depthmup_flax.forecast.registered import read
-    from depthmup_flax.workdir.directory import as_path
+    from depthmup_flax.search.forecast.registered import read
+    from depthmup_flax.storage.workdir.directory import as_path
 
     given = ["config"] if args.config.file or args.config.fields else []
     given += [name.replace("_", ".", 1) for name, default in _OF_NEW.items() if getattr(args, name) != default]
@@ -113,8 +113,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _write_target(args: argparse.Namespace, registered: Registered, large: ConfigDict) -> None:
     """Writes the target's config beside the forecast."""
-    from depthmup_flax.tune.search import derived_file, next_training
-    from depthmup_flax.workdir.files import write_atomically
+    from depthmup_flax.search.tune.search import derived_file, next_training
+    from depthmup_flax.storage.workdir.files import write_atomically
 
     path = registered.path.with_name("target.py")
     place = "forecast" if registered.course else ""

@@ -87,7 +87,7 @@ def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[ja
     from depthmup_flax.plan.remedies import remedies, sweep_remedies
     from depthmup_flax.plan.summary import as_json, text
     from depthmup_flax.plan.topologies import chip_of
-    from depthmup_flax.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.lane_count import parse_lanes
 
     if is_sweep(config):
         chip = chip_of(devices[0])
@@ -106,10 +106,10 @@ def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[ja
 
 
 def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData, *, as_json: bool) -> int:
+    from depthmup_flax.networks.named import is_import_path
     from depthmup_flax.plan import mesh_search, summary
     from depthmup_flax.plan.estimate import Plan, make_plan
     from depthmup_flax.plan.programs import compile_run, is_sweep
-    from depthmup_flax.user_code.named import is_import_path
 
     if is_sweep(config):
         raise InputError("--meshes is for a run: the devices of a sweep do not communicate.")

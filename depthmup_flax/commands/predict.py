@@ -26,12 +26,12 @@ import numpy as np
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.commands.predicted_arrays import write_outputs
+from depthmup_flax.storage.workdir.directory import as_path
+from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util.errors import InputError, printable
-from depthmup_flax.workdir.directory import as_path
-from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:
-    from depthmup_flax.runs.trained import TrainedRun
+    from depthmup_flax.trainer.runs.trained import TrainedRun
 
 
 _USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
@@ -58,8 +58,8 @@ def main(args: argparse.Namespace) -> int:
     out = None if args.out is None else _output_path(args.out)
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.data import TextDataset, UserDataset
-    from depthmup_flax.process.compilation_cache import cache_compilations
-    from depthmup_flax.runs.trained import load_run
+    from depthmup_flax.devices.process.compilation_cache import cache_compilations
+    from depthmup_flax.trainer.runs.trained import load_run
 
     cache_compilations()
     run = load_run(args.words[0], int(args.which) if args.which.isdigit() else args.which)

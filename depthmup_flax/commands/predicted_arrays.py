@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:
-    from depthmup_flax.runs.trained import TrainedRun
+    from depthmup_flax.trainer.runs.trained import TrainedRun
 
 _SUFFIXES = (".npy", ".npz")
 

@@ -39,11 +39,11 @@ def main(args: argparse.Namespace) -> None:
     """Prints the recipe and writes its config."""
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.forecast.recipe import recipe
-    from depthmup_flax.forecast.registered import read
-    from depthmup_flax.tune.search import derived_file, next_training
-    from depthmup_flax.workdir.directory import as_path
-    from depthmup_flax.workdir.files import write_atomically
+    from depthmup_flax.search.forecast.recipe import recipe
+    from depthmup_flax.search.forecast.registered import read
+    from depthmup_flax.search.tune.search import derived_file, next_training
+    from depthmup_flax.storage.workdir.directory import as_path
+    from depthmup_flax.storage.workdir.files import write_atomically
 
     if args.compute is None:
         raise InputError("--compute is not set: give the operations of the run, in those of the config, such as 64.")

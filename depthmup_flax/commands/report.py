@@ -25,17 +25,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.papers import judged_claims
 from depthmup_flax.report import Report, make_report
 from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.watch import watch
 from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.storage.workdir import buckets
+from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir import buckets
-from depthmup_flax.workdir import directory as workdirs
+from reproduction.claims import judged_claims
 
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
         kind = "training run" if _is_run(directories[0]) else "sweep"
         print(f"the newest {kind}: {directories[0]}", flush=True)
     if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
-        from depthmup_flax.forecast.registered import read  # imports JAX
+        from depthmup_flax.search.forecast.registered import read  # imports JAX
 
         _require_unset(args, {"out": None, "open": False, **_OF_SWEEPS}, f"{str(directories[0])!r} holds a forecast")
         print(read(directories[0]))

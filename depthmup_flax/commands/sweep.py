@@ -21,7 +21,7 @@ import shlex
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.devices.process.compilation_cache import cache_compilations
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 
@@ -41,9 +41,9 @@ def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.sweep.dry_run import describe
-    from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.sweep.runner import sweep
+    from depthmup_flax.search.sweep.dry_run import describe
+    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.runner import sweep
 
     config, lanes, shard = args.config.resolved(), parse_lanes(args.lanes), _parse_shard(args.shard)
     if args.dry_run or args.measure:

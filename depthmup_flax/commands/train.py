@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.process.compilation_cache import cache_compilations
-from depthmup_flax.records.table import COMPLETED
+from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.storage.records.table import COMPLETED
 from depthmup_flax.util import errors, messages
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Trains the config; returns the exit code."""
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.engine.from_config import build
-    from depthmup_flax.process import distributed
-    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
+    from depthmup_flax.devices.process import distributed
+    from depthmup_flax.trainer.engine.from_config import build
+    from depthmup_flax.trainer.loop import PREEMPTED, train_and_evaluate
 
     if args.print_params:
         print(build(args.config.resolved()).parameter_table())
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
 def _next(config: ConfigDict, workdir: str) -> str:
     """What to do with a trained network, or with the state of a training step."""
     from depthmup_flax.data.sources.registry import find_source
-    from depthmup_flax.runs.restored import training_step
+    from depthmup_flax.trainer.runs.restored import training_step
 
     kind, run = find_source(config.data.name)[0].kind, f"in Python, dm.load_run({workdir!r})"
     if training_step(config, num_classes=1) is not None:

@@ -19,9 +19,9 @@ import dataclasses
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated
-from depthmup_flax.process.compilation_cache import cache_compilations
-from depthmup_flax.records.table import OBJECTIVES
+from depthmup_flax.devices.process.compilation_cache import cache_compilations
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
+from depthmup_flax.storage.records.table import OBJECTIVES
 from depthmup_flax.util.errors import InputError
 
 _RULE = RescalingRule()
@@ -64,12 +64,12 @@ def main(args: argparse.Namespace) -> None:
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.tune.proxy import proxy_config
-    from depthmup_flax.tune.ranges import default_names, parse_range, tuned_ranges
-    from depthmup_flax.tune.rescaled_target import Rescaling
-    from depthmup_flax.tune.rounds import search_of
-    from depthmup_flax.tune.search import tune
+    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.tune.proxy import proxy_config
+    from depthmup_flax.search.tune.ranges import default_names, parse_range, tuned_ranges
+    from depthmup_flax.search.tune.rescaled_target import Rescaling
+    from depthmup_flax.search.tune.rounds import search_of
+    from depthmup_flax.search.tune.search import tune
 
     target = args.config.resolved()
     validate(target)

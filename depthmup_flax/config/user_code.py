@@ -8,8 +8,8 @@ from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from depthmup_flax.models import MODELS, model_fields
-from depthmup_flax.user_code import fields as user_fields
-from depthmup_flax.user_code.named import digests, is_import_path, resolve
+from depthmup_flax.networks import fields as user_fields
+from depthmup_flax.networks.named import digests, is_import_path, resolve
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 # Before the colon of `config.data.name`.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement, Split
 from depthmup_flax.data.example_spec import ExampleSpec
 from depthmup_flax.data.user_splits import BatchStream
-from depthmup_flax.user_code.calls import calling, shapes_of
+from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 

@@ -13,7 +13,7 @@ import numpy as np
 from depthmup_flax.data.checksums import of_arrays, of_texts, spaced
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.example_spec import ExampleSpec, count, flatten, kind_of
-from depthmup_flax.user_code.calls import calling
+from depthmup_flax.networks.calls import calling
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
 

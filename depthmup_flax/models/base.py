@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.devices.parallel.sharding import gathered
 from depthmup_flax.nn.attention import ATTENTIONS
 from depthmup_flax.nn.blocks import REMAT, LayerConfig, TransformerConfig
 from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
 from depthmup_flax.nn.transformer import Transformer
-from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import Dtype

@@ -8,11 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.devices.parallel.sharding import stream
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
 from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.nn.positions import sincos_positions
 from depthmup_flax.nn.transformer import Embed
-from depthmup_flax.parallel.sharding import stream
 from depthmup_flax.util.errors import InputError
 
 

@@ -8,11 +8,11 @@ import itertools
 import flax.linen as nn
 import jax
 
+from depthmup_flax.devices.parallel.sharding import inner, stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
 from depthmup_flax.nn.pooling import max_pool
-from depthmup_flax.parallel.sharding import inner, stream
 from depthmup_flax.util.errors import InputError
 
 STAGES = 4  # of ResNet by default, each with half the resolution and twice the channels of the previous one

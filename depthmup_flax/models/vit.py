@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.devices.parallel.sharding import stream
 from depthmup_flax.models.base import Classifier, TransformerNetwork
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
 from depthmup_flax.nn.positions import sincos_positions_2d
-from depthmup_flax.parallel.sharding import stream
 from depthmup_flax.util.errors import InputError
 
 

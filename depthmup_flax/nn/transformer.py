@@ -8,11 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.devices.parallel.sharding import gathered
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
-from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.precision import readout_precision
 from depthmup_flax.util.types import Dtype

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from depthmup_flax.data.sources.blank import description
-from depthmup_flax.engine.network import NetworkState
 from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, hlo_costs, parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.roofline import KernelKind, kernel_kinds
 from depthmup_flax.plan.topologies import Chip, chip_of
+from depthmup_flax.trainer.engine.network import NetworkState
 from depthmup_flax.util.types import ArrayTree
 
 

@@ -15,18 +15,18 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.engine.device_batches import abstract_train_data
-from depthmup_flax.engine.experiment import Experiment
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.engine.lane_program import LANES, LaneProgram, lane_mesh
-from depthmup_flax.engine.memory import LARGEST, require_memory
-from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import TrainState
-from depthmup_flax.parallel import sharding
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
-from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_count import MEMORY_SHARE, fewer_lanes
-from depthmup_flax.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.grid import expand
+from depthmup_flax.search.sweep.lane_count import MEMORY_SHARE, fewer_lanes
+from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.trainer.engine.device_batches import abstract_train_data
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.lane_program import LANES, LaneProgram, lane_mesh
+from depthmup_flax.trainer.engine.memory import LARGEST, require_memory
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+from depthmup_flax.trainer.engine.step import TrainState
 from depthmup_flax.util.errors import InputError
 
 T = TypeVar("T")

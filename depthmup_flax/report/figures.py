@@ -6,13 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
-from depthmup_flax.records.table import TRAIN
 from depthmup_flax.report.landscape_figures import draw_heatmap, draw_parameters
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.style import drawable, file_name
 from depthmup_flax.report.time_figures import draw_curves, draw_over_time
 from depthmup_flax.report.transfer import Analysis
 from depthmup_flax.report.transfer_figures import draw_optima, draw_transfer
+from depthmup_flax.storage.records.table import TRAIN
 
 
 @dataclasses.dataclass(frozen=True)

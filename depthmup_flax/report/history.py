@@ -10,17 +10,17 @@ from html import escape
 
 import numpy as np
 
-from depthmup_flax.records.table import DIVERGED
 from depthmup_flax.report import settings
 from depthmup_flax.report.make_report import Report
 from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
-from depthmup_flax.runs.metrics_table import Columns, read_metrics
+from depthmup_flax.storage.records.table import DIVERGED
+from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.trainer.runs.metrics_table import Columns, read_metrics
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
-from depthmup_flax.workdir import bucket_lock, buckets, lock
-from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import read_json, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.records.table import COMPLETED, SEED, TEST, TRAIN, VALIDATION, Record, SweepInfo, is_continuous
+from depthmup_flax.storage.records.table import (
+    COMPLETED,
+    SEED,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Record,
+    SweepInfo,
+    is_continuous,
+)
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 

@@ -8,18 +8,18 @@ import logging
 import pathlib
 from collections.abc import Sequence
 
-from depthmup_flax.records.table import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.report import points, tables
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.storage.records.table import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
+from depthmup_flax.storage.workdir import buckets
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
-from depthmup_flax.workdir import buckets
-from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def make_report(
         `depthmup_flax.report.yardstick`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
-      claims: judges statements about the sweep's figure; `depthmup_flax.papers.judged_claims.as_data` those of the
+      claims: judges statements about the sweep's figure; `reproduction.claims.judged_claims.as_data` those of the
         papers.
 
     Raises:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from depthmup_flax.records.table import TRAIN, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import EVALUATED
 from depthmup_flax.report.transfer import Analysis, Variant
+from depthmup_flax.storage.records.table import TRAIN, Sweep
 
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",

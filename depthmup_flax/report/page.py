@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from depthmup_flax.records.table import TRAIN
 from depthmup_flax.report import presets, settings, tables
 from depthmup_flax.report.document import document, downloads, items, picture
 from depthmup_flax.report.loss_surfaces import EVALUATED, number
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.transfer import Analysis
+from depthmup_flax.storage.records.table import TRAIN
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util.types import Json
 

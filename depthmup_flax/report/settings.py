@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.records.run_hash import ADDED, EXECUTION
-from depthmup_flax.records.table import SEED, SweepInfo
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.transfer import Analysis
+from depthmup_flax.storage.records.run_hash import ADDED, EXECUTION
+from depthmup_flax.storage.records.table import SEED, SweepInfo
 from depthmup_flax.util.types import Json
 
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import presets, settings, transfer
 from depthmup_flax.report.contrasts import Contrast, contrasts, headline, is_contrast, main_verdict
@@ -15,6 +14,7 @@ from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import Verdict, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.storage.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json

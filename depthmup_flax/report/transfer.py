@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthmup_flax.records.table import TRAIN, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, profile
+from depthmup_flax.storage.records.table import TRAIN, SweepInfo
 from depthmup_flax.util.errors import InputError
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"

@@ -9,15 +9,15 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from depthmup_flax.records.table import Record, Sweep, read_sweep
 from depthmup_flax.report.loss_surfaces import axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims
 from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.storage.records.table import Record, Sweep, read_sweep
+from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir import bucket_lock, buckets, lock
 
 EVERY_S = 5.0  # between two reads of the records
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, read_sweep
 from depthmup_flax.report.optimum import (
     EDGE_HIGH,
     EDGE_LOW,
@@ -29,6 +28,7 @@ from depthmup_flax.report.optimum import (
     slope,
 )
 from depthmup_flax.report.style import canvas
+from depthmup_flax.storage.records.table import COMPLETED, LEARNING_RATE, SEED, read_sweep
 
 COST = 0.02  # training loss that decay may cost where its time is read
 HERE = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent)

@@ -19,7 +19,6 @@ HERE = pathlib.Path(__file__).parent
 sys.path.append(str(HERE.parent))
 from generated_parts import with_part  # noqa: E402
 
-from depthmup_flax.records.table import COMPLETED, SEED, read_sweep  # noqa: E402
 from depthmup_flax.report.loss_surfaces import Scale  # noqa: E402
 from depthmup_flax.report.optimum import (  # noqa: E402
     EDGES,
@@ -34,6 +33,7 @@ from depthmup_flax.report.optimum import (  # noqa: E402
 from depthmup_flax.report.style import canvas  # noqa: E402
 from depthmup_flax.report.verdict import OPPOSITE, SHOWN, judge, unless_empty  # noqa: E402
 from depthmup_flax.report.yardstick import TOLERANCE, yardstick  # noqa: E402
+from depthmup_flax.storage.records.table import COMPLETED, SEED, read_sweep  # noqa: E402
 
 PAGE = HERE / "other_hparams.md"
 PARTS = {

@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from course_runs import FAMILIES, FAULT_SEEDS, SEEDS, faults, get_config
 
-from depthmup_flax.forecast.course import Course, Curves, Watch, course_of, log_steps
-from depthmup_flax.forecast.law import Rung
-from depthmup_flax.records.table import LEARNING_RATE, Record, read_sweep
+from depthmup_flax.search.forecast.course import Course, Curves, Watch, course_of, log_steps
+from depthmup_flax.search.forecast.law import Rung
+from depthmup_flax.storage.records.table import LEARNING_RATE, Record, read_sweep
 
 HERE = pathlib.Path(__file__).parent
 LADDER_SEEDS, THIRD = 3, 1 / 3

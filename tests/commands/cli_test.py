@@ -12,9 +12,9 @@ from PIL import Image
 from processes import ROOT, run_command
 
 from depthmup_flax.config.fields import make_parametrization, validate
-from depthmup_flax.engine.from_config import build
 from depthmup_flax.models import create_model
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.loop import train_and_evaluate
 
 
 def run(*command, env=None):
@@ -25,7 +25,7 @@ def test_importing_the_package_imports_no_tensorflow_and_starts_no_device():
     code = """
 import sys, depthmup_flax
 assert "flax.nnx" not in sys.modules  # a tenth of a second that most do not need
-import depthmup_flax.training.loop
+import depthmup_flax.trainer.loop
 from jax._src import xla_bridge
 heavy = [m for m in ("tensorflow", "tensorflow_datasets", "grain", "sklearn", "PIL", "torch") if m in sys.modules]
 assert not heavy, heavy
@@ -67,7 +67,7 @@ for name in modules:
         importlib.import_module(name)
 require_unchanged("import")
 from depthmup_flax.config import default_config
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
 config = default_config()
 config.model.update(width=8, depth=2)
 config.train.update(batch_size=8, steps=3, checkpoint_every=1)

@@ -16,7 +16,7 @@ import depthmup_flax as dm
 from depthmup_flax.commands.predict import as_csv, as_json, classified
 from depthmup_flax.config import default_config
 from depthmup_flax.data import DataConfig, given_images, load
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
 
 
 @pytest.fixture(scope="module")

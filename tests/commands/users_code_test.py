@@ -11,7 +11,7 @@ from processes import Process, run_lines
 from depthmup_flax.commands import completion
 from depthmup_flax.commands.user_traceback import user_traceback
 from depthmup_flax.models import MODELS
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
 
 NETS = '''
 import flax.linen as nn
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.engine.task import Task
+from depthmup_flax.trainer.engine.task import Task
 
 
 class Net(nn.Module):
@@ -77,7 +77,7 @@ def regression(width, depth, rule):
 SWEEP = '''
 """Two sizes of a field of their own."""
 from depthmup_flax.config import default_config
-from depthmup_flax.sweep import sweep_config
+from depthmup_flax.search.sweep import sweep_config
 
 
 def get_config():

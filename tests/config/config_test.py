@@ -7,9 +7,9 @@ from ml_collections import ConfigDict
 from depthmup_flax import InputError
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.flags import split
-from depthmup_flax.engine.from_config import build
 from depthmup_flax.models import MODELS
-from depthmup_flax.records import run_hash
+from depthmup_flax.storage.records import run_hash
+from depthmup_flax.trainer.engine.from_config import build
 
 # Fields that every hash is of. The list is complete: a new field never joins it.
 HASHED = {

@@ -227,7 +227,7 @@ def test_data_themselves_may_be_named(given):
 
 
 def test_objects_of_this_process_are_named_by_register():
-    from depthmup_flax.user_code.named import register
+    from depthmup_flax.networks.named import register
 
     assert len(load(f"python:{register(lambda: PAIR, 'data')}").train) == 30
     assert len(load(f"python:{register(PAIR, 'data')}").train) == 30

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import Network, coord_check
+from depthmup_flax.check import Network, coord_check
 
 RULE = dm.get_parametrization(branch_multiplier=0.5)
 BASE_WIDTH, BASE_DEPTH = 8, 4

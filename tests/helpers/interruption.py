@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from depthmup_flax.training import loop
+from depthmup_flax.trainer import loop
 
 
 class Interrupted(Exception):

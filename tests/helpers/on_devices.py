@@ -17,18 +17,18 @@ from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
-from depthmup_flax.engine import cross_entropy
-from depthmup_flax.engine.device_batches import Waiting, put_train_data, train_calls
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import batch_key
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
-from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
+from depthmup_flax.trainer.engine import cross_entropy
+from depthmup_flax.trainer.engine.device_batches import Waiting, put_train_data, train_calls
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+from depthmup_flax.trainer.engine.step import batch_key
 
 STEPS = 4
 LAYOUTS = {

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 
-from depthmup_flax.papers import judged_claims
-from depthmup_flax.records.run_hash import RunNames
-from depthmup_flax.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
+from depthmup_flax.storage.records.run_hash import RunNames
+from depthmup_flax.storage.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
+from reproduction.claims import judged_claims
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"

@@ -24,12 +24,12 @@ from depthmup_flax.util import errors
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
-    "depthmup_flax.study.prepared_check",
-    "depthmup_flax.papers.limits.pipeline",
+    "depthmup_flax.search.study.prepared_check",
+    "reproduction.limits.pipeline",
     "depthmup_flax.report.make_report",
-    "depthmup_flax.sweep.runner",
-    "depthmup_flax.training.loop",
-    "depthmup_flax.tune.proxy",
+    "depthmup_flax.search.sweep.runner",
+    "depthmup_flax.trainer.loop",
+    "depthmup_flax.search.tune.proxy",
     "sklearn.datasets",
     "sklearn.model_selection",
 )
@@ -119,7 +119,7 @@ def run_lines(lines, cwd=ROOT, watched=()):
 
 def _answer(lines, cwd, watched, out):
     from depthmup_flax.commands.app import main
-    from depthmup_flax.process import distributed
+    from depthmup_flax.devices.process import distributed
 
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=1"  # no line sets it once JAX has started
     distributed.leave = lambda code, why="": sys.exit(code)
@@ -152,7 +152,7 @@ def command(*words, keep_every_s=None, killed=None):
     ``keep_every_s`` replaces the default of a sweep, which no flag sets; ``killed`` is a tuple of arguments of
     `killed_at_a_write`.
     """
-    from depthmup_flax.sweep import runner
+    from depthmup_flax.search.sweep import runner
 
     if keep_every_s is not None:
         runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
@@ -226,14 +226,14 @@ def with_environment(environment, function, *args, **kwargs):
 
 
 def train(config, workdir):
-    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
+    from depthmup_flax.trainer.loop import PREEMPTED, train_and_evaluate
 
     return errors.PREEMPTED if train_and_evaluate(config, workdir)["status"] == PREEMPTED else 0
 
 
 def train_with_slow_evaluation(config, workdir):
     """Trains; prints "evaluating" at each evaluation, which takes a second per batch."""
-    from depthmup_flax.training import loop
+    from depthmup_flax.trainer import loop
 
     batches = loop.held_out_batches
 
@@ -249,7 +249,7 @@ def train_with_slow_evaluation(config, workdir):
 
 
 def sweep(config, workdir, **kwargs):
-    from depthmup_flax.sweep.runner import sweep
+    from depthmup_flax.search.sweep.runner import sweep
 
     sweep(config, workdir, **kwargs)
     return 0

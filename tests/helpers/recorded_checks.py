@@ -1,6 +1,6 @@
 """Coordinate checks that take recorded sizes in place of training: they trace, judge and diagnose as any other.
 
-``RECORD=1 python -m pytest tests/coord_check tests/zoo`` trains and records again, after a change of what is measured.
+``RECORD=1 python -m pytest tests/check tests/zoo`` trains and records again, after a change of what is measured.
 """
 
 import contextlib
@@ -9,8 +9,8 @@ import os
 import pathlib
 from unittest import mock
 
-from depthmup_flax.coord_check import check
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
+from depthmup_flax.check import check
+from depthmup_flax.check.recorded_sizes import EVERYTHING, Record
 
 TRAIN = False  # checks train, and nothing is recorded
 _DIRECTORY = pathlib.Path(__file__).parents[1] / "coord_check" / "recorded"

@@ -20,11 +20,11 @@ INFO = {"figure": "f", "title": "t", "scale": "cpu", "x": "optimizer.learning_ra
 
 
 def open_shard(directory: pathlib.Path, shard: int) -> None:
-    """What `depthmup_flax.sweep.runner.sweep` does before it trains, and a record."""
-    from depthmup_flax.records.table import SweepInfo
-    from depthmup_flax.sweep.runner import _require_same_sweep
-    from depthmup_flax.workdir import directory as workdirs
-    from depthmup_flax.workdir.files import open_lines
+    """What `depthmup_flax.search.sweep.runner.sweep` does before it trains, and a record."""
+    from depthmup_flax.search.sweep.runner import _require_same_sweep
+    from depthmup_flax.storage.records.table import SweepInfo
+    from depthmup_flax.storage.workdir import directory as workdirs
+    from depthmup_flax.storage.workdir.files import open_lines
 
     name = f"records.{shard}-of-{SHARDS}"
     with workdirs.claimed(directory, workdirs.SWEEP, lock=f".lock-{name}") as claim:

@@ -7,9 +7,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from depthmup_flax.config import default_config
-from depthmup_flax.records.table import read_record_file
-from depthmup_flax.sweep.grid import sweep_config
-from depthmup_flax.workdir.seal import unsealed
+from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.storage.records.table import read_record_file
+from depthmup_flax.storage.workdir.seal import unsealed
 
 
 def config(**train):

@@ -16,7 +16,7 @@ import time
 import pytest
 from cloud import AWKWARD
 
-from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn import fused_attention
-from depthmup_flax.parallel import sharding
 
 
 def operands(tokens, features, dtype=jnp.float32):

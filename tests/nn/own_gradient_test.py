@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.layers import Conv, Dense
 from depthmup_flax.nn.own_gradient import with_gradient_of
-from depthmup_flax.parallel import sharding
 
 LAYERS = {
     "Dense": (Dense(24, dtype="bfloat16"), (64, 48)),

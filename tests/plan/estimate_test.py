@@ -9,10 +9,7 @@ from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
-from depthmup_flax.engine.device_batches import put_train_data
-from depthmup_flax.engine.from_config import build
-from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.parallel import sharding
+from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
 from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, parse
@@ -20,6 +17,9 @@ from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep,
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
+from depthmup_flax.trainer.engine.device_batches import put_train_data
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
 from depthmup_flax.util.errors import InputError
 
 GIB = 2**30

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, study_of, sweep_of
 
-from depthmup_flax.papers.claims import (
+from depthmup_flax.report.page import render
+from depthmup_flax.report.tables import as_text, core_minutes
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
+from reproduction.claims.judged_claims import UNTRAINED_CONTROL, judged, judged_claim
+from reproduction.claims.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
+from reproduction.claims.statements import (
     CLAIMS,
     Claim,
     Rule,
@@ -21,11 +26,6 @@ from depthmup_flax.papers.claims import (
     rises,
     transfers,
 )
-from depthmup_flax.papers.judged_claims import UNTRAINED_CONTROL, judged, judged_claim
-from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
-from depthmup_flax.report.page import render
-from depthmup_flax.report.tables import as_text, core_minutes
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 
 DEPTHS, BEST, CURVATURE = (4, 16, 64), -8.0, 0.03
 OCTAVES = math.log2(DEPTHS[-1] / DEPTHS[0])  # of depth

@@ -13,13 +13,13 @@ import time
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.records.run_hash import RunNames
-from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
+from depthmup_flax.storage.records.run_hash import RunNames
+from depthmup_flax.storage.records.table import Sweep, read_sweep
+from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.util.errors import InputError, RunStopped, printable
-from depthmup_flax.workdir.seal import unsealed
 
 
 def text_of(directory):
@@ -248,7 +248,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, undrawn)
     def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("depthmup_flax.workdir.files.os.replace", full)
+    monkeypatch.setattr("depthmup_flax.storage.workdir.files.os.replace", full)
     with pytest.raises(RunStopped, match=r"cannot be written any more \(No space left on device\): make room"):
         make_report([write(tmp_path / "sweep", SWEEP)], tmp_path / "out")
 

@@ -12,8 +12,8 @@ from depthmup_flax.commands.table import module_and_parser
 from depthmup_flax.report import history_figure
 from depthmup_flax.report.history import make_history, metrics_of, read_runs
 from depthmup_flax.report.sheet import Sheet
+from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir import directory as workdirs
 
 ROWS = [
     {"step": 10, "train_loss": 2.0, "train_accuracy": 0.5, "images_per_s": 100.0},

@@ -7,10 +7,10 @@ import math
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
-from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses, first_round
 from depthmup_flax.report.tables import as_data, as_text
+from depthmup_flax.storage.records.table import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 
 

@@ -7,9 +7,9 @@ import statistics
 import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines, comparison_of
+from depthmup_flax.storage.records.table import read_sweep
 
 SHARES = {("depth_mup", 0): 0.9, ("depth_mup", 1): 0.94, ("sp", 0): 0.1, ("sp", 1): 0.1}
 

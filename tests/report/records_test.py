@@ -10,12 +10,12 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import ROOT
 
-from depthmup_flax.records.table import Record, RecordWriter, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
+from depthmup_flax.storage.records.table import Record, RecordWriter, read_sweep
+from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.workdir.seal import unsealed
 
 
 def test_a_torn_last_line_is_ignored_with_a_warning(tmp_path):
@@ -71,7 +71,7 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
 
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     code = (
-        "import sys, depthmup_flax.records.table, depthmup_flax.util.types\n"
+        "import sys, depthmup_flax.storage.records.table, depthmup_flax.util.types\n"
         "import depthmup_flax as dm; dm.report.make_report, dm.InputError, dir(dm)\n"
         "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
     )

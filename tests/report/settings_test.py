@@ -6,11 +6,11 @@ import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of
 from processes import ROOT
 
-from depthmup_flax.records.table import read_info, read_sweep
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.page import render
 from depthmup_flax.report.settings import sentence, settings
 from depthmup_flax.report.tables import as_text
+from depthmup_flax.storage.records.table import read_info, read_sweep
 
 BASE = {
     "model": {"name": "my_net:Net", "width": 64, "depth": 4, "base_width": 64, "base_depth": 4, "heads": 2, "norm": ""},

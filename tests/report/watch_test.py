@@ -9,10 +9,10 @@ import types
 import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of
 
-from depthmup_flax.records.table import RecordWriter, Sweep, info_to_json
 from depthmup_flax.report.watch import State, look, progress_line, watch
-from depthmup_flax.workdir import lock
-from depthmup_flax.workdir.seal import unsealed
+from depthmup_flax.storage.records.table import RecordWriter, Sweep, info_to_json
+from depthmup_flax.storage.workdir import lock
+from depthmup_flax.storage.workdir.seal import unsealed
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = sweep_of(lambda p: None if p[X] == 2**-5 else parabola(p), {X: RATES[3:8], "seed": range(2)})

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import coord_check
+from depthmup_flax.check import coord_check
 from depthmup_flax.nn.layers import readout_product
-from depthmup_flax.papers import theory
 from depthmup_flax.util.precision import product_precision, readout_precision
+from reproduction import theory
 
 IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
 MODELS = {

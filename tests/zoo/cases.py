@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import Network, Source, coord_check, linen_network, nnx_network
-from depthmup_flax.coord_check.report import Report
-from depthmup_flax.infer.audit import Audit
+from depthmup_flax.auditing.audit import Audit
+from depthmup_flax.check import Network, Source, coord_check, linen_network, nnx_network
+from depthmup_flax.check.report import Report
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 from .edits import BASE_DEPTH, BASE_WIDTH, Edits

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from depthmup_flax.coord_check.judgment import NO_ANSWER
+from depthmup_flax.check.judgment import NO_ANSWER
 from depthmup_flax.util.errors import InputError
 
 from .cases import CASES

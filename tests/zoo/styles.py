@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import depthmup_flax as dm
-from depthmup_flax.infer.parameter_trees import Globs
+from depthmup_flax.auditing.parameter_trees import Globs
 
 from . import image_models, language_models, mlps
 from .edits import LOOPED_RULE, RULE, Edits

@@ -13,8 +13,8 @@ from depthmup_flax.data.example_spec import ExampleSpec, kind_of
 from depthmup_flax.data.sources.source import Source, limited, placement, with_validation
 from depthmup_flax.data.user_data import UserDataset, UserPrepare, user_dataset
 from depthmup_flax.data.user_splits import BatchStream, RecordSplit, array_split, batches_in_memory
-from depthmup_flax.user_code.calls import calling
-from depthmup_flax.user_code.named import resolve
+from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.named import resolve
 from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)

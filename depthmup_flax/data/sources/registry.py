@@ -15,7 +15,7 @@ from depthmup_flax.data.sources.source import Source
 from depthmup_flax.data.sources.text_file import TEXT
 from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
-from depthmup_flax.user_code.named import is_import_path, is_module
+from depthmup_flax.networks.named import is_import_path, is_module
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.

@@ -182,7 +182,7 @@ def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformati
     """``inner``, which `depthmup` then takes for an entrywise direction without reading it.
 
     For one whose mixing of entries does not matter, such as the rounding of an 8-bit state by blocks, or whose kernels
-    cannot be read. `depthmup_flax.coord_check` measures whether it follows the rule.
+    cannot be read. `depthmup_flax.check` measures whether it follows the rule.
     """
     inner_update = optax.with_extra_args_support(inner).update
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import depthmup_flax as dm
-from depthmup_flax.infer.audit import Audit
-from depthmup_flax.infer.given_model import as_model
+from depthmup_flax.auditing.audit import Audit
+from depthmup_flax.auditing.given_model import as_model
 
 from ..edits import BASE_DEPTH, BASE_WIDTH, RULE
 from .scales import Scales, fault, possible

@@ -1,0 +1,317 @@
+"""`audit` compares the rule with the forward pass of a model, read from a trace.
+
+The forward passes of the model and of the base model are traced with shapes alone. The uses of a parameter give its
+role, sums with the stream give the branches, and constant factors, compared between the two models, the multipliers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.audit_table import Finding, NotJudged, Results, Row, as_html, places, printed, summary
+from depthmup_flax.auditing.depth_ratios import DepthRatios, GivenRatio, depth_ratios
+from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
+from depthmup_flax.auditing.given_roles import different, misplaced
+from depthmup_flax.auditing.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
+from depthmup_flax.auditing.missing_factors import Comparison
+from depthmup_flax.auditing.not_judged import AXES, not_judged, scaled_axes
+from depthmup_flax.auditing.parameter_trees import Globs, series
+from depthmup_flax.auditing.parameter_uses import LOOKUP
+from depthmup_flax.auditing.roles_from_trace import layer_axes, traced_infos
+from depthmup_flax.auditing.traced_facts import Traced
+from depthmup_flax.auditing.traced_model import traced_pair
+from depthmup_flax.rule.annotations import Axes, require_axes
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
+from depthmup_flax.util.errors import InputError, closest
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """The result of `audit`; ``print(audit)`` shows it as a table.
+
+    Attributes:
+      rows: one per parameter; "?" is what the trace does not tell.
+      findings: what is missing or wrong, each with the code to write.
+      not_judged: what was not read, each with the parameters that it concerns and what to do.
+      notes: initial values to set, and what else to know.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
+      rule: with which the forward pass was compared.
+    """
+
+    rows: Sequence[Row]
+    findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
+    notes: tuple[str, ...]
+    width_ratio: float
+    depth_ratio: float
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
+    rule: Parametrization = dataclasses.field(repr=False)
+
+    @property
+    def verdict(self) -> Literal["ok", "missing", "not judged"]:
+        """``ok``: all factors were read, and are the rule's. ``missing``: some are not. Else ``not judged``.
+
+        Findings that are not ``certain``, because they depend on the optimizer, do not count.
+        """
+        if any(finding.certain for finding in self.findings):
+            return "missing"
+        return "not judged" if self.not_judged else "ok"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is ``ok``, which is also ``bool(audit)``."""
+        return self.verdict == "ok"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
+        if not self.ok:
+            raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
+
+    @property
+    def _headline(self) -> str:
+        """The verdict in one sentence."""
+        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
+        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
+        return f"{self.verdict}: {what}."
+
+    def require_roles(self) -> None:
+        """Raises `InputError` if the role of a parameter could not be read."""
+        for row in self.rows:
+            if row.info is None:
+                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
+                raise InputError(
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
+                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                )
+
+    @functools.cached_property
+    def info(self) -> InfoTree:
+        """The `ParamInfo` of every parameter, in the model's containers.
+
+        Optimizers take it for the rule of this audit alone.
+
+        Raises:
+          InputError: a role could not be read.
+        """
+        self.require_roles()
+        infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
+        return jax.tree_util.tree_unflatten(self.structure, infos)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self._results)
+
+    def __str__(self) -> str:
+        return printed(self._results)
+
+    @property
+    def _results(self) -> Results:
+        found = self.rows, self.findings, self.not_judged, self.notes
+        return Results(self._headline, *found, self.width_ratio, self.depth_ratio)
+
+
+def audit(
+    model: Any,
+    base: Any,
+    x: ArrayTree,
+    *,
+    rule: Parametrization = PRESETS["depth_mup"],
+    depth_ratio: GivenRatio = None,
+    readout: Globs | None = None,
+    overrides: Mapping[str, Axes] | None = None,
+    in_branch: Globs | Callable[[str], bool] | None = None,
+    info: InfoTree | None = None,
+    output: Output = None,
+    axes: str | Collection[str] = AXES,
+    known: Mapping[str, Callable[..., Any]] | None = None,
+    **kwargs: Any,
+) -> Audit:
+    """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
+
+    A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the optimizer
+    (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.check` measures both.
+
+    Args:
+      model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
+        module is mapped over the batch. The base has the tuned width *and* depth.
+      x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
+      rule: whose multipliers the forward pass should have.
+      depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
+        encoder and a decoder separately. Or glob -> ratio of the branches with such parameters, such as
+        ``{"encoder": 2, "decoder": 4}``.
+      readout: globs of the readouts, if the trace finds others.
+      overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
+      in_branch: what you pass to `infer_info`; differences from the trace are findings.
+      info: what `infer_info` or `param_info` returned; as above.
+      output: which result the loss reads, if there are several: an index, a key or a function of the result.
+      axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
+      known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
+        function of the same arrays in ``jax.numpy``, which is read in its place.
+      **kwargs: of the call, such as ``train=True``.
+
+    Raises:
+      InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
+    """
+    require_parametrization(rule)
+    scaled, known = scaled_axes(axes), known or {}
+    require_axes("overrides", overrides or {})
+    try:
+        mine, base_model = (
+            as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
+        )
+    except InputError as error:
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        own = wrong and closest(wrong[1], inspect.signature(audit).parameters)
+        if not own:
+            raise
+        raise InputError(f"{error}. Did you mean {own!r}, an argument of audit?") from error
+    for name in known.keys() - mine.graph.replaced - base_model.graph.replaced:
+        raise InputError(
+            f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
+        )
+    facts, base_facts, again = traced_pair(mine.graph, base_model.graph)
+    layers = layer_axes(facts.uses)
+    pairs = matched(mine.shapes, base_model.shapes, layers, facts.places(), base_facts.places())
+    unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
+    exact = with_base_width(model, base, x, kwargs) if unsure else None
+    base_shapes = exact or base_sizes(mine.shapes, base_model.shapes, pairs, layers)
+    growing = {
+        path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
+        for path in pairs
+    }
+    base_growing = {q: growing[path] for path, q in pairs.items()}
+    if facts.has_tokens or base_facts.has_tokens:
+        facts, base_facts = again[0](growing), again[1](base_growing)
+    if readout is not None:
+        named = trees.matching("readout", readout, list(mine.leaves))
+        facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})
+    trees.matching("overrides", overrides or {}, list(mine.leaves))
+    same_width = not any(growing.values())
+    facts, base_facts, ratios = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
+    infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
+    strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()
+    for path in strange & infos.keys():
+        unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
+        del infos[path]
+    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
+    infos |= compared.as_readouts()
+    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
+    findings = compared.findings()
+    if in_branch is not None:
+        inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__
+        findings += misplaced(infos, [path for path in pairs if inside(path)], facts)
+    if info is not None:
+        findings += different(infos, flatten_info(info), facts)
+    m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
+    rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
+    base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
+    counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
+    same = {"same_width": same_width, "same_layers": counts[0] == counts[1]}
+    on_stream = [
+        row for row in rows if not row.in_branch and counts[0][series(row.path)] > counts[1][series(row.path)] > 0
+    ]
+    unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, **same)
+    notes = [*_notes(compared, rows, on_stream), *_initial_scale(rows, facts, rule)]
+    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule)
+
+
+def _with_depth(
+    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: GivenRatio
+) -> tuple[Traced, Traced, DepthRatios]:
+    """The facts with the branches that count for the depth or have the rule's multiplier, and the depth ratios."""
+    ratios = depth_ratios(facts, base, pairs, given)
+    counted = {b.kind for b in facts.branches if b.node in ratios.of_branch}
+    others = [b for b in facts.branches if b.kind not in counted]
+    for ratio in sorted({ratios.together, *ratios.of_branch.values()}) if others else ():
+        tried = dataclasses.replace(ratios, of_branch={**{b.node: ratio for b in others}, **ratios.of_branch})
+        compared = Comparison(model, facts, base, pairs, {}, rule, tried)
+        fitting = {b.node: ratio for b in others if compared.is_multiplied(b)}
+        ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
+    fixed = {b.kind for b in others if b.node not in ratios.of_branch}
+    facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
+    return facts, base, ratios
+
+
+def _counts(
+    shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, Collection[int]], facts: Traced
+) -> Counter[str]:
+    """Path without numbers -> the layers that have such a parameter outside of branches."""
+    counts = Counter[str]()
+    for path, shape in shapes.items():
+        if not facts.inside.get(path):
+            counts[series(path)] += math.prod(shape[k] for k in layers.get(path, ()))
+    return counts
+
+
+def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) -> list[str]:
+    """The initial scale of readouts and of tables that are looked up, unless an annotation declares it."""
+    wrong: dict[float, list[str]] = {}
+    for row in rows:
+        info = row.info
+        if info is None or info.init_std is not None or row.in_branch:
+            continue
+        is_table = info.role is Role.INPUT and any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
+        m = info.width_in if info.role is Role.OUTPUT else info.width_out if is_table else 1.0
+        if m != 1 and rule.init_ratio(info) is not None:
+            wrong.setdefault(m, []).append(row.path)
+    return [
+        f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
+        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. Use dm.Readout "
+        "as the readout, or set all initial values, given those of base:\n"
+        "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
+        for m, paths in wrong.items()
+    ]
+
+
+def _is_coarse(leaf: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits <= 16
+
+
+def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
+    notes: list[str] = []
+    if not compared.facts.depth:
+        notes.append("the trace finds no residual sums.")
+    few = [row.path for row in rows if row.info is not None and row.info.to_few_features]
+    if few:
+        notes.append(
+            f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features: start at "
+            "zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as sqrt(m) in "
+            "wide networks."
+        )
+    coarse = [path for path, leaf in compared.model.leaves.items() if _is_coarse(trees.abstract(leaf))]
+    if coarse:
+        notes.append(
+            f"{summary(coarse)} {'have' if len(coarse) > 1 else 'has'} 16 bits: the rule makes steps smaller as "
+            "networks grow, and those below half a unit in the last place are lost. Keep parameters in float32 and "
+            "compute in 16 bits."
+        )
+    if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
+        notes.append("the model is narrower than the base model: were model and base swapped?")
+    more = [row.path for row in on_stream if row.info and row.info.role is Role.VECTOR]
+    if more:
+        notes.append(
+            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "
+            "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
+            "without scale and bias."
+        )
+    return notes

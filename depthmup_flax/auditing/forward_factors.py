@@ -1,0 +1,359 @@
+"""The constant factors of a forward pass, from each product with a parameter to where it is used.
+
+An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays after a
+nonlinearity, the stream. A term's factor is the product of the constants that multiply it. Signs are ignored. A sum
+over ``n`` entries counts as ``n``, so a mean has the factor 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from depthmup_flax.auditing.dataflow import INPUT, PARAM, STATE, Graph, Node
+from depthmup_flax.auditing.numbers_in_code import Numbers
+from depthmup_flax.auditing.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, SUMS, Uses
+from depthmup_flax.auditing.stream_paths import ResidualSum
+
+# Node of a term -> its factors; several if it is added to itself with different ones.
+Terms: TypeAlias = Mapping[int, frozenset[float]]
+
+_LINEAR = (
+    SAME_PLACE
+    | MOVES
+    | {"concatenate", "select_n", "reduce_max", "reduce_min", "reduce_window_sum", "cumsum", "sort", "cond", "gather",
+       "scatter", "scatter-add", "dynamic_update_slice"}
+)  # fmt: skip
+_POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
+_SMALL = 1e-2  # the largest epsilon in a norm
+_MOST_TERMS = 64
+_NEAR = 8  # operations between a mask and the division by its keep rate
+
+# The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
+# means of squares together.
+_Pieces: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]
+
+
+class Homogeneity:
+    """Where activations are normalized, whatever the norm: where they do not grow with their root.
+
+    Attributes:
+      roots: for each node, the node that it is compared with.
+      degrees: the power with which the node grows if its root is multiplied by a number.
+      norms: a normalized array, whose degree is 0 -> the array that is normalized.
+      sizes: a normalized array -> the root mean square of its entries, up to what all models share.
+    """
+
+    def __init__(self, graph: Graph, uses: Uses):
+        self.graph, size = graph, len(graph.nodes)
+        self.roots, self.degrees, self.norms = list(range(size)), [1.0] * size, dict[int, int]()
+        self.sizes: dict[int, float] = {}
+        self._size = [1.0] * size  # of entries, in powers of their root's
+        self._mixed: dict[int, _Pieces] = {}
+        products = {use.node for use in uses.uses if use.kind != ENTRYWISE}
+        rooted: set[int] = set()  # square roots of running averages
+        for i, node in enumerate(graph.nodes):
+            reads_root = any(j in rooted for j in node.inputs)
+            if uses.kinds[i] != ACTIVATION:
+                if reads_root or (node.op in ("sqrt", "rsqrt") and uses.kinds[i] == STATE):
+                    rooted.add(i)
+                continue
+            reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
+            if node.op in ("mul", "div") and len(reads) == 1 and reads_root:
+                self.norms[i] = reads[0]
+            elif i not in products and reads:
+                self._read(i, reads)
+
+    def _read(self, i: int, reads: Sequence[int]) -> None:
+        pieces = self._pieces(i, reads)
+        if pieces is not None:
+            self._mixed[i], self.roots[i] = pieces, self.roots[reads[0]]
+            return
+        piece = self._mixed.get(reads[0])
+        degree = self._degree(i, reads) if piece is None else _of_piece(self.graph.nodes[i], piece)
+        if degree is None:
+            return
+        size = self._size_of(i, reads)
+        if degree == 0:
+            self.norms[i], self.sizes[i] = max(reads, key=lambda j: self.degrees[j]), size
+        else:
+            self.roots[i], self.degrees[i], self._size[i] = self.roots[reads[0]], degree, size
+
+    def _size_of(self, i: int, reads: Sequence[int]) -> float:
+        """How large entries are in powers of their root's: a sum of ``n`` squares is ``n`` times a square."""
+        node, first, degree = self.graph.nodes[i], self._size[reads[0]], self.degrees[reads[0]]
+        values = [self.graph.nodes[j].value for j in node.inputs if j not in reads]
+        constant = abs(values[0]) if values and values[0] else 1.0
+        if node.op == "reduce_sum" and degree == 2:
+            return first * _summed(self.graph, i, reads[0])
+        if node.op == "mul":
+            return math.prod(self._size[j] for j in node.inputs if j in reads) * constant
+        if node.op == "div":
+            top, bottom = (self._size[j] if j in reads else constant for j in node.inputs)
+            # The number of terms of a mean of squares cancels that of the sum; other means are not counted.
+            return top / bottom if len(reads) == 2 or degree != 1 else first
+        return first ** _power(node, 1.0)
+
+    def _pieces(self, i: int, reads: Sequence[int]) -> _Pieces | None:
+        node, nodes = self.graph.nodes[i], self.graph.nodes
+        if len(reads) == 1 and reads[0] in self._mixed:
+            return self._mixed[reads[0]] if node.op in SAME_PLACE or node.op in ("mul", "div") else None
+        degrees = [self.degrees[j] for j in reads]
+        one_root = len(reads) == len(node.inputs) and len({self.roots[j] for j in reads}) == 1
+        if node.op not in ("concatenate", "stack") or not one_root or len(set(degrees)) == 1:
+            return None
+        axis = node.params["dimension" if node.op == "concatenate" else "axis"]
+        sizes = [nodes[j].shape[axis] if node.op == "concatenate" else 1 for j in reads]
+        return axis, tuple(zip(itertools.accumulate(sizes), degrees, strict=True))
+
+    def _degree(self, i: int, reads: Sequence[int]) -> float | None:
+        """The degree in the root of the first operand, or ``None`` if there is none."""
+        node, degree = self.graph.nodes[i], self.degrees[reads[0]]
+        op, others = node.op, [self.graph.nodes[j].value for j in node.inputs if j not in reads]
+        if len({self.roots[j] for j in reads}) > 1:
+            return None
+        if op in SAME_PLACE | MOVES or op in ("abs", "cumsum", "reduce_window_sum") or op.startswith("reduce_"):
+            return degree
+        if op == "mul":
+            return sum(self.degrees[j] for j in node.inputs if j in reads)
+        if op == "div":
+            top, bottom = (self.degrees[j] if j in reads else 0.0 for j in node.inputs)
+            return top - bottom
+        if op in SUMS or op in ("max", "min", "select_n", "concatenate"):
+            small = all(v is not None and (abs(v) <= _SMALL or math.isinf(v)) for v in others)
+            equal = len({self.degrees[j] for j in reads}) == 1
+            return degree if equal and (small or op == "select_n") else None
+        power = _power(node, math.nan)
+        return None if math.isnan(power) else power * degree
+
+
+def _power(node: Node, otherwise: float) -> float:
+    """The power that an operation takes its operand to."""
+    return node.params["y"] if node.op == "integer_pow" else _POWERS.get(node.op, otherwise)
+
+
+def _summed(graph: Graph, i: int, j: int) -> float:
+    """How many entries of node ``j`` are summed into one of node ``i``."""
+    return math.prod(graph.nodes[j].shape) / max(math.prod(graph.nodes[i].shape), 1)
+
+
+def _of_piece(node: Node, pieces: _Pieces) -> float | None:
+    """The degree of a slice of one part, or ``None``."""
+    axis, ends = pieces
+    if node.op != "slice":
+        return None
+    start, stop = node.params["start_indices"][axis], node.params["limit_indices"][axis]
+    return next((degree if stop <= end else None for end, degree in ends if start < end), None)
+
+
+def forward_factors(graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity) -> ForwardFactors:
+    """The factors of a graph. Unknown numbers, such as rates that differ by layer, are drawn.
+
+    They are drawn twice: a factor in which they do not cancel differs between the draws, and is NaN.
+    """
+    first = ForwardFactors(graph, uses, sums, shape, seed=0)
+    if first.numbers.drawn:
+        first.forget_what_differs(ForwardFactors(graph, uses, sums, shape, seed=1))
+    return first
+
+
+class ForwardFactors:
+    """The terms of every array, and the factors around products.
+
+    ``sums`` are the residual sums by their nodes, which are terms of what follows, with the factor of their shortcut;
+    ``seed`` draws unknown numbers.
+
+    Attributes:
+      terms: of every array.
+      before: node of a product -> the factor of its input, if all terms of that have one.
+      parts: a product of two activations -> the terms of both with their factors.
+      of_param: an array of parameters or constants -> the constant factor in it; NaN for one unknown number.
+      numbers: of single numbers and random masks.
+    """
+
+    def __init__(self, graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity, seed: int):
+        self.graph, self.shape, self.numbers = graph, shape, Numbers(graph, uses.kinds, seed)
+        self._sums = sums
+        self.terms: list[Terms] = [{}] * len(graph.nodes)
+        self.before: dict[int, float] = {}
+        self.parts: dict[int, Terms] = {}
+        self.of_param: dict[int, float] = {}
+        self.masked: dict[int, float] = {}  # behind a random mask -> its keep rate, if it is not divided by that
+        needed, at = graph.needed(), uses.by_node()
+        for i, node in enumerate(graph.nodes):
+            if not needed[i]:
+                continue
+            if uses.kinds[i] != ACTIVATION:
+                number = self.numbers.of(i)
+                self.of_param[i] = self._inside(node, uses.kinds[i]) if number is None else abs(number)
+                continue
+            reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
+            products = [use for use in at.get(i, ()) if use.kind != ENTRYWISE]
+            if products:
+                # A weight of each example that a norm keeps at 1/sqrt(fan_in) has the size that it should have.
+                kept = {use.view for use in products if self.terms[use.view].keys() <= shape.norms.keys()}
+                self.before[i] = math.prod(common(self.terms[j]) for j in reads if j not in kept)
+            if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
+                own = self._of_shortcut(sums[i]) if i in sums else shape.sizes.get(i, 1.0)
+                self.terms[i] = {i: frozenset({own})}
+                continue
+            result = self._of_operation(i, reads)
+            if result is None or len(result) > _MOST_TERMS:
+                result = {i: frozenset({1.0})}
+            elif i in at:  # a scale, which is multiplied with its array; or a bias or a position, which is not
+                result = _union([result, {i: frozenset({common(result) if node.op in ("mul", "div") else 1.0})}])
+            self.terms[i] = result
+
+    def forget_what_differs(self, other: ForwardFactors) -> None:
+        """Lets factors be NaN that ``other``, of another draw, does not have."""
+        for mine, theirs in ((self.before, other.before), (self.of_param, other.of_param)):
+            mine.update({i: x if _equal(x, theirs[i]) else math.nan for i, x in mine.items()})
+        self.parts = {i: _common_factors(terms, other.parts[i]) for i, terms in self.parts.items()}
+        self.terms = list(map(_common_factors, self.terms, other.terms))
+
+    def _of_shortcut(self, s: ResidualSum) -> float:
+        """The factor of the stream in a sum, relative to the layer before; 1 if the shortcut is projected."""
+        before, now = self.terms[s.before], self.terms[s.shortcut]
+        factors = [(now[i], before[i]) for i in now.keys() & before.keys()]
+        # What this layer added, as the first of two parallel branches.
+        own = [i for i in now if i in self._sums and self._sums[i].before == s.before]
+        factors += [(now[i], frozenset({1.0})) for i in own]
+        ratios = _distinct(x / y if y else math.nan for a, b in factors for x, y in itertools.product(a, b))
+        return next(iter(ratios)) if len(ratios) == 1 and not s.projected else 1.0
+
+    def deep(self, terms: Terms) -> Terms:
+        """``terms`` with products of two activations replaced by the terms of their factors."""
+        result: Terms = {}
+        for i, factors in terms.items():
+            inner = {i: factors}
+            if i in self.parts:
+                inner = {j: _times(f, factors) for j, f in self.deep(self.parts[i]).items()}
+            result = _union([result, inner])
+        return result
+
+    def _of_operation(self, i: int, reads: Sequence[int]) -> Terms | None:
+        """The terms of an operation's result; ``None`` if the result is a term of its own."""
+        node, terms, roots = self.graph.nodes[i], [self.terms[j] for j in reads], self.shape.roots
+        others = [j for j in node.inputs if j not in reads]
+        if node.op in ("select_n", "cond") and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
+            kept = self.numbers.masks[node.inputs[0]]
+            return self._masked(i, reads[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
+        if node.op in SUMS or node.op in _LINEAR:
+            if len(reads) == 1 and reads[0] in self.masked:
+                self.masked[i] = self.masked[reads[0]]
+            return _union(terms)
+        if node.op == "reduce_sum":
+            return scaled(terms[0], _summed(self.graph, i, reads[0]))
+        if node.op == "fft":  # sqrt(n) times a rotation; its inverse is divided by n
+            size, is_inverse = math.prod(node.params["fft_lengths"]), "I" in str(node.params["fft_type"])
+            return scaled(terms[0], size**-0.5 if is_inverse else size**0.5)
+        if node.op in ("max", "min") and len(reads) == 1:
+            bound = self.graph.nodes[others[0]].value if others else None
+            return terms[0] if bound is not None and (bound == 0 or math.isinf(bound)) else None
+        if len(reads) == 1 and node.op in ("mul", "div", "dot_general", "conv_general_dilated"):
+            value = self.of_param[others[-1]] if others else 1.0
+            if value == 0 or math.isinf(value) or (node.op == "div" and node.inputs[0] != reads[0]):
+                return None
+            if others and others[-1] in self.numbers.masks and node.op == "mul":
+                return scaled(self._masked(i, reads[0], self.numbers.masks[others[-1]]), value)
+            factor, kept = 1 / value if node.op == "div" else value, self.masked.get(reads[0], 1.0)
+            if kept != 1 and math.isclose(factor * kept, 1, rel_tol=1e-5):  # a mask's keep rate behind the mask
+                return terms[0]
+            self.masked[i] = kept
+            return scaled(terms[0], factor)
+        # Queries and keys may be parts of one product.
+        different = node.op == "dot_general" or (node.op == "mul" and roots[reads[0]] != roots[reads[1]])
+        if len(reads) == 2 and reads[0] != reads[1] and different:
+            a, b = terms
+            self.parts[i] = _union([scaled(a, common(b)), scaled(b, common(a))])
+        return None
+
+    def _masked(self, i: int, j: int, kept: float) -> Terms:
+        """The terms of node ``j`` behind a random mask: without the keep rate that they were divided by before.
+
+        A mask without its keep rate has no factor either.
+        """
+        at: int | None = j
+        for _ in range(_NEAR):
+            at, factor = self._multiplied(at) if at is not None else (None, 1.0)
+            if math.isclose(factor * kept, 1, rel_tol=1e-5):
+                return scaled(self.terms[j], kept)
+        self.masked[i] = kept
+        return self.terms[j]
+
+    def _multiplied(self, i: int) -> tuple[int | None, float]:
+        """The one array that a linear operation reads, and the number that it is multiplied by there."""
+        node = self.graph.nodes[i]
+        reads = [j for j in node.inputs if j not in self.of_param]
+        others = [self.of_param[j] for j in node.inputs if j in self.of_param]
+        if len(reads) != 1 or node.op not in SAME_PLACE | MOVES | {"mul", "div"}:
+            return None, 1.0
+        value = others[-1] if others and node.op in ("mul", "div") else 1.0
+        return reads[0], 1 / value if node.op == "div" and value else value
+
+    def _inside(self, node: Node, kind: str) -> float:
+        """The constant factor in an array of parameters or constants."""
+        nodes, known = self.graph.nodes, [self.of_param.get(j, 1.0) for j in node.inputs]
+        if node.op in ("mul", "div") and _is_vector(node) and math.isnan(sum(known)) and kind == PARAM:
+            return 1.0  # a vector over its own norm, which makes a matrix's spectral norm
+        if node.op in ("mul", "dot_general"):
+            return math.prod(known)
+        if node.op == "div":
+            return known[0] / known[1] if known[1] else math.nan
+        if known and node.op in SAME_PLACE | MOVES | {"gather"}:
+            return known[0]
+        factors = {f for j, f in zip(node.inputs, known, strict=True) if nodes[j].value is None}
+        if node.op in SUMS | {"select_n", "concatenate"} and len(factors) == 1:
+            return factors.pop()
+        is_norm = node.op == "reduce_sum" and math.prod(node.shape) == 1 < math.prod(nodes[node.inputs[0]].shape)
+        return math.nan if is_norm or any(map(math.isnan, known)) else 1.0
+
+
+def _is_vector(node: Node) -> bool:
+    return sum(n > 1 for n in node.shape) == 1
+
+
+def _equal(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-5) or math.isnan(a)
+
+
+def _common_factors(mine: Terms, theirs: Terms) -> Terms:
+    """The factors of ``mine``; NaN for a term whose factors ``theirs`` has not."""
+    equal = lambda a, b: len(a) == len(b) and all(map(_equal, sorted(a), sorted(b)))
+    return {i: f if equal(f, theirs.get(i, frozenset())) else frozenset({math.nan}) for i, f in mine.items()}
+
+
+def common(terms: Terms) -> float:
+    """The factor of all terms, or 1 if they differ."""
+    factors = _distinct(f for several in terms.values() for f in several)
+    return next(iter(factors)) if len(factors) == 1 else 1.0
+
+
+def scaled(terms: Terms, factor: float) -> Terms:
+    """``terms`` times a number."""
+    return terms if factor == 1 else {i: _times(factors, frozenset({factor})) for i, factors in terms.items()}
+
+
+def _times(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
+    return _distinct(x * y for x in a for y in b)
+
+
+def _distinct(factors: Iterable[float]) -> frozenset[float]:
+    """Without those that differ by rounding; constants are stored in float32."""
+    kept: list[float] = []
+    for x in sorted(factors):
+        if math.isnan(x):
+            return frozenset({math.nan})
+        if not kept or not math.isclose(x, kept[-1], rel_tol=1e-5):
+            kept.append(x)
+    return frozenset(kept)
+
+
+def _union(several: Sequence[Terms]) -> Terms:
+    result = dict(several[0])
+    for terms in several[1:]:
+        for i, factors in terms.items():
+            result[i] = _distinct(result[i] | factors) if i in result else factors
+    return result

@@ -1,0 +1,258 @@
+"""The models that an audit takes, each as one pure function of its parameters, traced with shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import numbers
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.dataflow import Graph
+from depthmup_flax.auditing.inlined_trace import Known, trace
+from depthmup_flax.auditing.parameter_trees import Leaf
+from depthmup_flax.rule.info_trees import is_equinox, is_nnx
+from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.types import ArrayTree
+
+Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardPass:
+    """A model as a function of its parameters and other arrays, which may be shapes.
+
+    Attributes:
+      params: tree of what the optimizer trains.
+      state: tree of other arrays, such as running averages.
+      apply: (params, state, batch) -> outputs.
+    """
+
+    params: ArrayTree
+    state: ArrayTree
+    apply: Callable[[Any, Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a pure function of its parameters, with shapes in place of arrays."""
+
+    leaves: Mapping[str, Leaf]  # path -> parameter, in its box
+    structure: jax.tree_util.PyTreeDef  # around the leaves
+    shapes: Mapping[str, tuple[int, ...]]  # path -> shape
+    graph: Graph
+
+
+def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known) -> Model:
+    """A Linen, NNX or Equinox module, a pair or a `ForwardPass`, traced on a batch of the shapes of ``x``.
+
+    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
+    or does not return ``output``.
+    """
+    _require_batch(x)
+    inputs = jax.tree.map(_abstract, x)
+    try:
+        return _as_model(model, inputs, argument, output, kwargs, known)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_failed_call(model, inputs, argument, error)) from error
+
+
+def _require_batch(x: Any) -> None:
+    """Raises `InputError` for what is no batch, such as its shape."""
+    leaves = jax.tree.leaves(x)
+    are_numbers = bool(leaves) and all(isinstance(leaf, numbers.Number) for leaf in leaves)
+    if are_numbers and isinstance(x, (tuple, list)) and all(isinstance(n, int) for n in x):
+        example = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+        raise InputError(f"x is {x!r}, which is a shape: pass a batch, or its shape and type, such as {example}.")
+    known = all(hasattr(leaf, "shape") or isinstance(leaf, numbers.Number) for leaf in leaves)
+    if x is None or are_numbers or not known:
+        raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
+
+
+def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
+    message = (str(error).strip().splitlines() or [""])[0]
+    text = f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}"
+    is_pair = isinstance(model, tuple)
+    call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
+    if message.startswith(f"{call}() missing"):
+        values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
+        text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
+    if type(error).__name__ == "ScopeCollectionNotFound":
+        text += " Write the function as lambda params, x: module.apply({'params': params}, x)."
+    elif isinstance(inputs, dict):
+        text += ". The model gets the dictionary: pass one of its entries, or a tuple, whose parts are arguments."
+    elif isinstance(inputs, tuple):
+        text += ". The parts of a tuple are arguments of the model."
+    return text
+
+
+def _typed(x: Any) -> str:
+    """``float32[2, 8]``, ``{'image': float32[2, 8]}``: a batch in an error."""
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{name!r}: {_typed(value)}' for name, value in x.items())}}}"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(_typed, x))})"
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+
+
+def _as_model(
+    model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
+) -> Model:
+    if isinstance(model, nn.Module):
+        params, state, apply = _linen(model, inputs, kwargs)
+    elif is_nnx(model, "Module"):
+        params, state, apply = _nnx(model, kwargs)
+    elif is_equinox(model):
+        params, state, apply = _equinox(model, kwargs)
+    elif isinstance(model, ForwardPass):
+        params, state, apply = model.params, model.state, model.apply
+    elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        (function, params), state = model, ()
+        apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
+    else:
+        raise InputError(f"{argument} is {shown(model)}: {_instead(model)}.")
+    leaves, structure = trees.flatten(params, argument)
+    inner = jax.tree.structure(params)
+
+    def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
+        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
+
+    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
+
+
+def _instead(model: Any) -> str:
+    """What to pass in place of what is no model."""
+    if isinstance(model, type) and issubclass(model, _modules()):
+        return f"pass an instance, {model.__name__}(...), with its width and depth"
+    if isinstance(getattr(model, "__self__", None), _modules()):
+        return "pass the module itself, without a method"
+    right = "a Linen, NNX or Equinox module, or a pair (function, parameters) with function(parameters, x)"
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
+        return f"pass {right}, in this order"
+    return f"pass what it returns, {right}" if callable(model) else f"pass {right}"
+
+
+def _modules() -> tuple[type, ...]:
+    """The classes of modules, of libraries that are imported."""
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    others = [library.Module for library in (nnx, equinox) if library is not None]
+    return (nn.Module, *others)
+
+
+def selected(result: Any, output: Output) -> Any:
+    """The outputs among the results of a call."""
+    if output is None:
+        return result
+    if callable(output):
+        return output(result)
+    if isinstance(output, str) and not isinstance(result, Mapping) and hasattr(result, output):
+        return getattr(result, output)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"{_typed(result)} alone"
+        if isinstance(result, Mapping):
+            has = f"the keys {sorted(map(str, result))}"
+        elif isinstance(result, tuple | list):
+            has = f"a {type(result).__name__} of {len(result)}"
+        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
+
+
+_Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+_MOST_FIELDS = 4
+
+
+def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    # Flax uses "params" for streams that are not given.
+    rngs = lambda: {"params": jax.random.key(0)}
+    variables = dict(jax.eval_shape(lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs), inputs))
+    params = variables.pop("params", {})
+    variables.pop("intermediates", None)
+    state = nn.unbox(variables)
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        options = {"rngs": rngs(), "mutable": list(state), **kwargs}
+        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(batch), **options)[0]
+
+    return params, state, apply
+
+
+def with_base_width(
+    model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of ``model`` with the width of ``base`` and its own depth, if their fields say what the width is.
+
+    These are the fields that, with the base model's values, keep the paths of the parameters and change the shapes.
+    """
+    if not isinstance(model, nn.Module) or type(model) is not type(base):
+        return None
+    fields = [f.name for f in dataclasses.fields(model) if f.init and f.name not in ("parent", "name")]
+    changed = [name for name in fields if getattr(model, name) != getattr(base, name)]
+    own = _shapes(model, x, kwargs)
+    for size in range(min(len(changed), _MOST_FIELDS), 0, -1):
+        for names in itertools.combinations(changed, size):
+            try:
+                shapes = _shapes(model.clone(**{name: getattr(base, name) for name in names}), x, kwargs)
+            except Exception:
+                continue
+            if shapes.keys() == own.keys() and shapes != own:
+                return shapes
+    return None
+
+
+def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    params, _, _ = _linen(model, jax.tree.map(_abstract, x), kwargs)
+    return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a call on a batch: a tuple is several."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    from flax import nnx
+
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
+    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments_of(batch), **kwargs)
+    return params, state, apply
+
+
+def _equinox(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    import equinox as eqx
+
+    params, state, static = equinox_parts(model)
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        module = eqx.combine(params, state, static)
+        key = {"key": jax.random.key(0)} if "key" in inspect.signature(type(module).__call__).parameters else {}
+        return jax.vmap(lambda *example: module(*example, **{**key, **kwargs}))(*arguments_of(batch))
+
+    return params, jax.tree.map(_abstract, state), apply
+
+
+def equinox_parts(model: Any) -> tuple[Any, Any, Any]:
+    """The inexact arrays of an Equinox module, its other arrays, and the rest; arrays may be shapes."""
+    import equinox as eqx
+
+    is_array = lambda leaf: isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
+    arrays, static = eqx.partition(model, is_array)
+    params, state = eqx.partition(arrays, lambda leaf: is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return params, state, static

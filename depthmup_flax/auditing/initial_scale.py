@@ -1,0 +1,140 @@
+"""Initial values with the rule's standard deviations, for models with any initializers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.auditing.matched_layers import nearest
+from depthmup_flax.auditing.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+def rescale_init(
+    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
+) -> ArrayTree:
+    """``params`` with the rule's standard deviation of every weight, given the base model's.
+
+    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
+    So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's defaults; `Readout` needs no correction.
+    Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
+
+    Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
+    fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
+    the measured correction, it is used instead. That is exactly 1 for a hidden ``lecun_normal``.
+
+    Under ``jit`` and ``vmap``, the program measures the factors of each call. To measure once, for all seeds, call
+    `init_factors` outside and apply `multiplied`.
+
+    Args:
+      params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
+      base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
+        depth, as in `audit`, or of the depth of ``params``.
+      info: ``audit.info``, or from `infer_info`.
+      parametrization: the rule.
+
+    Returns:
+      Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
+
+    Raises:
+      InputError: leaves are shapes, ``info`` was made for other parameters, a parameter has no counterpart in the base
+        model, or is constant in one model alone; traced, such a parameter becomes NaN.
+    """
+    return multiplied(params, init_factors(params, base_params, info, parametrization))
+
+
+def init_factors(
+    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
+) -> dict[str, Any]:
+    """Path -> the factor of the parameter in `rescale_init`, which has the same arguments: a float, or traced."""
+    require_parametrization(parametrization)
+    (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
+    require_same_paths(leaves, known, "the model", "info")
+    for path, leaf in leaves.items():
+        if shape_of(leaf) != known[path].shape:
+            shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
+            other = "pass (params, base_params), in this order, of the network that info was made for and its base"
+            raise InputError(f"parameter {path!r} {shapes}: {other}.")
+    pairs = _counterparts(leaves, base, known)
+    return {path: _factor(path, leaf, base[pairs[path]], known[path], parametrization) for path, leaf in leaves.items()}
+
+
+def _counterparts(
+    leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]
+) -> dict[str, str]:
+    """Path -> path in the base model; at another depth, of the nearest layer with the size that ``infos`` give."""
+    if leaves.keys() == base.keys():
+        require_same_paths(leaves, base, "the model", "the base model")
+        return {path: path for path in leaves}
+    pairs = nearest(leaves, base, lambda path, other: _misfit(infos[path], shape_of(base[other])))
+    for path in (path for path in leaves if path not in pairs):
+        raise InputError(
+            f"no parameter of the base model corresponds to {path!r} of shape {infos[path].shape}: pass base_params of "
+            "a model with the base width and the depth of this one."
+        )
+    return pairs
+
+
+def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
+    """How unlike a layer at the base width a shape of the base model is; ``None`` if it cannot be one."""
+    if len(info.shape) != len(base):
+        return None
+    ratios = [n / base_n for n, base_n in zip(info.shape, base, strict=True)]
+    equal = lambda ratios: math.isclose(math.prod(ratios), info.width_in * info.width_out)
+    if not equal(ratios) and not equal(ratios[1:]):  # a leading axis may count layers
+        return None
+    expected = (1.0, info.width_in, info.width_out)
+    return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
+
+
+def multiplied(params: ArrayTree, factors: Mapping[str, Any]) -> ArrayTree:
+    """``params`` times one factor per path; works under ``jit``."""
+    leaves, structure = flatten(params, "params")
+    # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
+    times = lambda leaf, factor: jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), leaf)
+    is_one = lambda factor: isinstance(factor, float) and factor == 1.0
+    new = [leaf if is_one(factors[path]) else times(leaf, factors[path]) for path, leaf in leaves.items()]
+    return jax.tree_util.tree_unflatten(structure, new)
+
+
+def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:
+    values = value_of(leaf), value_of(base_leaf)
+    for value in values:
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise InputError(
+                f"parameter {path!r} is a ShapeDtypeStruct, which has no values: pass the initialized parameters of "
+                "both models (in a coordinate check, use network.rescaled)."
+            )
+    wanted = rule.init_ratio(info)
+    if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
+        return 1.0
+    array, base = map(jnp.asarray, values)
+    constant, base_constant = (jnp.max(x) == jnp.min(x) for x in (array, base))
+    std, base_std = (jnp.std(x.astype(jnp.float32)) for x in (array, base))
+    # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
+    tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
+    factor = jnp.where(constant & base_constant, 1.0, _nearest_power(wanted * base_std / std, info, tolerance))
+    factor = jnp.where(constant != base_constant, math.nan, factor)
+    if isinstance(factor, jax.core.Tracer):
+        return factor
+    if constant != base_constant:
+        alone = f"is constant in {'the model' if constant else 'the base model'} alone"
+        raise InputError(f"parameter {path!r} {alone}: use the same initializers in both models.")
+    return float(factor)
+
+
+def _nearest_power(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
+    """The power of the width ratios that is closest to a measured factor, if its logarithm is within ``tolerance``."""
+    halves = (0.0, -0.5, 0.5)
+    powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)])
+    distances = jnp.abs(jnp.log(measured / powers))
+    closest = jnp.argmin(distances)
+    return jnp.where(distances[closest] <= tolerance, powers[closest], measured)

@@ -1,0 +1,342 @@
+"""Multipliers of the rule that a forward pass lacks, each with the code to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from depthmup_flax.auditing.activation_products import Scores
+from depthmup_flax.auditing.audit_table import Finding, Row, number, summary
+from depthmup_flax.auditing.branch_factors import BranchFactors, by_series, close, ratio_of
+from depthmup_flax.auditing.depth_ratios import DepthRatios
+from depthmup_flax.auditing.given_model import Model
+from depthmup_flax.auditing.parameter_trees import series
+from depthmup_flax.auditing.parameter_uses import LOOKUP
+from depthmup_flax.auditing.product_factors import ProductFactors
+from depthmup_flax.auditing.traced_facts import Branch, Traced, UnreadSums
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
+
+
+class Comparison:
+    """The factors of a model relative to its base model, and what the rule wants them to be."""
+
+    def __init__(
+        self,
+        model: Model,
+        facts: Traced,
+        base: Traced,
+        pairs: Mapping[str, str],
+        infos: Mapping[str, ParamInfo],
+        rule: Parametrization,
+        ratios: DepthRatios,
+    ):
+        self.model, self.facts, self.base, self.pairs = model, facts, base, pairs
+        self.infos, self.rule, self.ratios, self.r = infos, rule, ratios, ratios.together
+        # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
+        self.absolute = facts.depth == base.depth and ratios.together != 1
+        few = [path for path, leaf in infos.items() if leaf.width_out == 1 != leaf.width_in]
+        self.products = ProductFactors(facts, base, pairs, few)
+        self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
+        self.branches = self.of_branches.found
+
+    def wanted(self, node: int, ratio: float | None = None) -> float:
+        """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
+        at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
+        r = self.ratios.of_branch.get(node, 1.0) if ratio is None else ratio
+        return float(self.rule.residual_multiplier(r)) / at_base
+
+    def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
+        """One line of the table."""
+        found, wanted = self.factor(path)
+        missing = tuple(dict.fromkeys(f.name for f in findings if path in f.paths))
+        shape, times = self.model.shapes[path], self.facts.times.get(path, 0.0)
+        return Row(path, shape, self.infos.get(path), times, found, wanted, missing, why_not)
+
+    def factor(self, path: str) -> tuple[float | None, float | None]:
+        """The factor of a parameter, of its branch or up to the output, and what the rule wants."""
+        info = self.infos.get(path)
+        if path in self.facts.readouts and (info is None or info.role in (Role.OUTPUT, Role.INPUT)):
+            return self._readout(path)
+        nodes = [n for n in self.facts.branches_of.get(path, ()) if n in self.branches]
+        if self.facts.inside.get(path) and nodes:
+            found, wanted = ({of(n) for n in nodes} for of in (self.branches.__getitem__, self.wanted))
+            return (found.pop() if len(found) == 1 else None), wanted.pop()
+        if path not in self.products.paths:
+            return None, None
+        of = (
+            self.products.around
+            if info is not None and info.role in (Role.HIDDEN, Role.OUTPUT)
+            else self.products.behind
+        )
+        return of(path), self._of_readout(info) if info is not None and info.role is Role.OUTPUT else 1.0
+
+    def _of_readout(self, info: ParamInfo) -> float:
+        return float(self.rule.readout_multiplier(info.width_in))
+
+    def as_readouts(self) -> dict[str, ParamInfo]:
+        """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
+        few = {path: leaf for path, leaf in self.infos.items() if leaf.to_few_features and self._of_readout(leaf) != 1}
+        outputs = {
+            path: leaf for path, leaf in few.items() if close(self.products.around(path), self._of_readout(leaf))
+        }
+        return {path: dataclasses.replace(leaf, role=Role.OUTPUT) for path, leaf in outputs.items()}
+
+    def _readout(self, path: str) -> tuple[float | None, float]:
+        info, rule = self.infos.get(path), self.rule
+        m = 1.0 if info is None else info.width_in if info.role is Role.OUTPUT else info.width_out
+        width = 1.0 if info is None else info.model_width
+        wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
+        return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
+
+    def is_multiplied(self, branch: Branch) -> bool:
+        """Whether a branch has the rule's multiplier."""
+        return close(self.branches[branch.node], self.wanted(branch.node))
+
+    @property
+    def unread_sums(self) -> UnreadSums | None:
+        """Sums of a stream that were not read, if their number grows with depth; else ``None``."""
+        return self.facts.unread_sums if self.facts.unread_sums.number > self.base.unread_sums.number else None
+
+    @property
+    def fading(self) -> list[str]:
+        """Parameters of branches whose stream is multiplied by one number in both models, if their number grows."""
+        several = [[b for b in facts.branches if _fades(b)] for facts in (self.facts, self.base)]
+        number, base_number = (sum(b.times for b in branches) for branches in several)
+        return sorted(frozenset[str]().union(*(b.paths for b in several[0]))) if number > base_number else []
+
+    def findings(self) -> list[Finding]:
+        """All differences between the forward pass and the rule."""
+        shortcuts = self._shortcuts()
+        others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
+        readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *self._within(), *attention, *repeated]
+
+    def _shortcuts(self) -> list[Finding]:
+        wrong: dict[float, list[str]] = {}
+        for branch in self.facts.branches:
+            ratio = self._projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
+            if ratio is not None and not close(ratio, 1):
+                projection = [path for path in branch.shortcut if path and branch.projected]
+                wrong.setdefault(float(number(ratio)), []).extend(projection or sorted(branch.paths))
+        return [
+            Finding(
+                "shortcut_in_branch",
+                tuple(dict.fromkeys(paths)),
+                f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
+                "rule wants 1.",
+                "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
+            )
+            for ratio, paths in wrong.items()
+        ]
+
+    def _projection(self, branch: Branch) -> float | None:
+        """The factor of a projected shortcut."""
+        other = self.of_branches.like(branch)
+        if other is None or not other.projected:
+            return None
+        mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
+        ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
+
+    def _missing_branches(self) -> list[Finding]:
+        wrong: dict[tuple[str, float, float], list[str]] = {}
+        for branch in self.facts.branches:
+            found, wanted = self.branches[branch.node], self.wanted(branch.node)
+            if found is None or close(found, wanted):
+                continue
+            cancels = close(self.of_branches.inside(branch), wanted)
+            name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
+            key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
+            wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
+        result = []
+        for (name, found, r), paths in wrong.items():
+            where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
+            if name == "norm_cancels_multiplier":
+                text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
+            else:
+                text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
+                text += f"{self._as_if(found, r)}."
+            code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
+            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
+        return result
+
+    def _as_if(self, found: float, r: float) -> str:
+        """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
+        if close(found, 1) or found <= 0 or not self.rule.alpha:
+            return ""
+        if others := [name for name, preset in PRESETS.items() if close(found, r ** -float(preset.alpha))]:
+            of = " and ".join(map(repr, others))
+            return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
+        other = found ** (-1 / self.rule.alpha)
+        return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
+
+    def _readouts(self) -> list[Finding]:
+        result, unclear = [], self.unread_sums.paths if self.unread_sums else frozenset[str]()
+        for path in (path for path in self.facts.readouts if path not in unclear):
+            found, wanted = self._readout(path)
+            info = self.infos.get(path)
+            # What multiplies the last shortcut multiplies what the readout reads.
+            if any(close(found, wanted * factor) for factor in self.of_branches.shortcut.values()):
+                continue
+            if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
+                continue
+            if info.role is Role.INPUT and (path in self.facts.at_output or not self._is_tied(path)):
+                continue
+            m = info.width_in if info.role is Role.OUTPUT else info.width_out
+            too_small = (found < wanted) == (m > 1)
+            name = "readout_scaled_twice" if too_small else "readout_not_scaled"
+            text = f"the product with {path} is multiplied by {number(found)}; the rule wants {number(wanted)}"
+            text += ": remove its other factors that depend on the width." if too_small else "."
+            code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
+            result.append(Finding(name, (path,), text, code))
+        return result
+
+    def _in_softmax(self) -> set[str]:
+        """The parameters that make queries and keys."""
+        return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.beside}
+
+    def _is_tied(self, path: str) -> bool:
+        return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
+
+    def _embeddings(self) -> list[Finding]:
+        result, unclear = [], self._in_softmax() | (self.unread_sums.paths if self.unread_sums else frozenset())
+        for path in self.products.paths:
+            info = self.infos.get(path)
+            if info is None or path in unclear or self.facts.inside.get(path):
+                continue
+            if path in self.facts.readouts and not self._is_tied(path):
+                continue
+            found = (self.products.behind if info.role is Role.INPUT else self.products.around)(path)
+            if found is None or close(found, 1):
+                continue
+            if info.role is Role.INPUT:
+                text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
+                code = "x = x * c  # c as in the base model"
+                if close(found, info.width_out**0.5):
+                    code = "x = x * base_width**0.5  # not width**0.5"
+                result.append(Finding("embedding_scaled_with_width", (path,), text, code))
+            elif info.role is Role.HIDDEN:
+                result.append(_scaled_hidden((path,), found))
+        return result
+
+    def _within(self) -> list[Finding]:
+        """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
+        wrong: dict[float, list[str]] = {}
+        ends = {path: self.products.in_front(path) for path in self._ends() & self.infos.keys()}
+        for path, found in {**ends, **self._inside_branches()}.items():
+            if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
+                continue
+            before = self.facts.branches_of[path] & self.of_branches.multiplied_before
+            if not any(close(found, self.wanted(node)) for node in before):
+                wrong.setdefault(float(number(found)), []).append(path)
+        return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
+
+    def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
+        """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
+        for scores in (s for s in self.facts.scores if s.in_softmax):
+            other = self._base_scores(scores)
+            known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
+            yield scores, other if known else None
+
+    def _base_scores(self, scores: Scores) -> Scores | None:
+        name = lambda s: (s.in_softmax, set(map(series, s.paths)))
+        return next((other for other in self.base.scores if name(other) == name(scores)), None)
+
+    def unclear_scores(self) -> list[Scores]:
+        """Products of queries and keys whose factors are unknown."""
+        return [scores for scores, other in self._compared_scores() if other is None]
+
+    def growing_products(self) -> list[Scores]:
+        """Products of two activations over a growing dimension that are in no softmax and have no scale like there."""
+        others = [(s, self._base_scores(s)) for s in self.facts.scores if not s.in_softmax]
+        growing = [(scores, other) for scores, other in others if other is not None and other.size != scores.size]
+        return [s for s, other in growing if not close(s.factor / (other.factor or math.nan), self._scale(s, other))]
+
+    def _scale(self, scores: Scores, other: Scores) -> float:
+        """What the rule multiplies a product of queries and keys with, relative to the base model."""
+        scale = self.rule.attention_scale
+        return float(scale(scores.size, other.size) / scale(other.size, other.size))
+
+    def _attention(self) -> list[Finding]:
+        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        for scores, other in self._compared_scores():
+            if other is None:
+                continue
+            found, wanted = scores.factor / other.factor, self._scale(scores, other)
+            if not close(found, wanted):
+                wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
+        return [
+            Finding(
+                "attention_scale",
+                tuple(dict.fromkeys(paths)),
+                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to "
+                f"the base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
+                f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
+            )
+            for (found, wanted, d, base_d), paths in wrong.items()
+        ]
+
+    def _ends(self) -> set[str]:
+        """The parameters that make the ends of branches."""
+        return {path for branch in self.facts.branches for path in branch.factors} - {""}
+
+    def _inside_branches(self) -> dict[str, float | None]:
+        """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
+        unclear = frozenset[str]().union(
+            *(s.paths for s in self.growing_products()), *(u.paths for u in self.facts.unread)
+        )
+        ends = self._ends() | self._in_softmax() | unclear
+        return {
+            path: self.products.around(path)
+            for path in self.products.paths
+            if self.facts.inside.get(path) and path in self.infos and path not in ends
+        }
+
+    def unclear_inside(self) -> list[str]:
+        """Parameters whose factors within branches are unknown."""
+        unknown = [path for path, ratio in self._inside_branches().items() if ratio is None]
+        return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
+
+    def _repeated(self) -> list[Finding]:
+        ratios: dict[str, float] = {}
+        for path, times in self.facts.times.items():
+            before = self.base.times.get(self.pairs[path], math.nan)
+            ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
+            if not math.isnan(ratio) and not close(ratio, 1):
+                ratios[path] = ratio
+        # What a layer's own weights multiply, such as positions, does not add up.
+        alike = {
+            b.node
+            for b in self.facts.branches
+            if set(self.of_branches.products(b.factors) or b.factors) <= ratios.keys()
+        }
+        wrong: dict[tuple[float, bool], list[str]] = {}
+        for path, ratio in ratios.items():
+            ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
+            wrong.setdefault((ratio, bool(ends_alike and self.rule.alpha < 1)), []).append(path)
+        result = []
+        for (ratio, adds_up), paths in wrong.items():
+            text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+            text += "model. "
+            if adds_up:
+                text += "Branches with the same weights add up in one direction, so their sum grows with depth "
+                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not. "
+            text += "With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large by "
+            text += "that number; with normalized updates, such as Adam's, it is not."
+            code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
+            if not adds_up:
+                code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
+            result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
+        return result
+
+
+def _fades(branch: Branch) -> bool:
+    return any(not close(branch.kept * factor, 1) for factor in branch.carried)
+
+
+def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
+    text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
+    text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+    return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")

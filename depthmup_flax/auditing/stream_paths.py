@@ -1,0 +1,328 @@
+"""For every array of a forward pass, the earlier arrays that it depends on, by the kinds of paths to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from depthmup_flax.auditing.dataflow import INPUT, PARAM, Graph, Loop, Node
+from depthmup_flax.auditing.parameter_trees import series
+from depthmup_flax.auditing.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Use, Uses
+
+# Linear operations without parameters: what they make of the stream is still the stream.
+_KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
+NONLINEAR = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "atan2",
+     "sinh", "cosh", "asinh", "sign", "clamp", "max", "min", "abs", "pow", "reduce_window_max"}
+)  # fmt: skip
+# Operations whose entries depend on one entry of each operand.
+_ENTRYWISE = (SAME_PLACE | NONLINEAR | SUMS | {"mul", "div", "integer_pow", "square", "sqrt", "rsqrt", "select_n"}) - {
+    "reduce_window_max"
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualSum:
+    """One sum of a shortcut and a branch; the numbers are of nodes."""
+
+    node: int
+    shortcut: int
+    branch: int
+    start: int  # the array of the stream that the shortcut keeps and the branch reads
+    before: int  # the latest array of the stream that the shortcut keeps
+    loops: tuple[Loop, ...]
+    projected: bool = False
+    ends: frozenset[str] = frozenset()  # of a branch that does not read its stream: its last weights, without numbers
+
+
+class StreamPaths:
+    """For every array, sets of earlier arrays (as bits) by the paths on which it depends on them.
+
+    An array that two others read may be of a stream: a branch and a shortcut read it. A sum continues the stream of its
+    shortcut, so paths end where they enter it by its branch. ``alike`` are the `ResidualSum.ends` of other layers.
+
+    Attributes:
+      sums: node -> the residual sum of an unchanged array and a branch with a product that reads that array.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        uses: Uses,
+        degrees: Sequence[float],
+        plain: Collection[int],
+        alike: Collection[frozenset[str]] = (),
+    ):
+        self.graph, self.kinds, self.needed, self._alike, self._uses = graph, uses.kinds, graph.needed(), alike, uses
+        self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
+        self.after = [0] * size  # on any path
+        self.same = [0] * size  # on a path that keeps the stream
+        self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
+        self.summed = [0] * size  # the same, or with something added
+        self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
+        self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
+        self.learned = [False] * size  # depends on a parameter
+        self.weighted = [False] * size  # depends on a product with a parameter
+        self.bent = [False] * size  # depends on a nonlinearity
+        self.of_batch = [False] * size  # depends on the batch
+        self.sums: dict[int, ResidualSum] = {}
+        self.starts: list[int] = []  # the node of each bit
+        self.bit_of: dict[int, int] = {}
+        readers = [int(node.op == "carry") for node in graph.nodes]  # the next round reads it, too
+        for i in self._nodes():
+            for j in set(graph.nodes[i].inputs):
+                readers[j] += 1
+        for i in self._nodes():
+            self._extend(i, degrees, i in plain)
+            if readers[i] > 1:
+                for paths in (self.after, self.same, self.exact, self.summed):
+                    paths[i] |= 1 << len(self.starts)
+                self.bit_of[i] = len(self.starts)
+                self.starts.append(i)
+
+    def _nodes(self) -> Iterator[int]:
+        return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
+
+    def added(self, i: int) -> list[int]:
+        """The two arrays that a node adds, or nothing."""
+        node = self.graph.nodes[i]
+        inputs = node.inputs if node.op in SUMS else stacked(self.graph, node)
+        inputs = node.inputs[::2] if node.op == "scatter-add" else inputs
+        terms = [j for j in inputs if self.kinds[j] == ACTIVATION]
+        return terms if len(set(terms)) == 2 else []
+
+    def _extend(self, i: int, degrees: Sequence[float], is_plain: bool) -> None:
+        node = self.graph.nodes[i]
+        reads = [j for j in node.inputs if self.kinds[j] == ACTIVATION]
+        is_product = i in self.products
+        # The largest of the variance and zero, in a norm, has degree 2.
+        bends = node.op in NONLINEAR and not (node.op in ("max", "min", "abs") and reads and degrees[reads[0]] != 1)
+        for j in reads:
+            self.after[i] |= self.after[j]
+            self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
+            self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
+            self.by_mixing[i] |= self.by_mixing[j] if node.op in _ENTRYWISE else self.after[j]
+        starts_empty = node.op == "carry" and not reads  # but becomes an activation
+        self.learned[i] = starts_empty or any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
+        self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
+        self.bent[i] = bends or any(self.bent[j] for j in reads)
+        self.of_batch[i] = node.op == INPUT or any(self.of_batch[j] for j in reads)
+        found = self._identity(i, *self.added(i)) if self.added(i) and not is_plain else None
+        scales = self._scales(i, reads)
+        if node.op in SAME_PLACE | SUMS or scales:
+            self.summed[i] = functools.reduce(operator.or_, (self.summed[j] for j in reads), 0)
+        if found is not None:
+            self.sums[i], reads = found, [found.shortcut]
+            self.after[i] = self.after[found.shortcut]
+        elif is_product or self._spreads(node) or not (node.op in _KEEPS_STREAM | SUMS or scales):
+            return
+        common = lambda paths: functools.reduce(operator.and_, (paths[j] for j in reads)) if reads else 0
+        self.same[i] = common(self.same)
+        if found is not None or node.op in SAME_PLACE or scales:
+            self.exact[i] = common(self.exact)
+
+    def _spreads(self, node: Node) -> bool:
+        """Whether one array is copied to many places, as a condition that modulates a stream is, but no stream."""
+        of = self.graph.nodes[node.inputs[0]] if node.op == "broadcast_in_dim" else node
+        return math.prod(node.shape) > math.prod(of.shape)
+
+    def _scales(self, i: int, reads: Sequence[int]) -> bool:
+        """Whether an operation multiplies the stream by something else, or adds something to it."""
+        node = self.graph.nodes[i]
+        divides = node.op == "div" and node.inputs[0] in reads
+        return len(reads) == 1 and (divides or node.op in ("mul", "add", "sub"))
+
+    def _identity(self, node: int, a: int, b: int) -> ResidualSum | None:
+        forward, backward = self._reads(a, b), self._reads(b, a)
+        if bool(forward) == bool(backward):
+            return None
+        shortcut, branch = (a, b) if forward else (b, a)
+        start = self.starts[(forward or backward).bit_length() - 1]
+        is_copied = self.graph.nodes[shortcut].shape != self.graph.nodes[node].shape
+        if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
+            return None
+        none = self._is_constant(branch) or self._old(branch, start)
+        return None if none else self._sum(node, shortcut, branch, start)
+
+    def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
+        before = max([start, *(self.starts[bit.bit_length() - 1] for bit in (_highest(self.exact[shortcut]),) if bit)])
+        return ResidualSum(node, shortcut, branch, start, before, self.graph.nodes[node].loops, **others)
+
+    def _old(self, branch: int, start: int) -> int:
+        """The arrays in what is added, up to a factor, that the branch starts from, or that are no later; as bits.
+
+        Such as the velocity that a stream follows, or the first value of the stream: it is added again in each layer.
+        """
+        old, bits = 0, self.summed[branch]
+        # Such as a pooling minus what it reads, which has no weight.
+        mixed = self.by_mixing[branch] & ~self.by_product[branch] & 1 << self.bit_of.get(start, len(self.starts))
+        while bits:
+            array = self._stream_array(branch, _highest(bits))
+            if (array == start and not mixed) or (array >= 0 and not self.is_after(array, start)):
+                old |= _highest(bits)
+            bits ^= _highest(bits)
+        return old
+
+    def _reads(self, shortcut: int, branch: int) -> int:
+        """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
+        return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
+
+    def _is_constant(self, branch: int) -> bool:
+        """Whether no gradient passes, as in a straight-through estimator."""
+        node = self.graph.nodes[branch]
+        while node.op in SAME_PLACE and node.op != "stop_gradient" and node.inputs:
+            node = self.graph.nodes[node.inputs[0]]
+        return node.op == "stop_gradient"
+
+    def is_after(self, node: int, start: int) -> bool:
+        """Whether an array depends on the array that a shortcut keeps, or is it."""
+        return start in self.bit_of and bool(self.after[node] >> self.bit_of[start] & 1)
+
+    def projection(self, node: int) -> ResidualSum | None:
+        """The sum of a branch and a projected shortcut, without a nonlinearity in it, if it looks like one."""
+        terms = self.added(node)
+        if not terms or self.graph.nodes[node].op not in ("add", "add_any"):
+            return None
+        latest = _highest(self.after[terms[0]] & self.after[terms[1]])  # the latest array that both depend on
+        for shortcut, branch in (terms, terms[::-1]):
+            starts = latest & self.by_product[shortcut] & self.by_product[branch]
+            starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
+            start = self.starts[starts.bit_length() - 1] if starts else -1
+            # Otherwise two networks that read the batch are added.
+            if starts and self.learned[start]:
+                return self._sum(node, shortcut, branch, start, projected=True)
+        return None
+
+    def link(self, node: int, kept: Collection[int]) -> ResidualSum | None:
+        """The sum of an array of a stream and what has no product with it: a pooling, or another stream's array.
+
+        An array of a stream is unchanged in the shortcut, entry by entry. ``kept`` are the arrays that the shortcuts of
+        later sums keep: what does not read the stream is added to it if the stream goes on, before or after.
+        """
+        terms = self.added(node)
+        for shortcut, branch in (terms, terms[::-1]) if terms else ():
+            bit = _highest(self.exact[shortcut] & ~self.exact[branch])
+            start = self._stream_array(node, bit)
+            if start < 0 or self._is_constant(branch):
+                continue
+            if old := self._old(branch, start):
+                if not self._copies(branch, self.starts[old.bit_length() - 1]):
+                    self._again |= old & ~bit & self.summed[shortcut]
+                continue
+            ends = frozenset[str]()
+            if self.after[branch] & bit:
+                is_branch = bool(self.by_mixing[branch] & bit) and not self.centers(node, bit)
+            else:  # an array that several read, as the stream's first value, is no branch
+                ends = self._ends(branch) if self.weighted[branch] and not self.exact[branch] else ends
+                goes_on = node in kept or self._continues(start) or self._is_next(node, start)
+                is_branch = bool(ends) and (goes_on or ends in self._alike)
+            if is_branch:
+                return self._sum(node, shortcut, branch, start, ends=ends)
+        return None
+
+    def _ends(self, node: int) -> frozenset[str]:
+        """The weights of the last products that an array is made of, without numbers."""
+        stack, seen, result = [node], set[int](), set[str]()
+        while stack:
+            i = stack.pop()
+            weights = {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
+            result |= weights
+            if not weights and i not in seen:
+                stack += [j for j in self.graph.nodes[i].inputs if self.kinds[j] == ACTIVATION]
+            seen.add(i)
+        return frozenset(result)
+
+    @functools.cached_property
+    def _at(self) -> dict[int, list[Use]]:
+        return self._uses.by_node()
+
+    def known(self, node: int) -> ResidualSum | None:
+        """The sum of an array of a stream and a branch that is that of other layers."""
+        found = self.link(node, ()) if self._alike else None
+        return found if found is not None and found.ends in self._alike else None
+
+    def first(self, node: int, kept: Collection[int]) -> ResidualSum | None:
+        """The first sum of a stream, whose stem no other operation reads."""
+        terms = self.added(node) if node in kept else []
+        for stem, branch in (terms, terms[::-1]) if terms else ():
+            if self._is_first(stem, branch) and not self._old(branch, stem):
+                return self._sum(node, stem, branch, stem)
+        return None
+
+    def _is_first(self, shortcut: int, branch: int) -> bool:
+        """Whether an array may be a stem that a branch is added to: linear in the batch, as the branch is not."""
+        is_stem = self.learned[shortcut] and not self.bent[shortcut]
+        return is_stem and self.weighted[branch] and self.bent[branch]
+
+    def _stream_array(self, node: int, bit: int) -> int:
+        """The array of this bit, if it has the shape of the sum and is learned; else -1."""
+        start = self.starts[bit.bit_length() - 1] if bit else -1
+        fits = start >= 0 and self.learned[start] and self.graph.nodes[start].shape == self.graph.nodes[node].shape
+        return start if fits else -1
+
+    def _continues(self, start: int) -> bool:
+        """Whether an array is itself a sum of an array of a stream, or of a stem."""
+        terms = self.added(start)
+        sides = (terms, terms[::-1]) if terms else ()
+        return any(self._stream_array(start, _highest(self.exact[a])) >= 0 or self._is_first(a, b) for a, b in sides)
+
+    def _is_next(self, node: int, start: int) -> bool:
+        """Whether a loop carries a sum to its next round, up to a factor, in place of an array."""
+        carry = self.graph.nodes[start]
+        return carry.op == "carry" and self._copies(carry.params["next"], node)
+
+    def _copies(self, node: int, array: int) -> bool:
+        """Whether a node is an earlier array, up to a factor."""
+        while node > array and (reads := self._single(node)):
+            node = reads[0]
+        return node == array
+
+    def _single(self, node: int) -> list[int]:
+        """The one array that a node is, up to a factor, or nothing."""
+        one = self.graph.nodes[node]
+        reads = [j for j in one.inputs if self.kinds[j] == ACTIVATION]
+        return reads if len(reads) == 1 and (one.op in SAME_PLACE or self._scales(node, reads)) else []
+
+    def is_again(self, s: ResidualSum) -> bool:
+        """Whether later layers add the branch, or the array that it is added to, again."""
+        return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
+
+    def latest(self, node: int) -> int:
+        """The latest array that several read and that a node is, entry by entry; as a bit."""
+        return _highest(self.exact[node])
+
+    def centers(self, node: int, bit: int) -> bool:
+        """Whether a mean, a maximum or the like of an array is subtracted from it, as norms and softmax do."""
+        nodes, shape = self.graph.nodes, self.graph.nodes[node].shape
+        if nodes[node].op != "sub":
+            return False
+        stack, is_spread = [nodes[node].inputs[1]], nodes[nodes[node].inputs[1]].shape != shape
+        while stack:
+            one = nodes[stack.pop()]
+            reads = [j for j in one.inputs if self.kinds[j] == ACTIVATION]
+            if one.op.startswith("reduce_") and "window" not in one.op:
+                return is_spread and not self.by_mixing[reads[0]] & bit
+            is_spread |= one.op == "broadcast_in_dim"
+            if one.op in SAME_PLACE | MOVES | {"concatenate", "log", "mul", "div"}:
+                stack += reads
+        return False
+
+
+def _highest(bits: int) -> int:
+    return 1 << bits.bit_length() - 1 if bits else 0
+
+
+def stacked(graph: Graph, node: Node) -> Sequence[int]:
+    """The arrays that a sum over their stack adds, or nothing."""
+    if node.op != "reduce_sum":
+        return ()
+    stack = graph.nodes[node.inputs[0]]
+    if stack.op not in ("concatenate", "stack"):
+        return ()
+    axis = stack.params["dimension" if stack.op == "concatenate" else "axis"]
+    is_summed = tuple(node.params["axes"]) == (axis,) and stack.shape[axis] == len(stack.inputs)
+    return stack.inputs if is_summed else ()

@@ -1,0 +1,362 @@
+"""Trains a network for a few steps, and records the size of activations, changes and updates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from depthmup_flax.check.layer_names import Collapse, SizedNetwork, groups_of_parameter
+from depthmup_flax.check.networks import Activations, Network, Traced
+from depthmup_flax.check.recorded_sizes import (
+    AT_ONCE,
+    BRANCHES,
+    EVERYTHING,
+    LEAST_UPDATE,
+    MOST_UPDATE,
+    OUTPUT,
+    Record,
+    Size,
+)
+from depthmup_flax.devices.process.compiler_options import drawing_options
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.util.types import ArrayTree
+
+Loss = Callable[[jax.Array], jax.Array]
+_Key = tuple[str, str]  # quantity, name
+_ALONE_STEPS = 2  # of a group that trains alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """The measurement of one network: all parameters train together, then groups of them alone.
+
+    All parameters train from a readout at zero (unless it is frozen). A group trains from a readout of the rule's
+    scale, as no other group gets a gradient through zeros, and outputs would move less and less through a readout that
+    shrinks with width.
+
+    One program trains all groups and seeds: groups one after another, seeds together. Convolutions are slow under
+    ``vmap`` on CPU, so seeds of a network that has some also take turns.
+    """
+
+    network: SizedNetwork
+    blocks: Sequence[np.ndarray] | None  # see `sample_blocks`; None: not measured
+    loss: Loss
+    rule: Parametrization
+    steps: int
+    seeds: int
+    spectral: bool
+    alone: frozenset[str] | None  # parameters, by collapsed name, whose groups train alone; None: all
+
+    @property
+    def size(self) -> Size:
+        """The size of the network."""
+        return self.network.size
+
+    @functools.cached_property
+    def groups(self) -> dict[str, list[bool]]:
+        """Group -> whether each parameter trains.
+
+        In the first step from one readout, a parameter gets the same update alone as with all others: `AT_ONCE` stands
+        for the groups that do not train alone.
+        """
+        collapse = self.network.collapse
+        own = {path: groups_of_parameter(path, leaf, collapse) for path, leaf in self.network.info.items()}
+        trained = {group for names in own.values() for group in names}
+        alone = trained
+        if self.alone is not None:
+            alone = {names[0] for path, names in own.items() if collapse(path) in self.alone} | trained & {BRANCHES}
+        together = [EVERYTHING, *([AT_ONCE] if alone < trained else [])]
+        return {
+            group: [group in together or group in names for names in own.values()]
+            for group in [*together, *sorted(alone)]
+        }
+
+    @property
+    def lengths(self) -> list[int]:
+        """The training steps of every group."""
+        return [self.steps] + [min(self.steps, _ALONE_STEPS)] * (len(self.groups) - 1)
+
+    @property
+    def keys(self) -> list[_Key]:
+        """What is recorded at every step, in order."""
+        shapes, info = self.network.traced.shapes, self.network.info
+        matrices = [path for path, leaf in info.items() if len(leaf.shape) >= 2]
+        return [
+            *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
+            *[("mean", name) for name, x in shapes.items() if x.ndim],
+            ("aligned", OUTPUT),
+            *([("nonlinear", OUTPUT)] if self._measures_blocks else []),
+            *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
+            *[("update_norm", path) for path in matrices if self.spectral],
+        ]
+
+    @property
+    def _measures_blocks(self) -> bool:
+        return self.blocks is not None and BRANCHES in self.groups
+
+    @property
+    def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        """Seeds, and a `_random_readout` or ``None`` for each parameter."""
+        outputs = self.network.traced.shapes[OUTPUT].shape[-1:]
+        readouts = [_random_readout(leaf, self.rule, outputs) for leaf in self.network.info.values()]
+        return np.arange(self.seeds), readouts
+
+    def lowered(self) -> jax.stages.Lowered:
+        """The program, not compiled yet: other threads may compile it."""
+        trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
+        blocks = None
+        if self.blocks is not None and self._measures_blocks:
+            group = list(self.groups).index(BRANCHES)
+            blocks = _Blocks(group, self.lengths[group], self.blocks)
+        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G, blocks)
+        return run.lower(*self._arguments)
+
+    def records(self, compiled: jax.stages.Compiled) -> list[Record]:
+        """Runs the program."""
+        groups, info = list(self.groups), self.network.info
+        squares_GxNxSxK, starts = jax.device_get(compiled(*self._arguments))
+        records = []
+        for group, seed in itertools.product(range(len(groups)), range(self.seeds)):
+            sizes = dict(zip(self.keys, np.sqrt(squares_GxNxSxK[group, seed].T), strict=True))
+            for quantity, squares_GxNxP in starts.items():
+                rms_P = np.sqrt(squares_GxNxP[group, seed])
+                sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
+            trains = zip(info, self.groups[groups[group]], strict=True)
+            untrained = {path for path, trained in trains if not trained}
+            for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
+                length = self.lengths[group]
+                if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
+                    values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
+                for step in _steps_recorded(quantity, group, length, groups[group]):
+                    # The update of a step is computed from the gradient before it.
+                    value = float(values[step - (quantity in _OF_UPDATES)])
+                    records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
+        return records
+
+
+_OF_UPDATES = ("update", "update_norm", "gradient_update", LEAST_UPDATE, MOST_UPDATE)
+_OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
+
+
+def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
+    """The steps of a run at which a quantity is recorded."""
+    if quantity in ("weight", "mean"):  # at the start, where only the readout differs between groups
+        return range(int(group == 0))
+    if quantity in ("gradient", "decay"):  # at the start, through a random readout
+        return range(int(group > 0))
+    if quantity == "nonlinear":
+        return range(length, length + (name == BRANCHES))
+    return range(0 if quantity == "activation" else 1, length + 1)
+
+
+def _collapsed(
+    sizes: Mapping[_Key, np.ndarray], untrained: Container[str], collapse: Collapse
+) -> dict[_Key, np.ndarray]:
+    """RMS over the layers that share a collapsed name, and the extremes of their updates.
+
+    Updates of untrained parameters are left out, and rounding errors are 0.
+    """
+    together: dict[_Key, list[np.ndarray]] = {}
+    for (quantity, name), values_S in sizes.items():
+        if quantity in _OF_TRAINED and name in untrained:
+            continue
+        is_rounding = np.zeros_like(values_S, bool)
+        if quantity in ("change", "aligned"):  # rounding errors along one direction are smaller
+            is_rounding = values_S < (1e-5 if quantity == "change" else 1e-7) * sizes["activation", name][0]
+        elif quantity == "gradient_update":  # decay itself changes a little from step to step
+            is_rounding = values_S < 1e-3 * sizes["update", name]
+        together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
+    of_layers = {key: np.stack(layers).astype(np.float64) for key, layers in together.items()}
+    # The mean would hide one wrong layer among many.
+    extremes = {
+        (quantity, name): extreme(values_LxS, axis=0)
+        for (measured, name), values_LxS in of_layers.items()
+        if measured == "gradient_update" and len(values_LxS) > 1
+        for quantity, extreme in ((LEAST_UPDATE, np.min), (MOST_UPDATE, np.max))
+    }
+    return {key: np.sqrt(np.mean(np.square(values_LxS), axis=0)) for key, values_LxS in of_layers.items()} | extremes
+
+
+class _Blocks(NamedTuple):
+    """Measures how nonlinear the outputs are in the change of one block's own weights, for some blocks.
+
+    After the ``steps`` training steps of one group, every block has two more rounds: only its own weights change, by
+    half of their (amplified) change and by all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is
+    quadratic in the change is 2 (f(1) - 2 f(1/2) + f(0)).
+    """
+
+    group: int
+    steps: int
+    masks: Sequence[np.ndarray]  # for each parameter `[blocks, ...]`
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after the steps."""
+        return 2 * len(self.masks[0])
+
+    def next(self, i: jax.Array, group: jax.Array, start: ArrayTree, trained: ArrayTree, new: ArrayTree) -> ArrayTree:
+        """The parameters of the round after round ``i``: ``new`` until the steps are over."""
+        block = jnp.clip((i - self.steps) // 2, 0, len(self.masks[0]) - 1)
+        share = jnp.where((i - self.steps) % 2 == 0, 0.5, 1.0) * _AMPLIFIED
+
+        def moved(mask: np.ndarray, start: jax.Array, trained: jax.Array, new: jax.Array) -> jax.Array:
+            factor = (share * jnp.asarray(mask)[block]).astype(start.dtype)
+            return jnp.where((group == self.group) & (i >= self.steps), start + factor * (trained - start), new)
+
+        structure = jax.tree.structure(start)
+        leaves = zip(self.masks, *map(jax.tree.leaves, (start, trained, new)), strict=True)
+        return jax.tree.unflatten(structure, [moved(*leaf) for leaf in leaves])
+
+
+_AMPLIFIED = 4.0  # factor of the change of a few steps, so that it exceeds rounding
+
+
+def _program(
+    traced: Traced,
+    loss: Loss,
+    keys: Sequence[_Key],
+    trains_GxP: np.ndarray,
+    lengths_G: np.ndarray,
+    blocks: _Blocks | None,
+) -> jax.stages.Wrapped:
+    """A function of N seeds and the `_random_readout` of every parameter.
+
+    It returns mean squares ``[groups, N, steps + 1, keys]``, and those of `_initial_values` ``[groups, N, P]``.
+    Activations are recorded in the forward pass of the gradient, so the program has only one.
+    """
+    network, paths = traced.network, list(flatten_info(traced.network.info))
+    rounds_G = lengths_G + 1  # the last one records the activations after the last step
+    if blocks is not None:
+        rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
+
+    def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
+        outputs, activations = network.apply(params)
+        return loss(outputs), {**activations, OUTPUT: outputs}
+
+    def train(
+        group: jax.Array, readouts: Sequence[jax.Array | None], seed: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
+        trains_P = jnp.asarray(trains_GxP)[group]
+        stored = {**traced.shapes, **dict.fromkeys((_SLOPE, _HALF), traced.shapes[OUTPUT])}
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
+        squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
+
+        def step(i: jax.Array, carry: tuple) -> tuple:
+            params, trained, state, start, squares_SxK = carry
+            grads, now = jax.grad(forward, has_aux=True)(params)
+            now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
+            start |= {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
+            updates, state = network.optimizer.update(grads, state, params)
+            leaves, tree = jax.tree.flatten(updates)
+            leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
+            if blocks is not None:
+                start[_HALF] = jnp.where((i - blocks.steps) % 2 == 1, now[OUTPUT], start[_HALF])
+            by_path = {
+                "update": dict(zip(paths, leaves, strict=True)),
+                "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
+                "decay": dict(zip(paths, decays, strict=True)),
+            }
+            new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
+            if blocks is not None:
+                trained = jax.tree.map(lambda old, kept: jnp.where(i <= blocks.steps, old, kept), params, trained)
+                new = blocks.next(i, group, first, trained, new)
+            return new, trained, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
+
+        carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
+        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
+
+    def measured(seeds: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        together = None if traced.convolves else len(seeds)
+        of_group = lambda group: jax.lax.map(functools.partial(train, group, readouts), seeds, batch_size=together)
+        return jax.lax.map(of_group, np.arange(len(lengths_G)))
+
+    return jax.jit(measured, compiler_options=drawing_options(jax.default_backend()))
+
+
+_SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
+_HALF = "half"  # the outputs in the round before the last one of a block in `_Blocks`
+
+
+def _initial_values(
+    network: Network, readouts: Sequence[jax.Array | None], seed: jax.Array, zero_readout: jax.Array
+) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
+    """The parameters to train, their updates without a gradient (weight decay), and mean squares ``[P]``.
+
+    The mean squares are ``weight``, of the network's own initial values, and ``decay``, relative to the parameters.
+    """
+    own = network.init(jax.random.key(seed))
+    leaves, structure = jax.tree.flatten(own)
+    # A readout that the optimizer freezes does not start at zero.
+    updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, own), network.optimizer.init(own), own)
+    moves = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
+    start_leaves = [
+        leaf if random is None else jnp.where(zero_readout & moved, jnp.zeros_like(leaf), _rescaled(leaf, random))
+        for leaf, random, moved in zip(leaves, readouts, moves, strict=True)
+    ]
+    start = jax.tree.unflatten(structure, start_leaves)
+    decay, _ = network.optimizer.update(jax.tree.map(jnp.zeros_like, own), network.optimizer.init(start), start)
+    decays = [jnp.nan_to_num(u) for u in jax.tree.leaves(decay)]
+    rates = [_mean_square(u) / jnp.maximum(_mean_square(w), 1e-30) for u, w in zip(decays, start_leaves, strict=True)]
+    return start, decays, {"weight": jnp.stack([_mean_square(leaf) for leaf in leaves]), "decay": jnp.stack(rates)}
+
+
+def _squares(
+    keys: Sequence[_Key], start: Activations, now: Activations, by_path: Mapping[str, Mapping[str, jax.Array]]
+) -> list[jax.Array]:
+    """The square of the number of every key at one step."""
+    change = lambda name: now[name].astype(jnp.float32) - start[name].astype(jnp.float32)
+    squares: dict[str, Callable[[str], jax.Array]] = {
+        "activation": lambda name: _mean_square(now[name]),
+        "change": lambda name: _mean_square(change(name)),
+        "aligned": lambda name: _mean_square(_part_along(start[_SLOPE].astype(jnp.float32), change(name))),
+        "nonlinear": lambda name: (
+            _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
+            / jnp.maximum(_mean_square(change(name)), 1e-30)
+        ),
+        "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
+        "update": lambda path: _mean_square(by_path["update"][path]),
+        "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
+        "gradient": lambda path: _mean_square(by_path["gradient"][path]),
+        "update_norm": lambda path: jnp.linalg.norm(by_path["update"][path], ord=2, axis=(-2, -1)).max() ** 2,
+    }
+    return [squares[quantity](name) for quantity, name in keys]
+
+
+def _part_along(direction: jax.Array, x: jax.Array) -> jax.Array:
+    return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
+
+
+def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Values of the rule's standard deviation for a readout's weights; ``None`` for other parameters.
+
+    Weights are ``[..., out]``, or ``[out, ...]``, as in Equinox, if only the first dimension is the network's outputs.
+    """
+    if leaf.role is not Role.OUTPUT or leaf.in_branch:
+        return None
+    shape = leaf.shape
+    into = shape[1:] if shape[:1] == outputs != shape[-1:] else shape[:-1]
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5
+    values = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
+    return values * np.float32(std / np.sqrt(np.mean(values**2)))
+
+
+def _rescaled(leaf: jax.Array, random: jax.Array) -> jax.Array:
+    """``leaf`` with the size of ``random``; ``random`` if ``leaf`` is zero."""
+    square = _mean_square(leaf)
+    scale = jnp.sqrt(_mean_square(random) / jnp.where(square > 0, square, 1.0))
+    return jnp.where(square > 0, leaf * scale.astype(leaf.dtype), random.astype(leaf.dtype))
+
+
+def _mean_square(x: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.square(x.astype(jnp.float32)))

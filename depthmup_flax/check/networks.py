@@ -1,0 +1,249 @@
+"""Networks for the check: a Linen or NNX module, or anything else, as two pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.extend import core
+
+from depthmup_flax.auditing.given_model import Output, arguments_of, selected
+from depthmup_flax.auditing.initial_scale import init_factors, multiplied
+from depthmup_flax.check.full_precision import in_float32, low_precision, widened
+from depthmup_flax.check.recorded_sizes import OUTPUT, SCORES
+from depthmup_flax.check.use_counts import UseCounts, count_uses
+from depthmup_flax.plan.flops import flops_of_jaxpr
+from depthmup_flax.rule.info_trees import is_info, require_info
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import all_equations
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+Activations = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The model of a network for `audit`: its arguments of these names.
+
+    Without a ``base``, the smallest network of the check is the base model.
+    """
+
+    model: Any
+    x: ArrayTree
+    output: Output = None
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    base: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network of one size on a fixed batch.
+
+    Attributes:
+      init: key -> parameters; pure.
+      apply: parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``). A stack of layers
+        is one array, or one name per layer.
+      info: tree of `ParamInfo` with the structure of the parameters.
+      optimizer: complete optax optimizer, as used in training.
+      source: the model, which the check audits; ``None``: no audit.
+    """
+
+    init: Callable[[jax.Array], ArrayTree]
+    apply: Callable[[ArrayTree], tuple[jax.Array, Activations]]
+    info: InfoTree
+    optimizer: optax.GradientTransformation
+    source: Source | None = None
+
+    def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
+        """The network with initial values corrected by `rescale_init`.
+
+        The factors are measured once, on one key. ``base_init`` gives the parameters of the base model, such as
+        ``lambda key: base.init(key, x)["params"]``.
+        """
+        params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (self.init, base_init))
+        factors = init_factors(params, base_params, self.info, rule)
+        return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
+
+
+def linen_network(
+    model: nn.Module,
+    x: ArrayTree,
+    *,
+    info: InfoTree,
+    optimizer: optax.GradientTransformation,
+    output: Output = None,
+    rngs: Sequence[str] = (),
+    mutable: Sequence[str] = (),
+    **kwargs: Any,
+) -> Network:
+    """A Linen module as a `Network`: records the output of every submodule, and sown intermediates.
+
+    Modules under ``nn.scan`` are recorded if ``variable_axes`` includes ``intermediates``.
+
+    Args:
+      model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
+      x: the batch; a tuple is passed as several arguments.
+      info: from `param_info` or `infer_info`.
+      optimizer: complete optax optimizer.
+      output: selects the outputs among several results: a key, an index, or a function of the result. ``None``: the
+        model returns only the outputs.
+      rngs: names of random streams besides ``params`` and ``dropout``. Keys are the same at every step.
+      mutable: collections that a call may write, besides those of ``model.init``. Updates are dropped: running averages
+        stay at their initial values.
+      **kwargs: of the call, such as ``train=True`` for batch normalization.
+    """
+    keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", *rngs), start=1)}
+
+    def init_all(key: jax.Array) -> dict[str, ArrayTree]:
+        variables = nn.unbox(model.init({"params": key, **keys}, *arguments_of(x), **kwargs))
+        return {name: value for name, value in variables.items() if name != "intermediates"}
+
+    def init_state(key: jax.Array) -> dict[str, ArrayTree]:
+        return {name: value for name, value in init_all(key).items() if name != "params"}
+
+    state = jax.jit(init_state)(jax.random.key(0))
+    written = [*state, *mutable, "intermediates"]
+
+    def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
+        result, changed = model.apply(
+            {"params": params, **state},
+            *arguments_of(x),
+            rngs=keys,
+            mutable=written,
+            capture_intermediates=True,
+            **kwargs,
+        )
+        return selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
+
+    return Network(lambda key: init_all(key)["params"], apply, info, optimizer, Source(model, x, output, kwargs))
+
+
+def nnx_network(
+    make: Callable[[nnx.Rngs], nnx.Module],
+    x: ArrayTree,
+    *,
+    info: InfoTree,
+    optimizer: optax.GradientTransformation,
+    output: Output = None,
+    **kwargs: Any,
+) -> Network:
+    """An NNX module as a `Network`, with the arguments of `linen_network`: records the output of every submodule.
+
+    ``make`` is ``rngs -> module``, in training mode if it has one; the module is called as ``module(x, **kwargs)``.
+    """
+
+    def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
+        # A new module with constant keys: averages and noise are the same at every step.
+        module = make(nnx.Rngs(0))
+        nnx.update(module, params)
+        recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
+        result, intermediates = recorded(*arguments_of(x), **kwargs)
+        return selected(result, output), _named(nnx.to_pure_dict(intermediates))
+
+    source = Source(nnx.eval_shape(lambda: make(nnx.Rngs(0))), x, output, kwargs)
+    return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A network and facts from its trace.
+
+    Attributes:
+      network: evaluates the trace in float32.
+      shapes: of the activations, and of the outputs under the name `OUTPUT`.
+      uses: of the parameters, in the order of the leaves.
+      precision: the type of less than 32 bits in which the forward pass is written, if there is one.
+      convolves: whether the forward pass has convolutions.
+      flops: of the products and convolutions in one forward pass.
+      equations: of its jaxpr; those in a loop count once.
+    """
+
+    network: Network
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    uses: UseCounts
+    precision: str | None
+    convolves: bool
+    flops: int
+    equations: int
+
+
+def traced(network: Network) -> Traced:
+    """Traces the forward pass of a network.
+
+    Raises:
+      InputError: the functions return something else, or ``info`` does not describe the parameters.
+    """
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    try:
+        jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
+    except NameError as error:
+        if (axis := re.search(r"unbound axis name: (\w+)", str(error))) is None:
+            raise
+        raise InputError(
+            f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it "
+            "with axis_name=None (in BatchNorm, for example) for the check."
+        ) from error
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")
+    outputs = result[0]
+    if not hasattr(outputs, "shape"):
+        names = f" with the keys {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+        raise InputError(
+            f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Select it with "
+            "output=, a key, an index or a function of the result."
+        )
+    require_info(network.info)
+    shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
+    if shapes != known:
+        raise InputError(
+            f"info has {len(known)} parameters and the network {len(shapes)}, or their shapes differ: make info from "
+            "the same model, of the same width and depth."
+        )
+    precision, structure = low_precision(jaxpr), jax.tree.structure(result)
+    evaluate = core.jaxpr_as_fun(jaxpr) if precision is None else in_float32(jaxpr)
+    init = network.init if precision is None else lambda key: jax.tree.map(widened, network.init(key))
+    apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
+    fast = dataclasses.replace(network, init=init, apply=apply)
+    new_shapes = jax.eval_shape(apply, params)
+    primitives = [eqn.primitive.name for eqn in all_equations(jaxpr)]
+    convolves = "conv_general_dilated" in primitives
+    shapes_of = {**new_shapes[1], OUTPUT: new_shapes[0]}
+    uses, flops = count_uses(jaxpr, len(shapes)), flops_of_jaxpr(jaxpr.jaxpr)
+    return Traced(fast, shapes_of, uses, precision, convolves, flops, len(primitives))
+
+
+def _named(tree: ArrayTree) -> Activations:
+    """Floating-point arrays of a nested record by path, without ``__call__``, positions and the output."""
+    activations: Activations = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+        name = "/".join(part for part in names if part != "__call__")
+        if name and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
+            activations.setdefault(name, leaf)
+    return activations | _scores(activations)
+
+
+_KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}
+
+
+def _scores(activations: Activations) -> Activations:
+    """Products of queries and keys ``[..., T, heads, head_dim]``, averaged over the last axis, for every attention.
+
+    Their rank exceeds that of the attention's output by one, unlike that of a stack of layers.
+    """
+    scores = {}
+    for name, q in activations.items():
+        parent, _, query = name.rpartition("/")
+        k = activations.get(f"{parent}/{_KEY_OF_QUERY.get(query, '')}")
+        if parent in activations and q.ndim == activations[parent].ndim + 1 and k is not None and k.shape == q.shape:
+            q, k = (x.astype(jnp.float32) for x in (q, k))
+            scores[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
+    return scores

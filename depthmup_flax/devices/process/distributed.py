@@ -1,0 +1,279 @@
+"""Several processes as one program: start, shared decisions, exit.
+
+Every process runs the same program with the same config on its own devices. Only process 0 logs and writes metrics.
+With one process these calls are no-ops.
+"""
+
+import atexit
+import glob
+import importlib.util
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax._src import distributed as jax_distributed
+from jax.experimental import multihost_utils
+
+from depthmup_flax.devices.process.heartbeat import Watch
+from depthmup_flax.util.errors import STOPPED, Busy, InputError, RunStopped
+from depthmup_flax.util.types import Json
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_TIMEOUT_S = 100  # all processes stop if one is silent for this long; a library may block Python for a while
+_JAX_HEARTBEAT_TIMEOUT_S = 3600  # after which JAX crashes
+_START_TIMEOUT_S = 300
+_SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
+_MOST_NAMED = 5  # differences in a sentence
+
+_watch: Watch | None = None  # of this process, once it has joined others
+
+_SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
+    """Joins the other processes; call before JAX starts. Returns whether there may be others.
+
+    Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
+    ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
+    finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
+
+    Args:
+      coordinator: the ``host:port`` at which all processes reach process 0.
+      num_processes: their number.
+      process_id: of this one, from 0.
+
+    Raises:
+      InputError: an argument is missing or invalid.
+    """
+    global _watch
+    if (coordinator, num_processes, process_id) == (None, None, None):
+        coordinator, num_processes, process_id = _from_environment()
+    cluster: Json = {}
+    if (coordinator, num_processes, process_id) != (None, None, None):
+        cluster = _checked_cluster(coordinator, num_processes, process_id)
+    elif not (_in_slurm_step() or _on_cloud_tpu()):
+        return False
+    # JAX would crash at its own timeout.
+    late = threading.Timer(_START_TIMEOUT_S, _give_up)
+    late.daemon = True
+    late.start()
+    jax.distributed.initialize(
+        **cluster,
+        initialization_timeout=2 * _START_TIMEOUT_S,
+        heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
+    )
+    late.cancel()
+    joined = jax_distributed.global_state  # the store has no public name
+    if joined.client is not None and joined.num_processes > 1:
+        _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
+        atexit.register(_end, _watch)
+        _watch.start()
+        if joined.process_id:  # process 0 gives the same warnings
+            logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
+    return True
+
+
+def _end(watch: Watch) -> None:
+    """At the end of Python: waits for the other processes, as JAX would, while the heartbeats go on."""
+    watch.end()
+    jax.distributed.shutdown()
+    watch.stop()
+
+
+def _give_up() -> None:
+    print(
+        f"error: not all processes joined within {_START_TIMEOUT_S} s. Check that all were started, each with its own "
+        "--process_id, that none failed (see the logs), and that all can reach --coordinator. Then rerun the command.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(STOPPED)
+
+
+def is_first() -> bool:
+    """Whether this is process 0, which logs and writes metrics."""
+    return jax.process_index() == 0
+
+
+def leave(code: int, why: str = "") -> NoReturn:
+    """Exits at once; ``sys.exit`` would wait for reader threads, which may hang, and for other processes.
+
+    With a sentence ``why`` the other processes end with the same code and print it with this process's number.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _watch is not None and why:
+        _watch.end_all(code, why)
+    elif jax.distributed.is_initialized() and jax_distributed.global_state.process_id == 0:
+        time.sleep(2)  # process 0 hosts the coordinator; the others report errors first
+    os._exit(code)
+
+
+def in_all(function: Callable[[], T]) -> T:
+    """The result of ``function`` in each process; `InputError` in all if any raises one."""
+    if jax.process_count() == 1:
+        return function()
+    refusal: InputError | None = None
+    try:
+        result = function()
+    except InputError as error:
+        refusal = error
+    if not everywhere(refusal is None):
+        raise refusal or InputError("another process failed validation. See its log.")
+    return result
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """The result of ``function`` (JSON) in process 0, or its `InputError` or `RunStopped`, in all processes.
+
+    For decisions about shared files, which another process could see half written.
+    """
+    if jax.process_count() == 1:
+        return function()
+    outcome: Json = {}
+    if is_first():
+        try:
+            outcome["value"] = function()
+        except (InputError, RunStopped) as error:
+            outcome[type(error).__name__] = str(error)
+    ((kind, value),) = json.loads(_gathered(json.dumps(outcome))[0]).items()
+    if kind != "value":
+        raise {"RunStopped": RunStopped, "Busy": Busy}.get(kind, InputError)(value)
+    return value
+
+
+def require_same(facts: Mapping[str, object]) -> None:
+    """Compares ``facts``, named JSON values, of all processes.
+
+    Raises:
+      InputError: in all processes, if they differ; names fields, values and processes.
+    """
+    if jax.process_count() == 1:
+        return
+    ours = json.dumps({"--num_processes": jax_distributed.global_state.num_processes, **facts})
+    of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
+    sentences = []
+    for name in dict.fromkeys(name for theirs in of_all for name in theirs):
+        having: dict[str, list[int]] = {}
+        for process, theirs in enumerate(of_all):
+            having.setdefault(repr(theirs.get(name)), []).append(process)
+        if len(having) > 1:
+            sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
+    if sentences:
+        more = len(sentences) - _MOST_NAMED
+        sentences[_MOST_NAMED:] = [f"and {more} more differ"] if more > 0 else []
+        raise InputError(
+            f"the processes are not the same run: {'; '.join(sentences)}. "
+            "Start all with the same flags, code, libraries and data."
+        )
+
+
+def everywhere(condition: bool) -> bool:
+    """Whether ``condition`` holds in all processes."""
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
+
+
+def anywhere(flags: np.ndarray) -> np.ndarray:
+    """``flags``, bool [N] with the same N in all processes: which of them are true in any."""
+    if jax.process_count() == 1 or not flags.size:
+        return flags
+    return np.any(multihost_utils.process_allgather(flags), axis=0)
+
+
+def barrier(name: str) -> None:
+    """Waits until all processes reach the barrier of this name."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _from_environment() -> tuple[str | None, int | None, int | None]:
+    numbers = {name: os.environ[name] for name in (_COUNT, _ID) if name in os.environ}
+    for name, text in numbers.items():
+        if not text.strip().removeprefix("-").isdecimal():
+            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.")
+    if not numbers:  # JAX reads the address alone
+        return None, None, None
+    count, number = (int(numbers[name]) if name in numbers else None for name in (_COUNT, _ID))
+    return os.environ.get(_ADDRESS), count, number
+
+
+def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
+    """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or hang."""
+    if coordinator is None or num_processes is None or process_id is None:
+        fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+        missing = " and ".join(name for name, value in fields.items() if value is None)
+        raise InputError(
+            f"{missing} not set: set all of --coordinator=HOST:PORT --num_processes=N --process_id=I (or "
+            f"{_ADDRESS}, {_COUNT} and {_ID} in the environment)."
+        )
+    host, colon, port = coordinator.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT of process 0.")
+    if num_processes < 1:
+        raise InputError(f"num_processes is {num_processes}: use a whole number of at least 1.")
+    if not 0 <= process_id < num_processes:
+        raise InputError(f"process_id is {process_id}: use a whole number from 0 to {num_processes - 1}.")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+        if process_id == 0:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", int(port)))
+    except (OSError, OverflowError) as error:
+        raise InputError(f"coordinator is {coordinator!r}: it cannot be used ({error}). Use another.") from error
+    if process_id == 0 and num_processes > 1:
+        log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
+    return {
+        "coordinator_address": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+        "cluster_detection_method": "deactivate",  # JAX must not ask a cluster for our devices
+    }
+
+
+def _in_slurm_step() -> bool:
+    if not all(name in os.environ for name in _SLURM_STEP):
+        return False
+    tasks = int(os.environ["SLURM_NTASKS"])
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", tasks)) < tasks:  # the shell of salloc is a step of one task
+        raise InputError(
+            f"SLURM_NTASKS is {tasks}: this shell has a Slurm allocation of {tasks} tasks, but was not started by "
+            "srun. Start the command with srun, or unset SLURM_NTASKS to use one process."
+        )
+    return tasks > 1
+
+
+def _on_cloud_tpu() -> bool:
+    platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
+    chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _numbered(processes: Sequence[int], most: int = 4) -> str:
+    """``process 1``, ``processes 1, 2`` or ``processes 0, 1, 2, 3 and 60 others``."""
+    listed = ", ".join(map(str, processes[:most]))
+    others = f" and {len(processes) - most} others" if len(processes) > most else ""
+    return f"process{'es' * (len(processes) > 1)} {listed}{others}"
+
+
+def _gathered(text: str) -> list[str]:
+    """The ``text`` of each process."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(encoded)], np.int32)))
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8).reshape(len(lengths), -1)
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]

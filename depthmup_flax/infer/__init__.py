@@ -1,8 +1,0 @@
-"""Roles and initial values of any model: Linen, NNX, or any pytree of parameters."""
-
-from depthmup_flax.infer.audit import Audit, audit
-from depthmup_flax.infer.audit_table import Finding, NotJudged
-from depthmup_flax.infer.initial_scale import init_factors, multiplied, rescale_init
-from depthmup_flax.infer.roles_from_shapes import infer_info
-
-__all__ = ["Audit", "Finding", "NotJudged", "audit", "infer_info", "init_factors", "multiplied", "rescale_init"]

@@ -1,0 +1,254 @@
+"""The roles of a user's network, read by the audit, and what its forward pass lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+
+from depthmup_flax.auditing.audit import Audit, audit
+from depthmup_flax.auditing.audit_table import Finding, NotJudged, listed
+from depthmup_flax.auditing.given_model import Output, arguments_of
+from depthmup_flax.auditing.matched_layers import nearest
+from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.library_adapters import training_flags
+from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
+from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.roles import init_shapes, param_info
+from depthmup_flax.util.errors import InputError, UserCodeError
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+Sizes: TypeAlias = tuple[int, int]  # width, depth
+
+# Multiples of the base's width and depth at which a network of the base's size is audited; the first that works counts.
+_MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Audited:
+    """What the audit says about a network.
+
+    Attributes:
+      info: `ParamInfo` of every parameter, in the structure of ``ModelFunctions.init``'s parameters.
+      findings: what is certainly missing or wrong.
+      not_judged: what was not read.
+      notes: initial values to set, and what else to know.
+      audit: the whole result, of the network itself or, where that has a base size, of a larger one; its ``print``.
+        ``None`` if an annotated network cannot be traced.
+    """
+
+    info: InfoTree
+    findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
+    notes: tuple[str, ...]
+    audit: Audit | None
+
+    @property
+    def text(self) -> str:
+        """What is missing and what was not judged as the audit prints them, with the code to write; "" for ``ok``."""
+        return "\n\n".join("\n".join(lines) for lines in listed(self.findings, self.not_judged))
+
+
+def audited(
+    build: Callable[[int, int], Any],
+    sizes: Sizes,
+    base_sizes: Sizes,
+    inputs: ArrayTree,
+    rule: Parametrization,
+    *,
+    name: str = "",
+    output: Output = None,
+) -> Audited:
+    """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
+
+    At the base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger
+    in that respect, with ratios of 1. A Linen network whose parameters are all annotated keeps its annotations.
+
+    Args:
+      build: (width, depth) -> what `model_functions` takes.
+      sizes, base_sizes: of the network and of the base network.
+      inputs: a batch, arrays or shapes; a tuple is several arguments.
+      rule: whose multipliers the forward pass should have.
+      name: of the user's class or function in errors.
+      output: see `depthmup_flax.audit`.
+
+    Raises:
+      InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
+      UserCodeError: the user's code fails at ``sizes`` or ``base_sizes``.
+    """
+    inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
+
+    def functions(sizes: Sizes) -> ModelFunctions:
+        with calling(name or "build", *sizes):
+            make = build(*sizes)
+        return model_functions(make, name)
+
+    own, base = functions(sizes), functions(base_sizes)
+    base.outputs(inputs)  # fails with the user's error
+    shapes, _ = own.shapes(inputs)
+    annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs)
+    larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
+    model, kwargs = larger.auditable(inputs)
+    base_model, _ = base.auditable(inputs)
+    options = {"rule": rule, "output": output, **kwargs}
+    try:
+        result = _by_their_count(
+            lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options),
+            larger_sizes[1] / base_sizes[1],
+        )
+        info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
+    except InputError as error:
+        if annotated_info is None:
+            raise
+        place = NotJudged("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
+        return Audited(annotated_info, (), (place,), (), None)
+    notes = list(result.notes)
+    if larger_sizes != sizes:
+        at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
+        notes.insert(0, f"audited at {at}, because {_same(sizes, base_sizes)}.")
+    shapes_of = lambda sizes: [leaf.shape for leaf in jax.tree.leaves(functions(sizes).shapes(inputs)[0])]
+    _require_growth(shapes_of, result, sizes, base_sizes, larger_sizes)
+    certain = tuple(finding for finding in result.findings if finding.certain)
+    return Audited(info, certain, result.not_judged, tuple(notes), result)
+
+
+def _require_growth(
+    shapes_of: Callable[[Sizes], list[tuple[int, ...]]], result: Audit, sizes: Sizes, base_sizes: Sizes, larger: Sizes
+) -> None:
+    """Raises `InputError` if the user's code ignores a size that differs from the base's; at the base's, both sizes.
+
+    That is, if it makes the same parameters, and no other number of residual sums, which may share parameters.
+    """
+    ignored = result.width_ratio == 1, result.depth_ratio == 1
+    if sizes == base_sizes:
+        others = [larger] if all(ignored) else []
+    else:
+        at_base = (base_sizes[0], sizes[1]), (sizes[0], base_sizes[1])
+        others = [at_base[k] for k in (0, 1) if ignored[k] and at_base[k] != sizes]
+    for other in others:
+        if shapes_of(other) == shapes_of(sizes):
+            raise InputError(
+                f"model.width is {sizes[0]} and model.depth is {sizes[1]}: the network has the parameters of width "
+                f"{other[0]}, depth {other[1]}. Let its code use the width and the depth."
+            )
+
+
+def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:
+    """The audit with the depth ratio of the trace or, if branches are right for it, with that of the user's own count.
+
+    Residual sums may not be proportional to what the user calls depth, as with one more block in front.
+    """
+    result = audit_with(None)
+    is_branch = lambda finding: finding.name == "missing_branch_multiplier"
+    if any(map(is_branch, result.findings)):
+        annotated = {row.info.depth_ratio for row in result.rows if row.info is not None and row.info.in_branch}
+        for other in sorted({ratio, *annotated} - {result.depth_ratio}):
+            again = audit_with(other)
+            if not any(map(is_branch, again.findings)):
+                return again
+    return result
+
+
+def _same(sizes: Sizes, base_sizes: Sizes) -> str:
+    equal = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
+    return f"{' and '.join(equal)} {'are' if len(equal) > 1 else 'is'} the base's"
+
+
+def _annotated_info(
+    own: ModelFunctions,
+    of_base_width: Callable[[], ModelFunctions],
+    inputs: ArrayTree,
+) -> InfoTree | None:
+    """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
+    if own.linen is None:
+        return None
+    flags = training_flags(type(own.linen).__call__, False)
+    arguments = arguments_of(inputs)
+    leaves = jax.tree.leaves(init_shapes(own.linen, *arguments, **flags), is_leaf=is_annotated)
+    if not all(isinstance(leaf, AnnotatedParam) for leaf in leaves):
+        return None
+    base = of_base_width().linen
+    if base is None:
+        return None
+    return param_info(own.linen, base, *arguments, **flags)
+
+
+def _larger(
+    functions: Callable[[Sizes], ModelFunctions],
+    own: ModelFunctions,
+    sizes: Sizes,
+    base_sizes: Sizes,
+    inputs: ArrayTree,
+) -> tuple[Sizes, ModelFunctions]:
+    """The network itself if it differs from the base in width and depth, else a larger one that can be built."""
+    (width, depth), (base_width, base_depth) = sizes, base_sizes
+    if width != base_width and depth != base_depth:
+        own.outputs(inputs)
+        return sizes, own
+    tried: list[str] = []
+    error: Exception | None = None
+    for larger in _candidates(sizes, base_sizes):
+        try:
+            model = functions(larger)
+            model.outputs(inputs)
+        except (UserCodeError, InputError) as failed:
+            tried.append(f"{larger[0]} x {larger[1]}")
+            error = failed
+            continue
+        return larger, model
+    raise InputError(
+        f"model.width is {width} and model.depth is {depth}: roles are read from a larger network, but "
+        f"{own.name} fails at width x depth {', '.join(tried)} ({error}). Make one of these sizes work."
+    ) from error
+
+
+def _candidates(sizes: Sizes, base_sizes: Sizes) -> Iterator[Sizes]:
+    """Sizes that differ from the base's, at the network's own where that differs."""
+    grown = lambda k, size, base: size if size != base else k * size
+    return iter(
+        dict.fromkeys(
+            (grown(times[0], sizes[0], base_sizes[0]), grown(times[1], sizes[1], base_sizes[1])) for times in _MULTIPLES
+        )
+    )
+
+
+def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:
+    """The infos of an audited network for one that is smaller: without the ratios in which it is the base's."""
+    result.require_roles()
+    flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    own = {path_name(path): leaf.shape for path, leaf in flat}
+    infos = {row.path: row.info for row in result.rows if row.info is not None}
+    ratios = {1.0, *(b / a for a, b in zip(sizes, larger, strict=True))}
+
+    def misfit(path: str, other: str) -> tuple[int, int] | None:
+        shape, numbers = infos[other].shape, (re.findall(r"\d+", one) for one in (path, other))
+        if len(shape) != len(own[path]):
+            return None
+        odd = [not any(math.isclose(b, a * r) for r in ratios) for a, b in zip(own[path], shape, strict=True)]
+        # The first layer of a series may have no number: Haiku's linear, linear_1.
+        return sum(odd), sum(a != b for a, b in itertools.zip_longest(*numbers))
+
+    pairs = {path: path for path in own} if own.keys() == infos.keys() else nearest(own, infos, misfit)
+    if missing := own.keys() - pairs.keys():
+        raise InputError(
+            f"parameter {min(missing)!r} has no counterpart at width {larger[0]}, depth {larger[1]}: build all sizes "
+            "from the same code."
+        )
+    is_wider, is_deeper = (a != b for a, b in zip(sizes, larger, strict=True))
+
+    def own_info(path: str) -> ParamInfo:
+        changed: dict[str, Any] = {"shape": own[path]}
+        if is_wider:
+            changed |= {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0}
+        if is_deeper:
+            changed["depth_ratio"] = 1.0
+        return dataclasses.replace(infos[pairs[path]], **changed)
+
+    return jax.tree.unflatten(structure, map(own_info, own))

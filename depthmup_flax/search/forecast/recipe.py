@@ -1,0 +1,319 @@
+"""A larger run for a compute budget: width, depth, batch size, steps and what follows from them, together.
+
+Compute is counted as parameters times examples, as `depthmup_flax.search.forecast.law.Rung.cost`. Without a ladder, powers of
+the compute (`Allocation`) say how much of it goes where. With one, the size is chosen among all of that compute whose
+loss is lowest at the upper end of its interval: the median of a small ladder's law is flat, and lowest where one axis
+has all of the compute and the law is least certain. The optimum is read from the fitted surface, because parabolas
+through runs of equal compute give biased ones (arXiv:2603.22339).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import field_paths, get_field, listed, run_differences
+from depthmup_flax.data import LoadOnce, steps_of_epoch
+from depthmup_flax.rule.rescaling import concerns, rescaling_rows
+from depthmup_flax.search.forecast.ladder import Size, rung_config
+from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung, forecast_loss, upper_losses, varied_axes
+from depthmup_flax.search.forecast.registered import Registered, config_json, expected_loss
+from depthmup_flax.search.forecast.target_loss import require_rule
+from depthmup_flax.search.tune.rescaled_target import tuned_hyperparameters
+from depthmup_flax.trainer.engine.from_config import build, count_parameters
+from depthmup_flax.util.errors import InputError, UserCodeError
+from depthmup_flax.util.text_table import aligned
+
+# The largest budget, in the tuned run's, at which recipes were compared with a search (docs/forecast.md).
+CHECKED_COMPUTE = 64
+_APART = 2**0.25  # ratio of neighboring sizes among which a law chooses
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """How sizes grow with the compute C of a run, as powers of their ratios to the tuned run's.
+
+    Attributes:
+      parameters: ``parameters ~ C^this``; the rest are examples. 0.5 in arXiv:2203.15556, from balanced runs; tuned
+        runs are mostly too short for their size. Ours: docs/forecast.md.
+      depth: ``depth ~ width^this``; 1 keeps the aspect ratio, 0 the depth, which was as good or better in ours.
+      batch_size: ``batch size ~ examples^this``; about 0.4 in arXiv:2505.13738, 0 keeps it.
+      passes: over the training examples; what compute is left beyond makes more parameters. Up to 4 are nearly as good
+        as new examples in arXiv:2305.16264.
+    """
+
+    parameters: float = 0.33
+    depth: float = 0.0
+    batch_size: float = 0.0
+    passes: float = 4.0
+
+
+ALLOCATION = Allocation()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A run for a compute budget; print shows what it changes in the tuned one, and why.
+
+    Attributes:
+      tuned, config: of the tuned run, and of this one.
+      compute: its parameters times examples, in those of the tuned run.
+      forecast: the loss that a ladder foretells for it; ``None`` without a ladder.
+      text: the table, compute, loss and warnings.
+    """
+
+    tuned: ConfigDict
+    config: ConfigDict
+    compute: float
+    forecast: Registered | None
+    text: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What it changes in the tuned run, by name, as `depthmup_flax.Study.train` has it."""
+        model, before = self.config.model, self.tuned
+        changed = {path: get_field(self.config, path) for path in field_paths(self.config)}
+        changed = {path: value for path, value in changed.items() if value != get_field(before, path)}
+        sizes = {WIDTH: model.width, DEPTH: model.depth}
+        return sizes | {path: value for path, value in changed.items() if path.rpartition(".")[2] not in sizes}
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def recipe(
+    tuned: ConfigDict,
+    compute: float,
+    *,
+    forecast: Registered | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    batch_size: int | None = None,
+    allocation: Allocation = ALLOCATION,
+    load: LoadOnce | None = None,
+) -> Recipe:
+    """The run that a compute budget is best spent on, from tuned hyperparameters.
+
+    Args:
+      tuned: a config with tuned hyperparameters, at the size, batch size and steps at which they were tuned.
+      compute: parameters times examples, in those of a run of ``tuned``; at least 1.
+      forecast: registered, of this config: its law chooses among the axes that its ladder varies; the batch size and
+        the other axes are its target's.
+      width, depth, batch_size: of the run; ``None``: ``allocation`` chooses them.
+      allocation: where the compute goes without a forecast. The steps use what the sizes leave.
+      load: shared with a caller that uses the same data.
+
+    Raises:
+      InputError: bad sizes, a rule that does not transfer, a forecast of another config or one that cannot choose.
+    """
+    if not isinstance(tuned, ConfigDict):
+        raise InputError(f"the config is {type(tuned).__name__}: use a ConfigDict, of depthmup_flax.config.from_file.")
+    if not (forecast is None or isinstance(forecast, Registered)):
+        raise InputError(f"forecast is {forecast!r}: use a registered one, such as what study.forecast returns.")
+    load = load or LoadOnce()
+    require_rule(tuned)
+    if isinstance(compute, bool) or not isinstance(compute, numbers.Real) or not 1 <= compute < math.inf:
+        raise InputError(f"--compute is {compute!r}: use a number of at least 1, times the operations of the config.")
+    given = {"width": width, "depth": depth, "batch_size": batch_size}
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
+            raise InputError(f"--{name} is {value!r}: use a whole number of at least 1.")
+        if value is not None and forecast is not None:
+            raise InputError(f"--{name} is {value}, which the forecast chooses: leave one of them out.")
+    family = _Family(tuned, load)
+    chosen = _allocated(family, compute, given, allocation) if forecast is None else _by_law(family, compute, forecast)
+    return _described(family, *chosen, forecast, load)
+
+
+class _Family:
+    """The networks of a tuned config at all sizes."""
+
+    def __init__(self, tuned: ConfigDict, load: LoadOnce) -> None:
+        self.tuned, self._load, self.built = tuned, load, build(tuned, load=load)
+        self.parameters = functools.cache(self._parameters)
+
+    def config(self, size: Size, batch_size: int) -> ConfigDict:
+        """The config of a run."""
+        config = rung_config(self.tuned, self.built.total_steps, self.built.epoch_steps, size, batch_size)
+        config.forecast = ""  # of the tuned run
+        if "stage_sizes" in config.model and size.depth != self.tuned.model.depth:
+            config.model.stage_sizes = ()
+        return config
+
+    def _parameters(self, width: int, depth: int) -> int:
+        size = Size(width, depth, self.built.total_steps)
+        return count_parameters(self.config(size, self.tuned.train.batch_size), load=self._load)
+
+    @functools.cached_property
+    def count(self) -> Callable[[int, int], int]:
+        """About `parameters`, without building: quadratic in the width, linear in the depth."""
+        model = self.tuned.model
+        widths = [times * model.width for times in (1, 2, 3)]
+        fit = lambda depth: np.polyfit(widths, [self.parameters(width, depth) for width in widths], 2)
+        shallow, deep = fit(model.depth), fit(2 * model.depth)
+        at = lambda depth: shallow + (deep - shallow) * (depth / model.depth - 1)
+        return lambda width, depth: max(1, round(float(np.polyval(at(depth), width))))
+
+    def grain(self, axis: str) -> int:
+        """Sizes are multiples of it: a quarter, half or all of the tuned size, as the network allows."""
+        model = self.tuned.model
+        for parts in (4, 2):
+            grain = model[axis] // parts
+            if grain and model[axis] % grain == 0:
+                with contextlib.suppress(InputError, UserCodeError):
+                    self.parameters(**{WIDTH: model.width, DEPTH: model.depth, axis: model[axis] + grain})
+                    return grain
+        return int(model[axis])
+
+    def steps(self, compute: float, width: int, depth: int, batch_size: int) -> int:
+        """What is left of the compute."""
+        steps = round(compute * self.built.cost / (self.parameters(width, depth) * batch_size))
+        if steps < 1:
+            raise InputError(
+                f"--compute is {compute:g}, less than one step of {batch_size} examples at width {width}, depth "
+                f"{depth}: raise it, or use smaller sizes."
+            )
+        return steps
+
+
+def _allocated(
+    family: _Family, compute: float, given: Mapping[str, int | None], allocation: Allocation
+) -> tuple[Size, int, dict[str, str]]:
+    """The size and batch size by powers of the compute, and the reasons."""
+    model, batch_size, count = family.tuned.model, family.tuned.train.batch_size, family.parameters
+    goal, reason = _parameters(family, compute, allocation)
+    power = allocation.depth if family.built.parametrization.alpha else 0.0  # without it depth does not transfer
+    free = DEPTH if given[WIDTH] else WIDTH
+    grain, deeper = family.grain(free), family.grain(DEPTH)
+
+    fixed = dict(given)
+    if free == DEPTH and not given[DEPTH]:
+        if given[WIDTH] and given[WIDTH] < model.width:
+            raise InputError(f"--width is {given[WIDTH]}, below the tuned {model.width}: fix --depth, too.")
+        if not family.built.parametrization.alpha:
+            fixed[DEPTH], reason = model.depth, "as tuned"
+
+    def size(grains: int) -> tuple[int, int]:
+        value = model[free] + grains * grain
+        width = given[WIDTH] or value
+        along = deeper * round(model.depth * (width / model.width) ** power / deeper)
+        return width, fixed[DEPTH] or (value if free == DEPTH else max(model.depth, along))
+
+    sizes = [size(0)]
+    if not (given[WIDTH] and fixed[DEPTH]) and count(*size(0)) < goal:
+        low, high = 0, 1
+        while count(*size(high)) < goal:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if count(*size(middle)) < goal else (low, middle)
+        sizes = [size(low), size(high)]
+    width, depth = min(sizes, key=lambda size: abs(math.log(count(*size) / goal)))
+    examples = compute * family.built.parameters / family.parameters(width, depth)
+    batch = given["batch_size"] or batch_size * max(1, round(examples**allocation.batch_size))
+    why = {
+        WIDTH: reason,
+        DEPTH: reason if free == DEPTH else f"~ width^{power:g}" if power else "as tuned",
+        "batch_size": f"~ examples^{allocation.batch_size:g}" if allocation.batch_size else "as tuned",
+        STEPS: "the rest of the compute",
+    }
+    why |= {name: "given" for name, value in given.items() if value}
+    return Size(width, depth, family.steps(compute, width, depth, batch)), batch, why
+
+
+def _parameters(family: _Family, compute: float, allocation: Allocation) -> tuple[float, str]:
+    """About how many parameters the run has, and the reason."""
+    tuned, built, batch_size = family.built.parameters, family.built, family.tuned.train.batch_size
+    by_power = tuned * compute**allocation.parameters
+    of_pass = steps_of_epoch(built.dataset.train, batch_size)  # none where batches have no end
+    by_passes = compute * built.cost / (allocation.passes * of_pass * batch_size) if of_pass else 0.0
+    by_passes = min(by_passes, tuned * compute)  # the tuned run may have more passes
+    if by_passes > by_power:
+        return by_passes, f"at most {allocation.passes:g} passes over the data"
+    return by_power, f"parameters ~ compute^{allocation.parameters:g}"
+
+
+def _by_law(family: _Family, compute: float, forecast: Registered) -> tuple[Size, int, dict[str, str]]:
+    """The size of the surest low loss by a ladder's law, along the axes that it varies, and the reasons."""
+    axes, target, batch_size = varied_axes(forecast.rungs), forecast.target, forecast.batch_size
+    if len(axes) < 2:
+        raise InputError(
+            f"the ladder of the forecast varies {' and '.join(axes)} alone, and its law has nothing to choose: use a "
+            "forecast with --axes=width,depth,steps, or leave --forecast out."
+        )
+    own = family.config(Size(target.width, target.depth, target.steps), batch_size)
+    if differing := run_differences(forecast.config, config_json(own)):
+        raise InputError(
+            f"the forecast is of another config ({listed(differing)}): use the config that it was made of."
+        )
+    budget = compute * family.built.cost / batch_size
+    if budget < forecast.largest.cost:
+        least = compute * forecast.largest.cost / budget
+        raise InputError(f"--compute is {compute:g}, and the largest rung has {least:.3g}: use more than that.")
+    sizes = list(_of_equal_compute(family, forecast, axes, budget))
+    losses = upper_losses(forecast.rungs, sizes)
+    best = sizes[losses.index(min(losses))]
+    steps = family.steps(compute, best.width, best.depth, batch_size) if STEPS in axes else target.steps
+    chosen = {axis: "surest low loss by the ladder's law" if axis in axes else "the ladder's" for axis in AXES}
+    return Size(best.width, best.depth, steps), batch_size, {**chosen, "batch_size": "the ladder's"}
+
+
+def _of_equal_compute(family: _Family, forecast: Registered, axes: Sequence[str], budget: float) -> Iterator[Rung]:
+    """Sizes that use the budget, in parameters times steps; of a ladder without steps the widest within it."""
+    count, lowest = family.count, {axis: min(getattr(rung, axis) for rung in forecast.rungs) for axis in AXES}
+    grains = {axis: family.grain(axis) for axis in axes if axis != STEPS}
+    fits = lambda depth: lambda width: count(width, depth) * lowest[STEPS] <= budget
+    for depth in _apart(lowest[DEPTH], grains.get(DEPTH), _APART):
+        every = _apart(lowest[WIDTH], grains.get(WIDTH), _APART if STEPS in axes else 1.0)
+        sizes = [(width, count(width, depth)) for width in itertools.takewhile(fits(depth), every)]
+        if not sizes:
+            return
+        runs = [Rung(width, depth, round(budget / parameters), parameters) for width, parameters in sizes]
+        yield from runs if STEPS in axes else [dataclasses.replace(runs[-1], steps=forecast.target.steps)]
+
+
+def _apart(lowest: int, grain: int | None, ratio: float) -> Iterator[int]:
+    """Multiples of the grain from the lowest size on, a ratio apart or the next; the lowest alone without a grain."""
+    value = lowest
+    while True:
+        yield value
+        if not grain:
+            return
+        value = max(grain * (value // grain + 1), grain * round(value * ratio / grain))
+
+
+def _described(
+    family: _Family, size: Size, batch_size: int, why: Mapping[str, str], forecast: Registered | None, load: LoadOnce
+) -> Recipe:
+    config, built, tuned = family.config(size, batch_size), family.built, family.tuned
+    run = build(config, load=load)
+    used = run.cost / built.cost
+    before, after = tuned_hyperparameters(tuned, built.total_steps), tuned_hyperparameters(config, size.steps)
+    _, *rows = rescaling_rows(before, after, tuned.optimizer.name)
+    counts = ((WIDTH, tuned.model.width, size.width), (DEPTH, tuned.model.depth, size.depth))
+    examples = before.batch_size * before.steps, after.batch_size * after.steps
+    sums = (("parameters", built.parameters, run.parameters), ("examples", *examples))
+    table = [
+        ("", "tuned", "recipe", "why"),
+        *((name, f"{old:,}", f"{new:,}", why[name]) for name, old, new in counts),
+        *((name, f"{old:,}", f"{new:,}", f"times {new / old:.3g}") for name, old, new in sums),
+        *((name, old, new, f"{why[name]}; {reason}" if name in why else reason) for name, old, new, reason in rows),
+    ]
+    lines = [*aligned(table, "<>><"), "", f"compute: {used:.4g} times the tuned run's parameters times examples"]
+    if forecast is not None:
+        target = Rung(size.width, size.depth, size.steps, run.parameters)
+        forecast = dataclasses.replace(forecast, target=target, forecast=forecast_loss(forecast.rungs, target))
+        lines += expected_loss(forecast)
+    lines += [f"Warning: {text}" for text in concerns(before, after, tuned.optimizer.name)]
+    if used > CHECKED_COMPUTE * 1.05:
+        lines.append(f"Warning: recipes were compared with searches up to {CHECKED_COMPUTE} times the compute.")
+    return Recipe(tuned, config, used, forecast, "\n".join(lines))

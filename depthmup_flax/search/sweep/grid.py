@@ -1,0 +1,258 @@
+"""The runs of a sweep: named grids over the fields of a base config.
+
+A sweep's config file has ``get_config(scale)``, which returns a `sweep_config`. A grid is the product of its axes, the
+sweep the union of its grids; each run is trained once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import fields as configs
+from depthmup_flax.rule.optimizer import AVERAGES
+from depthmup_flax.storage.records.run_hash import EXECUTION, RunNames
+from depthmup_flax.storage.records.table import LEARNING_RATE, OBJECTIVES, SEED, TEST, TRAIN, VALIDATION, SweepInfo
+from depthmup_flax.trainer.engine.experiment import RULE, hyperparameters
+from depthmup_flax.trainer.engine.lane_layout import LaneRun
+from depthmup_flax.util.errors import InputError, did_you_mean
+
+SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
+_PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
+_NAMES_OF_CODE = ("model.name", "data.name", "loss")  # which may name code of the user, whose digest is hashed
+_POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
+Grids = Mapping[str, Mapping[str, Sequence[Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(LaneRun):
+    """One run of a sweep."""
+
+    point: dict[str, Any]  # dotted field -> value for every axis of the sweep
+    config: ConfigDict  # the whole config; train.py trains the same with it
+
+
+def sweep_config(
+    base: ConfigDict,
+    grids: Grids,
+    *,
+    figure: str,
+    title: str,
+    scale: str,
+    x: str = LEARNING_RATE,
+    extend: int = 0,
+    objective: str = TRAIN,
+) -> ConfigDict:
+    """The config of a sweep.
+
+    Args:
+      base: config of a run, from `depthmup_flax.config.fields.default_config` or a config file.
+      grids: name -> dotted field -> values. On the command line: ``--config.grids.depths.model.depth="(4, 8)"``.
+      figure: id of the figure.
+      title: one sentence.
+      scale: size of the experiment, the argument of ``get_config``: one of `SCALES`.
+      x: the axis along which the report finds optima.
+      extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
+      objective: the loss by which runs are compared: ``train``; ``validation``, which needs
+        ``base.data.validation_fraction``; or ``test``.
+    """
+    tuples = {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
+    nested = {name: unflatten_dict(grid, sep=".") for name, grid in tuples.items()}
+    fields = {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "objective": objective}
+    return ConfigDict({**fields, "grids": nested, "base": base})
+
+
+def at_scale(scale: str, **choices: Any) -> Any:
+    """The choice for ``scale``, or ``other``.
+
+    Raises:
+      InputError: there is neither.
+    """
+    known = SCALES if "other" in choices else tuple(choices)
+    if scale not in known:
+        raise InputError(f"config.scale is {scale!r}: use one of {', '.join(known)}.")
+    return choices.get(scale, choices.get("other"))
+
+
+def powers_of_two(low: float, high: float, step: float = 1.0) -> tuple[float, ...]:
+    """``2^low, 2^(low + step), ..., 2^high``; `InputError` unless whole steps lead from ``low`` to ``high``."""
+    steps = (high - low) / step if step else math.nan
+    if not (steps >= 0 and math.isclose(steps, round(steps), abs_tol=1e-6)):
+        raise InputError(
+            f"powers_of_two({low:g}, {high:g}, {step:g}) has no values: its arguments are exponents, the lowest, the "
+            "highest and the step, such as powers_of_two(-12, -5)."
+        )
+    return tuple(2.0 ** (low + i * step) for i in range(round(steps) + 1))
+
+
+def sweep_info(config: ConfigDict) -> SweepInfo:
+    """The content of ``sweep.json`` for a sweep's config."""
+    grids = _grids(config).values()
+    axes: dict[str, list[Any]] = {path: [] for grid in grids for path in grid}
+    for path, axis in axes.items():
+        # A grid without this axis has the base's value.
+        for grid in sorted(grids, key=lambda grid: path not in grid):
+            values = grid.get(path, (configs.get_field(config.base, path),))
+            axis += [value for value in values if value not in axis]
+        if all(isinstance(value, (int, float)) for value in axis):
+            axis.sort()
+    base = json.loads(configs.to_json(config.base))
+    return SweepInfo(config.figure, config.title, config.scale, config.x, axes, base, config.objective)
+
+
+def expand(config: ConfigDict) -> list[Run]:
+    """All runs, each once, in the order of the grids.
+
+    Raises:
+      InputError: an invalid axis or value, or a run that `depthmup_flax.config.fields.validate` refuses.
+    """
+    _validate(config)
+    info = sweep_info(config)
+    axes, names = list(info.axes), RunNames(info.base)
+    products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]
+    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True)), names) for grid, values in products]
+    return list({run.hash: run for run in runs}.values())
+
+
+def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any], names: RunNames | None = None) -> Run:
+    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`.
+
+    ``names``: of the base, for speed.
+    """
+    config = base.copy_and_resolve_references()
+    for path, value in values.items():
+        configs.set_field(config, path, value)
+    configs.validate(config)
+    point = {path: configs.get_field(config, path) for path in axes}
+    quick = names.hash(point) if names is not None and not set(axes) & set(_NAMES_OF_CODE) else None
+    return Run(quick or configs.config_hash(config), hyperparameters(config), point, config)
+
+
+def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Groups of runs that differ only in hyperparameters, sorted so that runs that diverge early are neighbors."""
+    return [sorted(group, key=_order) for group in _grouped(runs, _structure)]
+
+
+def curves(runs: Sequence[Run], x: str) -> list[list[Run]]:
+    """Groups of runs that differ only in ``x`` and the seed."""
+    others = lambda run: {path: value for path, value in run.point.items() if path not in (x, SEED)}
+    return _grouped(runs, lambda run: json.dumps(others(run), sort_keys=True))
+
+
+def _grouped(runs: Sequence[Run], key: Callable[[Run], str]) -> list[list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[str, float]) -> list[Run]:
+    """Shard ``(i, n)`` of a sweep's runs: whole curves along ``x``, of about equal cost, similar runs together.
+
+    ``cost``: hash of a run -> cost, in any unit.
+    """
+    index, count = shard
+    total = sum(cost[run.hash] for run in runs)
+    selected: list[Run] = []
+    before = 0.0
+    for curve in (curve for group in structural_groups(runs) for curve in curves(group, x)):
+        size = sum(cost[run.hash] for run in curve)
+        # A curve belongs to the shard in which its middle lies.
+        if min(count - 1, int((before + size / 2) / total * count)) == index:
+            selected += curve
+        before += size
+    return selected
+
+
+def _validate(config: ConfigDict) -> None:
+    configs.require_command(config, "sweep")
+    configs.validate(config.base)
+    if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
+        raise InputError(
+            f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep trains whole networks on every device. Leave "
+            "the mesh as it is, or train networks that need several devices with depthmup train."
+        )
+    if not len(config.grids):
+        raise InputError("config.grids is empty: name at least one grid, such as grids={'rates': {...}}.")
+    if not isinstance(config.extend, int) or config.extend < 0:
+        raise InputError(f"config.extend is {config.extend!r}: use a whole number of at least 0.")
+    require_objective(config.objective, config.base)
+    for name, grid in _grids(config).items():
+        if not grid:
+            raise InputError(f"config.grids.{name} is empty: give it at least one axis, such as {LEARNING_RATE}.")
+        for path, values in grid.items():
+            _validate_axis(config.base, f"config.grids.{name}.{path}", path, values)
+    paths = {path for grid in _grids(config).values() for path in grid}
+    if config.x not in paths:
+        raise InputError(f"config.x is {config.x!r}, which is not an axis of any grid: {did_you_mean(config.x, paths)}")
+    if config.x in ("model.width", "model.depth"):
+        raise InputError(f"config.x is {config.x!r}: set it to a hyperparameter, such as {LEARNING_RATE}.")
+    if config.extend and isinstance(configs.get_field(config.base, config.x), int):
+        raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
+    if config.extend and config.x.rpartition(".")[2] in AVERAGES:
+        raise InputError(f"config.extend is {config.extend}, but {config.x} stays below 1: set extend to 0.")
+
+
+def require_objective(objective: str, base: ConfigDict) -> None:
+    """`InputError` unless runs of ``base`` measure the loss that ``objective`` names."""
+    share = base.data.validation_fraction
+    if objective not in OBJECTIVES:
+        raise InputError(f"config.objective is {objective!r}: use {', '.join(OBJECTIVES)}.")
+    if objective == VALIDATION and not share:
+        raise InputError(
+            "config.objective is 'validation', and no examples are held out: set config.base.data.validation_fraction, "
+            "such as to 0.1."
+        )
+    if objective == TEST and share:
+        raise InputError(
+            f"config.objective is 'test', and config.base.data.validation_fraction is {share:g}, which replaces the "
+            "test set: set one of them to 'validation' or 0."
+        )
+
+
+def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any]) -> None:
+    known = configs.field_paths(base)
+    if path not in known:
+        raise InputError(f"{where} is not a field of the base config: {did_you_mean(path, known)}")
+    if not values:
+        raise InputError(f"{where} is empty: give it at least one value.")
+    if path in EXECUTION or path.partition(".")[0] in EXECUTION:
+        raise InputError(f"{where} does not change what is trained: remove the axis, and set the field in config.base.")
+    repeated = [value for i, value in enumerate(values) if value in list(values)[:i]]
+    if repeated:
+        raise InputError(f"{where} has {repeated[0]!r} twice: give every value once.")
+    for value in values if path in _POSITIVE else ():
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise InputError(f"{where} has {value!r}: use positive numbers.")
+
+
+def _grids(config: ConfigDict) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Name -> dotted field -> values."""
+    flat = {name: flatten_dict(grid.to_dict(), sep=".") for name, grid in config.grids.items()}
+    return {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in flat.items()}
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """One or several values, NumPy's numbers as Python's."""
+    single = isinstance(values, str) or not isinstance(values, Iterable)
+    return tuple(value.item() if hasattr(value, "item") else value for value in ((values,) if single else values))
+
+
+def _structure(run: Run) -> str:
+    """The part of a run's point that its program fixes."""
+    free = {*run.hyperparameters, *([_PRESET] if _ALPHA in run.hyperparameters else [])}
+    return json.dumps({path: value for path, value in run.point.items() if path not in free}, sort_keys=True)
+
+
+def _order(run: Run) -> tuple[float, ...]:
+    # The runs of a preset together, then descending learning rates: the highest ones diverge first.
+    first = [run.hyperparameters.get(f"{RULE}.{name}", 0.0) for name in ("alpha", "gamma", "width")]
+    others = [value for path, value in sorted(run.hyperparameters.items()) if path not in (LEARNING_RATE, SEED)]
+    return (*first, -run.hyperparameters[LEARNING_RATE], run.seed, *others)

@@ -1,0 +1,407 @@
+"""Runs a sweep, group by group and cohort by cohort; writes records as runs end, and resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
+from depthmup_flax.config.user_code import code_of
+from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
+from depthmup_flax.data.chance import chance_loss
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices.process.preemption import Preemption
+from depthmup_flax.search.sweep.grid import Run, expand, sweep_info
+from depthmup_flax.search.sweep.grid_extension import extension
+from depthmup_flax.search.sweep.lane_count import Chosen, choose_program, first_program
+from depthmup_flax.search.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
+from depthmup_flax.search.sweep.progress import SweepProgress
+from depthmup_flax.search.sweep.resume import Unfinished
+from depthmup_flax.storage.records.columns import flat
+from depthmup_flax.storage.records.provenance import commit, versions
+from depthmup_flax.storage.records.run_hash import json_text, without_execution
+from depthmup_flax.storage.records.table import (
+    SEED,
+    Record,
+    RecordWriter,
+    SweepInfo,
+    info_to_json,
+    read_info,
+    read_runs,
+)
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, retried, write_atomically
+from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.trainer.engine.cohort import Cohort, Shrink, train
+from depthmup_flax.trainer.engine.device_batches import put_train_data
+from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
+from depthmup_flax.trainer.engine.lane_layout import LaneRun, cohorts, one_seed_fits
+from depthmup_flax.trainer.engine.lane_program import LaneProgram, lane_mesh
+from depthmup_flax.trainer.engine.memory import require_memory
+from depthmup_flax.trainer.runs.directory import require_same_data
+from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.types import Batch
+
+log = logging.getLogger(__name__)
+
+_WHOLE = "records.jsonl"  # of a sweep without shards
+
+_DATA = "data.json"
+_FORGET_EVERY = 8  # groups
+
+# The config of a sweep, its runs and hash -> record of those that are done -> further runs, each with a sentence.
+More: TypeAlias = Callable[[ConfigDict, Sequence[Run], Mapping[str, Record]], list[tuple[list[Run], str]]]
+# Gets each record as a flat dictionary, see `depthmup_flax.storage.records.columns.flat`.
+OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
+
+def sweep(
+    config: ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    lanes: int | None = None,
+    overwrite: bool = False,
+    load: LoadOnce | None = None,
+    keep_every_s: float = 600.0,
+    kind: str = workdirs.SWEEP,
+    on_record: OnRecord | None = None,
+    more: More = extension,
+) -> list[Record]:
+    """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
+
+    Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``) when a run ends; see
+    `depthmup_flax.storage.records.table`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
+    seconds and on SIGTERM or Ctrl-C; a later call resumes from it.
+
+    Args:
+      config: from `depthmup_flax.search.sweep.grid.sweep_config`.
+      workdir: created if absent.
+      shard: ``(i, n)``: the i-th of n disjoint parts, from 0.
+      lanes: runs trained together on each device; 0: all of a group, ``None``: a benchmark decides for each group.
+      overwrite: delete the sweep that ``workdir`` holds; with a shard, only the records of that shard.
+      load: shared with a caller that uses the same data.
+      keep_every_s: seconds.
+      kind: of work that ``workdir`` holds; a search for hyperparameters is a sweep with more files.
+      on_record: called with each new record after it is written, such as ``wandb.log``. If it fails, the sweep warns
+        and does not call it again.
+      more: gives the runs to add once all others are done, up to ``config.extend`` times.
+
+    Raises:
+      InputError: bad configuration or work directory, before anything is trained or overwritten.
+      Preempted: the process was preempted, and its state is saved.
+      RunStopped: the work directory cannot be written.
+    """
+    _require_arguments(shard, lanes, on_record)
+    load = load or LoadOnce()
+    runs = expand(config)
+    planned = plan(config, runs, load)
+    groups = groups_of_shard(config, planned, shard)
+    for group in groups:
+        require_memory(group.experiment)
+    name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
+    with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
+        directory = claim.directory
+        path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
+        with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
+            if overwrite:
+                _delete(path, unfinished)
+            info = dataclasses.replace(sweep_info(config), runs=len(runs))
+            if not (directory / "sweep.json").exists():  # it may read thousands of examples
+                info = dataclasses.replace(info, chance=_chance(planned[0].experiment))
+            stored = _require_same_sweep(directory, info, kind)
+            _require_same_data(directory, planned)
+        with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
+            # Runs that any shard, or another sharding of the same sweep, has recorded are done.
+            done, notes = read_runs([(directory, stored)])
+            for note in notes:
+                log.warning("%s", note)
+            saved = Unfinished(unfinished, keep_every_s, preemption)
+            runner = _Runner(config, claim, writer, done, lanes, load, saved, more, on_record)
+            runner.run(groups)
+        return [record for record in runner.done.values() if record.run in runner.mine]
+
+
+def _require_arguments(shard: tuple[int, int], lanes: int | None, on_record: OnRecord | None) -> None:
+    is_whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    pair = isinstance(shard, (tuple, list)) and len(shard) == 2 and all(map(is_whole, shard))
+    if not pair or shard[0] >= shard[1]:
+        raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
+    if lanes is not None and not is_whole(lanes):
+        raise InputError(f"lanes is {lanes!r}: use None for a benchmark, 0 for all runs of a group, or a number.")
+    if on_record is not None and not callable(on_record):
+        raise InputError(f"on_record is {shown(on_record)}: use a function of a record, such as wandb.log.")
+
+
+@dataclasses.dataclass
+class _Runner:
+    """Trains groups of runs and records them."""
+
+    config: ConfigDict
+    claim: workdirs.Claim
+    writer: RecordWriter
+    done: dict[str, Record]  # hash of a run -> its record, for all shards
+    lanes: int | None
+    load: LoadOnce
+    unfinished: Unfinished
+    more: More
+    on_record: OnRecord | None = None
+    mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
+    mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
+    dataset: Dataset | None = None  # of the last group
+    data: Batch | None = None  # of that set, on the devices
+    chosen: Chosen = dataclasses.field(default_factory=Chosen)
+    versions: dict[str, str] = dataclasses.field(default_factory=versions)
+    commit: str | None = dataclasses.field(default_factory=commit)
+    progress: SweepProgress = dataclasses.field(init=False)
+    code: dict[str, str] = dataclasses.field(init=False)  # module of the user -> digest
+    groups_trained: int = 0
+    # The programs of the next group, which a thread compiles: XLA does not hold Python's lock.
+    compiler: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1))
+    ahead: Future[GroupPrograms] | None = None
+
+    def run(self, groups: Sequence[Group]) -> None:
+        """Trains all groups; then, up to ``config.extend`` times, what `more` adds."""
+        runs = [run for group in groups for run in group.runs]
+        self.code = code_of(self.config.base)
+        self.mine |= {run.hash for run in runs}
+        self.progress = SweepProgress(groups, self.done)
+        try:
+            self._run(groups, runs)
+        finally:
+            self.progress.close()
+            self.compiler.shutdown(wait=False, cancel_futures=True)  # the process ends after a compilation in progress
+        self.unfinished.close(self.done.keys())
+        self.progress.finish()
+
+    def _run(self, groups: Sequence[Group], runs: list[Run]) -> None:
+        # First the runs whose state is saved: another group would overwrite it.
+        saved = self.unfinished.saved_runs()
+        self._run_groups(sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)))
+        for _ in range(self.config.extend):
+            added = self.more(self.config, runs, self.done)
+            more = [run for part, _ in added for run in part if run.hash not in self.mine]
+            if not more:
+                break
+            for part, sentence in added:
+                if any(run.hash not in self.done for run in part):
+                    log.info("%s", sentence)
+            runs += more
+            self.mine |= {run.hash for run in more}
+            extended = plan(self.config, more, self.load)
+            self.progress.add(extended, self.done)
+            self._run_groups(extended)
+
+    def _run_groups(self, groups: Sequence[Group]) -> None:
+        left = [group for group in groups if self._left(group)]
+        for group, following in itertools.zip_longest(left, left[1:]):
+            self._train_group(group, following)
+
+    def _train_group(self, group: Group, following: Group | None) -> None:
+        runs = self._left(group)
+        self.progress.begin()
+        with self.progress.compiling():
+            programs = self._programs(group)
+            resumed = self.unfinished.restore(runs, programs.get)
+        if resumed is not None:
+            log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)
+            self._train(group, resumed, lambda alive: None)
+            if not (runs := self._left(group)):
+                return
+        with self.progress.compiling():
+            program, seconds = choose_program(programs, runs, self.lanes, self.chosen)
+        self.progress.start(group, len(runs), program, seconds)
+        self.unfinished.delete()
+        if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
+            self.ahead = self.compiler.submit(self._compiled, following)
+        parts = cohorts(runs, program.per_device, self.mesh.size)
+        for part in parts:
+            with self.progress.compiling():
+                cohort = Cohort.of(program, part)
+            shrink = _shrinking(programs, program, seconds, self.progress)
+            self._train(group, cohort, shrink, last=part is parts[-1])
+
+    def _programs(self, group: Group) -> GroupPrograms:
+        """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
+        ahead, self.ahead = self.ahead, None
+        programs = None if ahead is None else ahead.result()
+        self.groups_trained += 1
+        if self.groups_trained % _FORGET_EVERY == 0:
+            # JAX caches what it traced, 4 MB for each group of tiny networks, and no later group uses it.
+            jax.clear_caches()
+            gc.collect()
+        if self.dataset is not group.experiment.dataset:
+            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
+            self.data = put_train_data(self.dataset, self.mesh)
+        return programs or GroupPrograms(group, self.mesh, self.data)
+
+    def _compiled(self, group: Group) -> GroupPrograms:
+        """The programs of ``group`` with the one that it begins with."""
+        programs = GroupPrograms(group, self.mesh, self.data)
+        first_program(programs, self._left(group), self.lanes, self.chosen)
+        return programs
+
+    def _after_call(self, cohort: Cohort) -> None:
+        self.claim.check()
+        self.progress.refresh()
+        self.unfinished.after_call(cohort)
+
+    def _left(self, group: Group) -> list[Run]:
+        return [run for run in group.runs if run.hash not in self.done]
+
+    def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
+        """Trains ``cohort`` and writes its records."""
+        lanes = cohort.program.per_device  # training may shrink the program
+        self.progress.train(cohort)
+        outcomes = train(cohort, shrink, self._after_call)
+        by_hash = {run.hash: run for run in group.runs}
+        runs = [by_hash[run.hash] for run in cohort.runs]
+        seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
+        records = [
+            Record(
+                run=run.hash,
+                point=run.point,
+                width=run.config.model.width,
+                depth=run.config.model.depth,
+                parameters=group.experiment.parameters,
+                seed=run.config.seed,
+                slice_steps=group.experiment.config.train.log_every,
+                train_loss_slices=cohort.slices[run.hash],
+                wall_time_s=seconds,
+                lanes=lanes,
+                device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+                versions=self.versions | self.code,
+                audit=group.experiment.audit,
+                commit=self.commit,
+                **dataclasses.asdict(outcome),
+            )
+            for run, outcome in zip(runs, outcomes, strict=True)
+        ]
+        self.claim.check(now=True)
+        self.writer.write_records(records)
+        self.unfinished.delete()
+        self.done.update({record.run: record for record in records})
+        self.progress.update(records, last=last)
+        self._tell(records)
+
+    def _tell(self, records: Sequence[Record]) -> None:
+        """Passes new records to `on_record`, whose failure must not cost the runs."""
+        if self.on_record is None:
+            return
+        try:
+            for record in records:
+                self.on_record(flat(record))
+        except Exception:
+            log.warning("on_record failed and is not called again; all records are written", exc_info=True)
+            self.on_record = None
+
+
+def _pays_ahead(mesh: Mesh) -> bool:
+    """Whether to compile while a group trains: on a CPU it would take the cores from the training."""
+    return sharding.platform(mesh) != "cpu"
+
+
+def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, progress: SweepProgress) -> Shrink:
+    """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
+    devices, total_steps = programs.mesh.size, program.periods.total
+
+    def shrink(alive: list[LaneRun]) -> LaneProgram | None:
+        fewer = math.ceil(len(alive) / devices)
+        one_seed = one_seed_fits(alive, fewer, devices)
+        saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2
+        worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
+        if not worth or fewer >= program.per_device:
+            return None
+        with progress.compiling():
+            return programs.get(fewer, one_seed)
+
+    return shrink
+
+
+def _chance(experiment: Experiment) -> float | None:
+    """`chance_loss`, if the network is trained on cross-entropy."""
+    classifies = isinstance(experiment, NetworkExperiment) and experiment.config.loss == "cross_entropy"
+    return chance_loss(experiment.dataset) if classifies else None
+
+
+def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
+    """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
+    directory, whole = path.parent, path.name == _WHOLE
+    parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
+    for old in [*parts, *(directory / name for name in ("sweep.json", _DATA, "tuned.py"))] if whole else parts:
+        old.unlink(missing_ok=True)
+    delete_tree(unfinished.parent if whole else unfinished)
+
+
+def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None:
+    """Writes ``data.json``, fields of ``config.data`` -> a description, or checks that data described there are same.
+
+    Raises:
+      InputError: they have changed; the records of two attempts would not be of one sweep.
+    """
+    path = directory / _DATA
+    stored = read_json(path, "restore it, or pass --overwrite to delete the sweep") if path.exists() else {}
+    described: dict[str, Dataset] = {}
+    for group in groups:
+        fields = without_execution({"data": group.experiment.config.data.to_dict()})["data"]
+        described.setdefault(json.dumps(fields, sort_keys=True), group.experiment.dataset)
+    now = {name: stored_dataset.to_json(dataset) for name, dataset in described.items()}
+    for name in stored.keys() & now.keys():
+        require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
+    if now.keys() - stored.keys():
+        write_atomically(path, sealed(json_text(stored | now)))
+
+
+# What to do about another sweep of a kind besides choosing another directory, by the flags of its command.
+_OR = {
+    workdirs.SWEEP: (
+        ", or pass --overwrite, without --shard, to delete that sweep's records. You may add values to existing axes"
+    ),
+    workdirs.TUNE: ", or pass --overwrite to delete that search's records",
+    workdirs.FORECAST: "",
+}
+
+
+def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:
+    """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
+    path = directory / "sweep.json"
+    recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
+    if not recorded and create(path, info_to_json(info)):
+        return info
+    try:
+        retried(path.read_bytes)  # a file server may not show yet what another process has created
+    except FileNotFoundError as error:
+        raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
+    stored = read_info(directory)
+    require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
+    # Time slices of the same length, so that one figure can show them all.
+    length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
+    changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]
+    changed += differences(length, ours, "base.train.log_every")
+    for name in ("figure", "scale", "x", "objective"):
+        changed += differences(getattr(stored, name), getattr(info, name), name)
+    if stored.axes.keys() != info.axes.keys():
+        changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
+    if changed:
+        resume = ""
+        if kind == workdirs.TUNE and (stored.figure, stored.axes.keys()) != (info.figure, info.axes.keys()):
+            tuned = ",".join(path.rpartition(".")[2] for path in stored.axes if path != SEED)
+            resume = f", pass --tune={tuned} to resume it"
+        raise InputError(
+            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory{resume}"
+            f"{_OR[kind]}."
+        )
+    return stored

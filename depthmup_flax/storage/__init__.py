@@ -1,0 +1,1 @@
+"""Files of runs and sweeps: work directories and records."""

@@ -1,0 +1,235 @@
+"""Data on the devices: resident or streamed training examples, batches for evaluation, read-ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.trainer.engine.multi_step import Call, CallLength
+from depthmup_flax.util.errors import Preempted, RunStopped
+from depthmup_flax.util.types import Batch, HostBatch
+
+T = TypeVar("T")
+
+_READ_AHEAD = 2  # batches on the devices that wait for the step
+_TILE = 128  # numbers side by side in a tile of a TPU's memory
+_POLL_S = 0.5  # seconds between checks for a preemption
+_CLOSE_S = 2.0  # for which an item that is being read is waited for at the end
+_PREEMPTED = "preempted while reading data; rerun the same command to resume."
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """When to stop waiting for a streamed batch."""
+
+    stall_timeout_s: float = math.inf  # then RunStopped
+    preempted: Callable[[], bool] = lambda: False  # once true, Preempted
+
+
+def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
+    """The training examples, all on every device; ``None`` if they are streamed.
+
+    An example is a row: images are ``[N, H * W * C]``. XLA:TPU gathers rows of whole tiles in place; other rows, and
+    images ``[N, H, W, C]``, it would copy into another layout in every call.
+    """
+    if dataset.placement == "stream":
+        return None
+    return sharding.put_everywhere({name: _as_rows(x, mesh) for name, x in dataset.train.arrays().items()}, mesh)
+
+
+def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes, dtypes and shardings of `put_train_data`, for devices that may be absent."""
+    if dataset.placement == "stream":
+        return None
+    size, place = len(dataset.train), sharding.replicated(mesh)
+    rows = {name: _as_rows(x, mesh) for name, x in dataset.train.read(np.arange(1)).items()}
+    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=place) for name, x in rows.items()}
+
+
+def batch_of(dataset: Dataset, data: Batch | None, examples: Any) -> Any:
+    """The batch for ``examples`` of a `Call`: these rows of ``data`` from `put_train_data`, if there are any."""
+    if data is None:
+        return examples
+
+    def batch(rows: jax.Array, example: np.ndarray) -> jax.Array:
+        found = rows[examples]
+        if example.ndim == 1:
+            return found
+        return found[..., : example.size].reshape(*examples.shape, *example.shape[1:])
+
+    one = dataset.train.read(np.arange(1))
+    return {name: batch(rows, one[name]) for name, rows in data.items()}
+
+
+def _as_rows(x: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """``[N, ...] -> [N, numbers of an example]``, with zeros at the end where a TPU needs them; ``[N]`` as it is."""
+    if x.ndim == 1:
+        return x
+    rows = x.reshape(len(x), -1)
+    missing = -rows.shape[1] % _TILE if sharding.platform(mesh) == "tpu" else 0
+    return np.pad(rows, ((0, 0), (0, missing))) if missing else rows
+
+
+def calls(
+    dataset: Dataset, seeds: Sequence[int], batch_size: int, first_step: int, length: CallLength
+) -> Generator[Call, None, None]:
+    """Calls, on the host, for U seeds from ``first_step`` on. A batch is a function of seed and step."""
+    split, step = dataset.train, first_step
+    while True:
+        count = length.at(step)
+        if dataset.placement == "stream":
+            batches = {seed: train_batch(split, seed, step, batch_size) for seed in set(seeds)}
+            examples: Any = jax.tree.map(lambda *x: np.stack(x), *[batches[seed] for seed in seeds])
+        else:
+            examples = np.zeros((length.most, len(seeds), batch_size), np.int32)
+            for i, (place, seed) in itertools.product(range(count), enumerate(seeds)):
+                examples[i, place] = batch_indices(seed, step + i, len(split), batch_size)
+            if length.most == 1:
+                examples = examples[0]
+        yield Call(np.int32(count), examples)
+        step += count
+
+
+@contextlib.contextmanager
+def train_calls(
+    dataset: Dataset,
+    seed: int,
+    batch_size: int,
+    first_step: int,
+    mesh: jax.sharding.Mesh,
+    length: CallLength,
+    waiting: Waiting,
+) -> Iterator[Iterator[Call]]:
+    """An iterator over the calls of one run; every process reads the rows of a batch that its devices hold.
+
+    Streamed examples are read ahead in threads and put on the devices while they compute. Batches do not depend on the
+    placement or the number of processes.
+
+    Raises:
+      RunStopped, Preempted: from ``next``, as ``waiting`` says.
+    """
+    source: Generator[Call, None, None]
+    if dataset.placement == "stream":
+        rows = sharding.local_rows(mesh, batch_size)
+        batches = train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows)
+        source = (Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh)) for batch in batches)
+    else:
+        source = calls(dataset, [seed], batch_size, first_step, length)
+    with contextlib.closing(read_ahead_if_streamed(dataset, source, waiting)) as watched:
+        yield watched
+
+
+def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:
+    """The test split once, on the host.
+
+    ``masked``: the last batch is filled up, and each has a ``mask``. Otherwise the last one has fewer examples, which
+    every process reads.
+    """
+    if masked:
+        yield from eval_batches(dataset.test, size, rows=rows)
+        return
+    whole = len(dataset.test) // size * size
+    for start in range(0, whole, size):
+        yield dataset.test.read(np.arange(start, start + size)[rows])
+    if whole < len(dataset.test):
+        yield dataset.test.read(np.arange(whole, len(dataset.test)))
+
+
+def held_out_batches(
+    dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh, waiting: Waiting, *, masked: bool
+) -> Iterator[Batch]:
+    """`host_test_batches` on the devices; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
+
+    An incomplete batch is copied to every device.
+
+    Raises:
+      RunStopped, Preempted: as `train_calls`, and `Preempted` between two batches.
+    """
+    parts = sharding.batch_shards(mesh)
+    size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)
+    rows = sharding.local_rows(mesh, size)
+    whole = math.inf if masked else len(dataset.test) // size
+
+    def put(i: int, batch: HostBatch) -> Batch:
+        return sharding.put_batch(batch, rows, size, mesh) if i < whole else sharding.put_everywhere(batch, mesh)
+
+    on_host = host_test_batches(dataset, size, rows, masked=masked)
+    batches = (put(i, batch) for i, batch in enumerate(on_host))
+    with contextlib.closing(read_ahead_if_streamed(dataset, batches, waiting)) as watched:
+        for batch in watched:
+            if waiting.preempted():
+                raise Preempted(_PREEMPTED)
+            yield batch
+
+
+def read_ahead_if_streamed(
+    dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
+) -> Generator[T, None, None]:
+    """``items``; if the data are streamed, read ahead in a thread and with a time limit."""
+    streamed = dataset.placement == "stream"
+    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}") if streamed else items
+
+
+def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
+    """Yields ``items``, which a thread makes at most ``size`` ahead; close it after use.
+
+    Raises:
+      RunStopped, Preempted: as ``waiting`` says, naming the ``source``; and what ``items`` raise.
+    """
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
+    closed = threading.Event()
+
+    def put(item: Any, error: BaseException | None) -> None:
+        while not closed.is_set():
+            with contextlib.suppress(queue.Full):
+                return ready.put((item, error), timeout=_POLL_S)
+
+    def fill() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if closed.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:  # raised again by the reader
+            put(None, error)
+
+    # A daemon: a read that hangs must not keep the process alive.
+    reader = threading.Thread(target=fill, daemon=True, name="read-ahead")
+    reader.start()
+    try:
+        while True:
+            item, error = _next_of(ready, waiting, source)
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+    finally:
+        closed.set()
+        reader.join(_CLOSE_S)  # a thread inside JAX at the end of Python would abort the process
+
+
+def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:
+    until = time.monotonic() + waiting.stall_timeout_s
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            return ready.get(timeout=min(left, _POLL_S))
+        if waiting.preempted():
+            raise Preempted(_PREEMPTED)
+    raise RunStopped(
+        f"{source} gave no batch for {waiting.stall_timeout_s:g} s: check its storage, then rerun the same command to "
+        "resume. train.stall_timeout_s sets how long to wait."
+    )

@@ -1,0 +1,335 @@
+"""What a config describes: data, model, rule and optimizer, as the work of a training step."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from clu.parameter_overview import get_parameter_overview
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from depthmup_flax.auditing.audit_table import places
+from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
+from depthmup_flax.data import Dataset
+from depthmup_flax.devices.parallel.sharding import MESH_AXES, state_shardings
+from depthmup_flax.networks.audited_roles import Audited
+from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.networks.named import is_import_path
+from depthmup_flax.rule.annotations import AxisNames
+from depthmup_flax.rule.directions import direction, direction_eps
+from depthmup_flax.rule.guards.geometry import geometry_of
+from depthmup_flax.rule.guards.traits import homogeneity
+from depthmup_flax.rule.info_trees import param_count, path_name
+from depthmup_flax.rule.muon import muon_geometry
+from depthmup_flax.rule.param_table import param_table
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.storage.records.table import CONTINUOUS, SEED
+from depthmup_flax.trainer.engine.losses import Loss, named_loss
+from depthmup_flax.trainer.engine.multi_step import Periods
+from depthmup_flax.trainer.engine.network import (
+    network_task,
+    our_functions,
+    row_major_gradients,
+    state_of,
+    without_boxes,
+)
+from depthmup_flax.trainer.engine.norms import norms
+from depthmup_flax.trainer.engine.optimizers import make_optimizer
+from depthmup_flax.trainer.engine.step import TrainState, new_state
+from depthmup_flax.trainer.engine.task import Hyper, Task
+from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
+from depthmup_flax.trainer.engine.user_task import UserTask
+from depthmup_flax.trainer.engine.workload import Workload
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
+
+
+def _same(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    return optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(abc.ABC):
+    """What a validated config describes."""
+
+    config: ConfigDict
+    dataset: Dataset
+    parametrization: Parametrization
+    epoch_steps: int
+    total_steps: int
+
+    @property
+    @abc.abstractmethod
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> InfoTree:
+        """`ParamInfo` of the parameters; empty where they are not known."""
+
+    @property
+    def audit(self) -> str | None:
+        """What the audit of a user's network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
+        return None
+
+    @property
+    def cost(self) -> float:
+        """Parameters times steps times batch size: proportional to the work of a run in a family of networks."""
+        return float(self.parameters) * self.total_steps * self.config.train.batch_size
+
+    @functools.cached_property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """`hyperparameters` of the config."""
+        return hyperparameters(self.config)
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def workload(self) -> Workload:
+        """What the programs of `depthmup_flax.trainer.engine` train."""
+
+    @abc.abstractmethod
+    def state_shapes(self) -> TrainState:
+        """A new training state with shapes and dtypes in place of arrays; computes nothing."""
+
+    @abc.abstractmethod
+    def parameter_table(self) -> str:
+        """The parameters, for people."""
+
+    def _workload(self, **fields: Any) -> Workload:
+        config, train = self.config, self.config.train
+        eval_every = train.eval_every or self.epoch_steps
+        return Workload(
+            dataset=self.dataset,
+            prepare=functools.partial(self.dataset.prepare, config.data.augment),
+            batch_size=train.batch_size,
+            eval_batch_size=train.eval_batch_size,
+            periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
+            average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
+            hyperparameters=self.hyperparameters,
+            cost=self.cost,
+            shapes=self.state_shapes(),
+            gradient_dtype=config.mesh.gradient_dtype,
+            matmul_precision=train.matmul_precision,
+            stall_timeout_s=train.stall_timeout_s,
+            **fields,
+        )
+
+    def _notes(self) -> str:
+        """What the audit says of a network that trains all the same, and which initial values are rescaled."""
+        return ""
+
+    def description(self, mesh: Mesh) -> str:
+        """Model, rule, data and devices, a line each, for the start of a run."""
+        model, data, optimizer, rule = self.config.model, self.dataset, self.config.optimizer, self.parametrization
+        place = "streamed" if data.placement == "stream" else "on the device"
+        sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+        layout = f" ({sizes})" if mesh.shape["data"] != mesh.size else ""  # else devices only split the batch
+        processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        return (
+            f"model  {model.name}, width {model.width} (base {model.base_width or model.width}), "
+            f"depth {model.depth} (base {model.base_depth or model.depth}), {self.parameters:,} parameters\n"
+            f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
+            f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
+            f"{self._notes()}"
+            f"data   {data.name}, {data.train_size} train and {len(data.test):,} {data.evaluated} {data.describe()}, "
+            f"{place}\n"
+            f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
+            f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkExperiment(Experiment):
+    """A network, trained by the gradient of a loss with an optax optimizer that follows the rule."""
+
+    model: nn.Module | UserNetwork  # reads the output of dataset.prepare
+    infos: InfoTree
+    variables: Mapping[str, ArrayTree]  # shapes: "params" and other collections
+    axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
+    optimizer: optax.GradientTransformation  # of the whole update
+    audited: Audited | None = None  # of a user's network
+    init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
+
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return param_count(self.infos)
+
+    @property
+    def info(self) -> InfoTree:
+        """`ParamInfo` of the parameters."""
+        return self.infos
+
+    @property
+    def audit(self) -> str | None:
+        """See `Experiment`."""
+        return None if self.audited is None else self.audited.text
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        """See `Experiment`."""
+        return self._workload(
+            task=self._task(),
+            averaged=self.loss.averaged,
+            axes=self.axes,
+            tpu_lanes_task=self._task(row_major_gradients),
+            convolves=_convolves(self.axes, self.variables["params"]),
+            measures=self.config.train.log_norms,
+        )
+
+    @functools.cached_property
+    def loss(self) -> Loss:
+        """Of the outputs."""
+        return named_loss(self.config.loss, self.model)
+
+    def functions(self, rule: Parametrization) -> ModelFunctions:
+        """The network under a rule, as pure functions."""
+        if isinstance(self.model, UserNetwork):
+            return rescaled(self.model.functions(rule), self.init_factors)
+        return our_functions(self.model if rule is self.parametrization else self.model.clone(parametrization=rule))
+
+    def _notes(self) -> str:
+        """See `Experiment`."""
+        factors: dict[float, list[str]] = {}
+        for path, factor in self.init_factors.items():
+            factors.setdefault(factor, []).append(path)
+        lines = [
+            f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
+            for factor, paths in factors.items()
+        ]
+        if self.audited is not None and self.audited.findings:
+            lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
+        elif self.audited is not None and self.audited.not_judged:
+            lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")
+        return "".join(lines)
+
+    def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
+        """The network as a task, whose optimizer is changed by ``change``."""
+        own = self.hyperparameters
+
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
+            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
+            if not fields:
+                return self.functions(self.parametrization), change(self.optimizer)
+            changed, of_rule = self.config.copy_and_resolve_references(), {}
+            with changed.ignore_type():  # values may be traced
+                for path, value in fields.items():
+                    section, _, name = path.partition(".")
+                    if section == RULE:
+                        of_rule[name] = value
+                    else:
+                        set_field(changed, path, value)
+            rule = self.parametrization.replace(**of_rule)
+            optimizer = make_optimizer(changed, self.infos, rule, self.total_steps)
+            return self.functions(rule), change(optimizer)
+
+        return network_task(
+            network,
+            self.dataset.input_spec,
+            self.loss,
+            accumulate=self.config.train.accumulate,
+            measure=(lambda **trees: norms(self.infos, trees)) if self.config.train.log_norms else None,
+        )
+
+    def state_shapes(self) -> TrainState:
+        """See `Experiment`."""
+        of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
+        return jax.eval_shape(of, dict(self.variables))
+
+    def parameter_table(self) -> str:
+        """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
+        optimizer = self.config.optimizer
+        table = param_table(
+            self.infos,
+            self.parametrization,
+            **self._updates(),
+            weight_decay=optimizer.weight_decay,
+            decay_width_exponent=optimizer.decay_width_exponent,
+            learning_rate=optimizer.learning_rate,
+            epoch_steps=self.epoch_steps,
+            frozen=optimizer.frozen,
+        )
+        mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
+        if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+            return table
+        shapes = self.state_shapes().carry.params
+        sharded = jax.tree.map(
+            lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
+        )
+        return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
+
+    def _updates(self) -> dict[str, Any]:
+        """What `param_table` prints of the optimizer's direction."""
+        name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)
+        if name == "muon":
+            return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.infos)}
+        inner = direction(name, **kwargs)
+        return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepExperiment(Experiment):
+    """A training step of the user's own."""
+
+    user: UserTask
+
+    @property
+    def parameters(self) -> int:
+        """Number of the floating-point numbers in ``params`` of the state, or else in the whole state."""
+        state = self.user.shapes
+        leaves = jax.tree.leaves(state.get("params", state))
+        return max(1, sum(leaf.size for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)))
+
+    @property
+    def info(self) -> InfoTree:
+        """Empty: the roles are the step's own matter."""
+        return {}
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        """See `Experiment`."""
+        return self._workload(task=self.user.task, averaged=self.user.averaged, axes={})
+
+    def state_shapes(self) -> TrainState:
+        """See `Experiment`."""
+        return jax.eval_shape(lambda: new_state(_zeros(self.user.shapes), self.user.averaged))
+
+    def parameter_table(self) -> str:
+        """Path, shape and type of every array of the state."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.user.shapes)
+        return "\n".join(f"{path_name(path)}  {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves)
+
+
+def _zeros(shapes: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
+
+
+def _convolves(axes: Mapping[str, AxisNames], params: ArrayTree) -> bool:
+    """Whether a parameter has more axes than layers, in, out; of a user's network, by shapes alone."""
+    ranks = map(len, axes.values()) if axes else (len(leaf.shape) for leaf in jax.tree.leaves(params))
+    return max(ranks, default=0) > 3
+
+
+def hyperparameters(config: ConfigDict) -> dict[str, float]:
+    """What runs of one compiled program may differ in: the seed, fields of `CONTINUOUS` that are set, and the rule.
+
+    A preset is a name of the rule's numbers. A network of the user's own is audited and initialized for one preset, so
+    of its rule only the fields of `CONTINUOUS` are among them.
+    """
+    fields = {path: get_field(config, path) for path in CONTINUOUS}
+    values = {path: value for path, value in fields.items() if value is not None}
+    if not is_import_path(config.model.name):
+        values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
+    values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
+    whole = ("optimizer.warmup_steps",)
+    return {SEED: config.seed, **{path: value if path in whole else float(value) for path, value in values.items()}}

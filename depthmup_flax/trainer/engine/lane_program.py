@@ -1,0 +1,265 @@
+"""One compiled program that trains many runs at a time, in lanes: vectorized on each device, spread over devices.
+
+Runs share it if they differ only in the seed and other hyperparameters of one workload. ``per_device`` lanes are mapped
+by ``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is the
+plain training step.
+
+Axes in names: ``K`` lanes of all devices, ``V`` lanes of a device, ``U`` distinct seeds on a device, ``D`` devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.trainer.engine.device_batches import (
+    Waiting,
+    batch_of,
+    calls,
+    host_test_batches,
+    read_ahead_if_streamed,
+)
+from depthmup_flax.trainer.engine.lane_layout import LaneRun, cohorts, lay_out
+from depthmup_flax.trainer.engine.means import Means
+from depthmup_flax.trainer.engine.multi_step import Call
+from depthmup_flax.trainer.engine.program import Program
+from depthmup_flax.trainer.engine.step import Stepped, TrainState, batch_key
+from depthmup_flax.trainer.engine.task import Hyper
+from depthmup_flax.trainer.engine.workload import Workload
+from depthmup_flax.util.types import ArrayTree, Batch
+
+T = TypeVar("T")
+
+_AXIS = "lanes"
+LANES = P(_AXIS)
+
+# Calls in a measurement of speed, and the seconds after which it ends.
+WARM_CALLS, TIMED_CALLS, TIMED_S = 2, 20, 0.3
+
+
+def lane_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """One axis, ``lanes``, over ``devices``, by default all; in their order, as they do not communicate."""
+    return Mesh(np.array(devices or jax.devices()), (_AXIS,), axis_types=(AxisType.Auto,))
+
+
+@struct.dataclass
+class LaneValues:
+    """What lanes differ in."""
+
+    values_K: Mapping[str, jax.typing.ArrayLike]  # hyperparameter -> value of each lane
+    seed_place_K: jax.typing.ArrayLike  # index of a lane's seed among its device's
+    seeds_DU: jax.typing.ArrayLike  # the seeds of each device, device after device
+
+
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """Runs in the lanes of a program."""
+
+    runs_K: list[LaneRun]
+    lane_of: dict[str, int]  # hash of a run -> its lane; other lanes repeat one
+    values: LaneValues
+
+
+class LaneProgram(Program):
+    """Trains up to ``capacity`` runs of one workload at a time, fewer if ``one_seed`` leaves lanes empty.
+
+    Args:
+      workload, mesh, data: see `Program`; the mesh is from `lane_mesh`.
+      runs: all that may be trained.
+      per_device: lanes on each device.
+      one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
+
+    Attributes:
+      compiled: the program of `take`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        runs: Sequence[LaneRun],
+        mesh: Mesh,
+        per_device: int,
+        one_seed: bool,
+        data: Batch | None,
+    ) -> None:
+        super().__init__(workload, mesh, data, dataclasses.replace(workload.periods, eval_every=0, checkpoint_every=0))
+        self.per_device, self.one_seed, self.capacity = per_device, one_seed, per_device * mesh.size
+        self._seeds_per_device = 1 if one_seed else min(per_device, len({run.seed for run in runs}))
+        # The runs may agree in a value that is not the workload's, which may be that of a run of another shard.
+        differs = lambda name: any(run.hyperparameters[name] != workload.hyperparameters[name] for run in runs)
+        self._names = sorted({SEED, *filter(differs, runs[0].hyperparameters)})
+        # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
+        self._leading = mesh.size * self._seeds_per_device, workload.batch_size
+        self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
+        self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
+        started = time.perf_counter()
+        self._init = jax.jit(self._on_devices(self._init_lanes, LANES), compiler_options=self._drawing)
+        self._evaluate = jax.jit(self._on_devices(self._evaluate_lanes, LANES, LANES, P()))
+        self.abstract_state = self._placed(jax.eval_shape(self._init, self._abstract_values), LANES)
+        call = Call(P(), self._split)  # type: ignore[arg-type]
+        self._steps = jax.jit(self._on_devices(self._take_steps, LANES, LANES, call, P()), donate_argnums=0)
+        self.compiled = self.traced().lower().compile()
+        self.compile_s = time.perf_counter() - started
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Memory of a training step on one device, by the compiler's account."""
+        memory = self.compiled.memory_analysis()
+        size = lambda kind: getattr(memory, f"{kind}_size_in_bytes", 0)  # no account: None
+        return size("temp") + size("argument") + size("output") - size("alias")  # a donated state counts once
+
+    def place(self, runs: Sequence[LaneRun]) -> Lanes:
+        """Lanes for ``runs``, at most `capacity` (`depthmup_flax.trainer.engine.lane_layout`)."""
+        lanes = self._laid_out(runs)
+        return dataclasses.replace(lanes, values=jax.device_put(lanes.values, self._place(LANES)))
+
+    def init(self, lanes: Lanes) -> TrainState:
+        """Fresh networks."""
+        return self._init(lanes.values)
+
+    def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
+        """The data of the calls from ``first_step`` on; to be closed."""
+        seeds = np.asarray(lanes.values.seeds_DU).tolist()
+        on_host = calls(self.workload.dataset, seeds, self.workload.batch_size, first_step, self.call_length)
+        place = self._place(self._split)
+        return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
+
+    def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
+        """The state after the steps of ``call``; ``state`` is donated."""
+        return self.compiled(state, lanes.values, call, self._data)
+
+    def select(self, state: TrainState, lanes: Sequence[int]) -> TrainState:
+        """The given lanes of a larger program's state, as this program's."""
+        take = lambda x: x[np.array(lanes)]
+        return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._place(LANES))(state)
+
+    def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
+        """``test_loss``, or ``validation_loss``, and other metrics of every lane; none without an evaluation."""
+        if not self.workload.evaluates:
+            return [{} for _ in lanes.runs_K]
+        size, place = self.workload.eval_batch_size, self._place(P())
+        if self.per_device > 1:
+            # Activations of all lanes are alive at once: no more of them than a training step has.
+            size = min(size, 2 * self.workload.batch_size)
+        dataset, masked = self.workload.dataset, self.workload.task.masked
+        on_host = host_test_batches(dataset, min(size, len(dataset.test)), slice(None), masked=masked)
+        on_devices = (jax.device_put(batch, place) for batch in on_host)
+        with contextlib.closing(self._watched(on_devices)) as batches:
+            metrics = jax.device_get(self._evaluated(state, lanes.values, batches))
+        return [lane.means(f"{dataset.evaluated}_") for lane in unstacked(metrics)]
+
+    def seconds_per_run_step(self, runs: Sequence[LaneRun]) -> float:
+        """The measured time of a training step divided by the number of lanes."""
+        lanes = self.place(cohorts(runs, self.per_device, self.mesh.size)[0])
+        # Zeros take as long as networks, whose initialization would have to be compiled first.
+        state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
+        times: list[float] = []
+        with contextlib.closing(self.calls(lanes, 0)) as calls:
+            for i, call in zip(range(WARM_CALLS + TIMED_CALLS), calls, strict=False):
+                started = time.perf_counter()
+                state = jax.block_until_ready(self.take(state, lanes, call))
+                seconds = time.perf_counter() - started
+                times.append(seconds / call.count)
+                if i == WARM_CALLS - 1:
+                    self.call_length.adapt(call.count / seconds)
+                    ends = time.perf_counter() + TIMED_S
+                elif i >= WARM_CALLS and time.perf_counter() > ends:
+                    break
+        return float(np.median(times[WARM_CALLS:])) / self.capacity
+
+    def _laid_out(self, runs: Sequence[LaneRun]) -> Lanes:
+        """`place` on the host."""
+        runs_K, lane_of = lay_out(runs, self.per_device, self.mesh.size, self.one_seed)
+        seed_place_K: list[int] = []
+        seeds_DU: list[int] = []
+        for start in range(0, self.capacity, self.per_device):
+            here = [run.seed for run in runs_K[start : start + self.per_device]]
+            distinct = list(dict.fromkeys(here))
+            seed_place_K += [distinct.index(seed) for seed in here]
+            seeds_DU += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
+        columns = {name: np.array([run.hyperparameters[name] for run in runs_K]) for name in self._names}
+        values = LaneValues(
+            {name: column.astype(_dtype(column)) for name, column in columns.items()},
+            np.array(seed_place_K, np.int32),
+            np.array(seeds_DU, np.int32),
+        )
+        return Lanes(runs_K, lane_of, values)
+
+    def _init_lanes(self, values_V: LaneValues) -> TrainState:
+        return _mapped(self.workload.init, self.per_device)(values_V.values_K)
+
+    def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
+        def take(state: TrainState) -> TrainState:
+            with sharding.traced_for(self.mesh):
+                return super(LaneProgram, self)._take_steps(state, values_V, call, data)
+
+        # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
+        return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
+
+    def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> Stepped:
+        """``state``: of all lanes, or of the only one, without an axis of lanes."""
+        several, on_tpu = self.per_device > 1, sharding.platform(self.mesh) == "tpu"
+        values: Any = values_V.values_K if several else _first(values_V.values_K)
+        step = state.step[0] if several else state.step  # the same in all lanes
+
+        def prepare(seed: jax.Array, examples: Any) -> Any:
+            return self.workload.prepare(batch_key(seed, step), batch_of(self.workload.dataset, data, examples))
+
+        def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
+            return self.workload.step(values, tpu_lanes=on_tpu)(state, batch)
+
+        batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
+        if self._seeds_per_device == 1:  # the lanes share a prepared batch
+            on_batch = lambda state, values: train(state, values, _first(batch_U))
+            return (jax.vmap(on_batch) if several else on_batch)(state, values)
+        # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
+        batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
+        return jax.vmap(train)(state, values, batch_V)
+
+    def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> Means:
+        on_batch = lambda state, values: self.workload.evaluate(values)(state, batch)
+        return _mapped(on_batch, self.per_device)(state_V, values_V.values_K)
+
+    def _on_devices(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
+        """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=LANES, check_vma=False)
+
+    def _place(self, spec: P) -> NamedSharding:
+        return NamedSharding(self.mesh, spec)
+
+    def _watched(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
+        return read_ahead_if_streamed(self.workload.dataset, items, Waiting(self.workload.stall_timeout_s))
+
+
+def unstacked(tree: ArrayTree) -> list[Any]:
+    """The tree of each lane, from arrays with a leading axis of lanes."""
+    return [jax.tree.map(lambda x, lane=lane: x[lane], tree) for lane in range(len(jax.tree.leaves(tree)[0]))]
+
+
+def _dtype(column: np.ndarray) -> Any:
+    return np.int32 if np.issubdtype(column.dtype, np.integer) else jnp.result_type(float)
+
+
+def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """``vmap`` over a leading axis of length ``size``; for 1 the same without it, as it makes convolutions grouped."""
+    return jax.vmap(function) if size > 1 else lambda *trees: _with_axis(function(*_first(trees)))
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _with_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)

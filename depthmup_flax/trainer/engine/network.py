@@ -1,0 +1,185 @@
+"""A network with a loss and an optimizer as a `Task`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.trainer.engine.losses import CrossEntropy, Loss
+from depthmup_flax.trainer.engine.means import Means
+from depthmup_flax.trainer.engine.step import TrainState, TrainStep, batch_key, counted, new_state, step_key
+from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
+from depthmup_flax.util.types import ArrayTree, Batch
+
+# A key (None: no augmentation) and a batch -> inputs [B, ...] and targets [B, ...].
+Prepare = Callable[[jax.Array | None, Batch], tuple[Any, Any]]
+
+
+@struct.dataclass
+class NetworkState:
+    """The state of a network in training."""
+
+    params: ArrayTree  # without annotations
+    collections: ArrayTree  # what the forward pass updates: {"batch_stats": BatchNorm's averages, ...}
+    opt_state: ArrayTree
+
+
+def network_task(
+    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation]],
+    example: Any,
+    loss: Loss,
+    *,
+    accumulate: int = 1,
+    measure: Callable[..., Metrics] | None = None,
+) -> Task:
+    """Trains a network by the gradient of a loss.
+
+    Batches are pairs: inputs ``[B, ...]`` and targets ``[B, ...]``.
+
+    Args:
+      network: hyperparameters -> model and whole optax optimizer, with the learning rate.
+      example: shape and type of inputs with B = 1, with which the model is initialized.
+      loss: of the outputs and the targets.
+      accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
+        BatchNorm normalizes each part by itself, and each part has its own dropout masks.
+      measure: gives further metrics of a step from the trees ``grad``, ``param`` (before the step) and ``update``, its
+        keywords. A program that drops them does not compute them.
+    """
+
+    def init(key: jax.Array, hyper: Hyper) -> NetworkState:
+        model, optimizer = network(hyper)
+        inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
+        return state_of(*model.init(key, inputs), optimizer)
+
+    def step(state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[NetworkState, Metrics]:
+        (model, optimizer), (inputs, targets) = network(hyper), batch
+
+        def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
+            apply = functools.partial(_applied, model, collections, inputs, train=True, key=key)
+            grads, metrics, collections = loss.gradient(apply, state.params, targets)
+            return collections, (grads, metrics)
+
+        if accumulate == 1:
+            collections, (grads, metrics) = gradient(state.collections, inputs, targets, key)
+        else:
+            # Part i has every accumulate-th example, so that examples stay on their device.
+            split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+            parts = (*jax.tree.map(split, (inputs, targets)), jax.random.split(key, accumulate))
+            collections, (grads, metrics) = _mean_over_parts(gradient, state.collections, parts)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        more = measure(grad=grads, param=state.params, update=updates) if measure else {}
+        params = optax.apply_updates(state.params, updates)
+        return NetworkState(params, collections, opt_state), metrics | more
+
+    def evaluate(state: NetworkState, batch: Any, hyper: Hyper) -> Metrics | Means:
+        (inputs, targets), *mask = batch if loss.masked else (batch,)
+        model = network(hyper)[0]
+        apply = functools.partial(_applied, model, state.collections, inputs, train=False, key=None)
+        return loss.evaluate(lambda **flags: apply(state.params, **flags)[0], targets, *mask)
+
+    finite = lambda state: (state.params, state.collections)
+    return Task(init, step, evaluate, finite, masked=loss.masked)
+
+
+def _applied(
+    model: ModelFunctions, collections: ArrayTree, inputs: Any, params: ArrayTree, **flags: Any
+) -> tuple[Any, ArrayTree]:
+    return model.apply(params, collections, inputs, **flags)
+
+
+def state_of(params: ArrayTree, collections: ArrayTree, optimizer: optax.GradientTransformation) -> NetworkState:
+    """The state before the first step."""
+    return NetworkState(params, collections, optimizer.init(params))
+
+
+def our_functions(model: nn.Module) -> ModelFunctions:
+    """A model of `depthmup_flax.models`: ``apply`` takes its flags, too."""
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[ArrayTree, ArrayTree]:
+        return without_boxes(model.init(key, inputs))
+
+    def apply(
+        params: ArrayTree, collections: ArrayTree, inputs: jax.Array, *, train: bool, key: Any, **flags: Any
+    ) -> tuple[Any, ArrayTree]:
+        variables = {"params": params, **collections}
+        if not train:
+            return model.apply(variables, inputs, train=False, **flags), collections
+        outputs, updated = model.apply(
+            variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": key}, **flags
+        )
+        return outputs, {name: updated.get(name, value) for name, value in collections.items()}
+
+    return ModelFunctions(type(model).__name__, init, apply, model=lambda params, collections: model)
+
+
+def without_boxes(variables: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:
+    """Parameters and other collections of a Linen model's variables."""
+    collections = dict(nn.unbox(variables))
+    return collections.pop("params"), collections
+
+
+def _mean_over_parts(
+    gradient: Callable[..., tuple[ArrayTree, Any]], collections: ArrayTree, parts: tuple[Any, ...]
+) -> tuple[ArrayTree, Any]:
+    """The collections after all parts, and the mean over parts of gradients and metrics."""
+
+    def add(carry: tuple[ArrayTree, Any], part: Any) -> tuple[tuple[ArrayTree, Any], None]:
+        collections, values = gradient(carry[0], *part)
+        return (collections, jax.tree.map(jnp.add, carry[1], values)), None
+
+    count = len(jax.tree.leaves(parts)[0])
+    shapes = jax.eval_shape(lambda parts: gradient(collections, *jax.tree.map(lambda x: x[0], parts))[1], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (collections, totals), _ = jax.lax.scan(add, (collections, zeros), parts)
+    return collections, jax.tree.map(lambda x: x / count, totals)
+
+
+def row_major_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``optimizer`` for gradients whose layout is that of its state.
+
+    Otherwise XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's parameters
+    and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by the compiler's estimate.
+    """
+
+    def update(grads: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        return optimizer.update(
+            jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads), state, params
+        )
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    prepare: Prepare,
+    seed: int,
+    log_every: int = 1,
+    average_from: int = 0,
+    accumulate: int = 1,
+) -> tuple[Callable[..., TrainState], TrainStep]:
+    """``init(input_spec)`` and ``step(state, batch)`` of one of our models on raw batches, for a loop of one's own."""
+    functions = our_functions(model), optimizer
+
+    def task(example: Any) -> Task:
+        return network_task(lambda hyper: functions, example, CrossEntropy(model), accumulate=accumulate)
+
+    def init(example: Any) -> TrainState:
+        return new_state(task(example).init(jax.random.key(seed), {}), CrossEntropy.averaged)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        prepared = prepare(batch_key(seed, state.step), batch)
+        carry, metrics = task(None).step(state.carry, prepared, {}, step_key(seed, state.step))
+        return counted(state, carry, metrics, log_every, average_from), metrics
+
+    return init, step

@@ -1,0 +1,106 @@
+"""How a run ended: the numbers of its last state, on the host, and whether it completed, diverged or was preempted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from depthmup_flax.storage.records.table import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
+from depthmup_flax.trainer.engine.step import TrainState, without_carry
+from depthmup_flax.util.types import Json
+
+# The status of a run that a signal ended; it has no ``result.json``.
+PREEMPTED = "preempted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended; fields are those of `depthmup_flax.storage.records.table.Record`."""
+
+    status: str
+    train_loss: float | None
+    train_loss_avg: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    test_metrics: dict[str, float | None]  # other metrics of the evaluation
+    steps: int
+    diverged_at_step: int | None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+
+
+_EVALUATED = [f"{split}_{name}" for split in (TEST, VALIDATION) for name in ("loss", "accuracy")]
+
+
+def read(state: TrainState) -> TrainState:
+    """The numbers of ``state`` on the host, without what the task carries; waits for the device."""
+    return jax.device_get(without_carry(state))
+
+
+def outcome(
+    numbers: TrainState,
+    test: Mapping[str, float] | None,
+    to_json: Callable[[float], float | None] = finite_or_none,
+    *,
+    finite: bool = True,
+    recovers: bool = False,
+) -> Outcome:
+    """The outcome of a run that has ended: diverged if a training loss, the evaluated loss or the state was not finite.
+
+    Args:
+      numbers: `read` of the last state.
+      test: ``test_loss`` or ``validation_loss``, and other metrics, if it was evaluated.
+      to_json: rounds a number; ``None`` for one that is not finite.
+      finite: whether the parameters are finite, as far as known.
+      recovers: a run that ends with finite losses has completed, even if an earlier loss was not finite.
+    """
+    finite = finite and is_finite(test or {})
+    diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
+    if diverged_at is None and not finite:
+        diverged_at = int(numbers.step)  # the last update was one too many
+    completed = diverged_at is None
+    if recovers and test is not None:
+        completed = finite and bool(np.isfinite(numbers.last_loss))
+    evaluated = {name: to_json(value) for name, value in (test or {}).items()} if completed else {}
+    return Outcome(
+        status=COMPLETED if completed else DIVERGED,
+        train_loss=to_json(float(numbers.last_loss)),
+        train_loss_avg=to_json(numbers.final.means()["loss"]),
+        **{name: evaluated.pop(name, None) for name in _EVALUATED},
+        test_metrics=evaluated,
+        steps=int(numbers.step),
+        diverged_at_step=diverged_at,
+    )
+
+
+def is_finite(test: Mapping[str, float]) -> bool:
+    """Whether the loss of an evaluation is finite; also without an evaluation."""
+    return all(math.isfinite(test.get(f"{split}_loss", 0.0)) for split in (TEST, VALIDATION))
+
+
+def summary(result: Json) -> str:
+    """``completed: 700 steps, test accuracy 97.3%, ...`` for the content of ``result.json``."""
+    if result["status"] == PREEMPTED:
+        text = f"preempted after step {result['steps']}"
+    elif result["status"] == DIVERGED:
+        text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
+    else:
+        loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
+        text = f"completed: {result['steps']} steps, train loss {loss}{evaluation_text(result)}"
+    if bad := result.get("bad_examples"):
+        text += f", bad examples skipped: {bad}"
+    return f"{text}, {result['wall_time_s']:.0f} s"
+
+
+def evaluation_text(result: Json) -> str:
+    """``, test loss 0.1234, test accuracy 97.3%``: what there is of it."""
+    text = ""
+    for split in (TEST, VALIDATION):
+        loss, accuracy = result.get(f"{split}_loss"), result.get(f"{split}_accuracy")
+        text += "" if loss is None else f", {split} loss {loss:.4f}"
+        text += "" if accuracy is None else f", {split} accuracy {accuracy:.1%}"
+    return text

@@ -1,0 +1,111 @@
+"""What the import path in ``model.name`` makes: a network of the user's, or a training step of their own."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from depthmup_flax.auditing.initial_scale import init_factors, multiplied
+from depthmup_flax.networks.audited_roles import Audited, audited
+from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.fields import model_fields, parameters
+from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
+from depthmup_flax.networks.named import resolve
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.trainer.engine.task import Task
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import InfoTree
+
+
+@dataclasses.dataclass(frozen=True)
+class UserNetwork:
+    """The class or function that ``model.name`` names, with the fields of ``config.model``.
+
+    Attributes:
+      config: of the model.
+      num_classes: of the data, for a model that takes it.
+    """
+
+    config: ConfigDict
+    num_classes: int
+
+    @functools.cached_property
+    def named(self) -> Any:
+        """The class or function."""
+        return resolve(self.config.name, "model.name")
+
+    @property
+    def takes_rule(self) -> bool:
+        """Whether the model is given the parametrization."""
+        return bool({"rule", "parametrization"} & parameters(self.named).keys())
+
+    def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
+        """The class or function with all its arguments but random keys; by default with the config's sizes."""
+        sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
+        # A field that was not set keeps the default that it has in the code.
+        given = {name: value for name in model_fields(self.named) if (value := self.config.get(name)) is not None}
+        passed = {"rule": rule, "parametrization": rule, "num_classes": self.num_classes}
+        takes = parameters(self.named)
+        ours = {name: value for name, value in (passed | sizes).items() if name in takes}
+        return functools.partial(self.named, **given | ours)
+
+    def functions(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> ModelFunctions:
+        """The network as pure functions."""
+        return model_functions(self.make(rule, width, depth), self.config.name)
+
+    @property
+    def base_sizes(self) -> tuple[int, int]:
+        """Width and depth of the base."""
+        return self.config.base_width or self.config.width, self.config.base_depth or self.config.depth
+
+    def audited(self, inputs: Any, rule: Parametrization, sizes: tuple[int, int] | None = None) -> Audited:
+        """Roles and missing multipliers of the network of these sizes, by default its own."""
+        sizes = sizes or (self.config.width, self.config.depth)
+        make, output = lambda *of: self.make(rule, *of), self.config.audited_output
+        try:
+            return audited(make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output)
+        except InputError as error:
+            # The argument of `depthmup_flax.audit` is a field here.
+            raise InputError(str(error).replace("output=", "model.audited_output=")) from error
+
+    def init_factors(
+        self, inputs: Any, rule: Parametrization, info: InfoTree, sizes: tuple[int, int] | None = None
+    ) -> dict[str, float]:
+        """Path of a parameter -> factor of its initial values, if it is not 1; see `rescale_init`."""
+        sizes = sizes or (self.config.width, self.config.depth)
+        if sizes == self.base_sizes or not self.config.rescale_init:
+            return {}
+        zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), inputs)
+        own, base = (
+            jax.jit(self.functions(rule, *of).init)(jax.random.key(0), zeros)[0] for of in (sizes, self.base_sizes)
+        )
+        return {path: x for path, x in init_factors(own, base, info, rule).items() if not math.isclose(x, 1.0)}
+
+    def task(self, rule: Parametrization) -> Task | None:
+        """The training step, if that is what is made."""
+        make = self.make(rule)
+        if {"rngs", "key"} & parameters(self.named).keys():
+            return None
+        made: list[Any] = []
+        with calling(self.config.name):
+            jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
+            return make() if isinstance(made[0], Task) else None
+
+
+def rescaled(functions: ModelFunctions, factors: Mapping[str, float]) -> ModelFunctions:
+    """The network with initial values multiplied by `UserNetwork.init_factors`."""
+    if not factors:
+        return functions
+
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        params, state = functions.init(key, inputs)
+        return multiplied(params, collections.defaultdict(lambda: 1.0, factors)), state
+
+    return dataclasses.replace(functions, init=init)

@@ -1,0 +1,255 @@
+"""A training step of the user's own as a `Task` whose state is a tree of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from depthmup_flax.networks.calls import calling
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, Scalar
+
+
+class NamedHyper(Mapping[str, Scalar]):
+    """Hyperparameters as the user names them, without the sections of a config: ``hyper["learning_rate"]``.
+
+    ``read`` gets the names that are looked up.
+    """
+
+    def __init__(self, hyper: Hyper, owner: str, read: set[str]) -> None:
+        self._values = {path.rpartition(".")[2]: value for path, value in hyper.items()}
+        self._owner, self._read = owner, read
+
+    def __getitem__(self, name: str) -> Scalar:
+        if name not in self._values:
+            raise InputError(
+                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, --config.hyper.{name}=VALUE, "
+                f"or hyper={{{name!r}: VALUE}}."
+            )
+        self._read.add(name)
+        # An array in any case: an optimizer may be built in another way for a number that is 0.
+        return jnp.asarray(self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclasses.dataclass(frozen=True)
+class UserTask:
+    """A user's `Task`, adapted.
+
+    Attributes:
+      task: its functions; its state is the user's without what is not an array, and with raw random keys.
+      name: for messages.
+      state: ``arrays -> state`` as the user sees it.
+      shapes: of the state's arrays.
+      averaged: names of the metrics.
+      read: names of the hyperparameters that the functions look up.
+    """
+
+    task: Task
+    name: str
+    state: Callable[[Any], Any]
+    shapes: Any
+    averaged: tuple[str, ...]
+    read: frozenset[str]
+
+
+def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
+    """Traces the functions, twice, and checks what they return; computes nothing.
+
+    Args:
+      task: the user's.
+      name: for messages.
+      hyper: all hyperparameters, with values.
+      batch: shapes of a prepared batch.
+
+    Raises:
+      InputError: a function returns something else than `Task` says, or is not pure.
+      UserCodeError: a function fails.
+    """
+    read: set[str] = set()
+    layouts: list[_Layout] = []  # one, after `init` was traced
+    named = lambda hyper: NamedHyper(hyper, name, read)
+    whole = lambda arrays: layouts[0].state(arrays)
+    wants_key = "key" in inspect.signature(task.step).parameters
+
+    def init(key: jax.Array, hyper: Hyper) -> Any:
+        with calling(f"{name}: init"):
+            state = task.init(key, named(hyper))
+        if not layouts:
+            layouts.append(_Layout.of(state))
+        return layouts[0].arrays(state, f"{name}: init")
+
+    def step(arrays: Any, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[Any, Metrics]:
+        with calling(f"{name}: step", arrays, batch):
+            result = task.step(whole(arrays), batch, named(hyper), *([key] if wants_key else []))
+        new, metrics = _checked_result(result, name)
+        return _like(layouts[0].arrays(new, f"{name}: step"), arrays, name), metrics
+
+    def evaluate(arrays: Any, batch: Any, hyper: Hyper) -> Metrics:
+        assert task.evaluate is not None
+        with calling(f"{name}: evaluate", arrays, batch):
+            metrics = task.evaluate(whole(arrays), batch, named(hyper))
+        return _checked_metrics(metrics, f"{name}: evaluate")
+
+    adapted = Task(init, step, evaluate if task.evaluate else None)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    scalars = {path: jax.ShapeDtypeStruct((), np.asarray(value).dtype) for path, value in hyper.items()}
+    shapes = jax.eval_shape(init, key, scalars)
+    _, metrics = jax.eval_shape(step, shapes, batch, scalars, key)
+    if task.evaluate:
+        jax.eval_shape(evaluate, shapes, batch, scalars)
+    require_pure(step, (shapes, batch, scalars, key), f"{name}: step")
+    return UserTask(adapted, name, whole, shapes, tuple(metrics), frozenset(read))
+
+
+def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
+    """The user's state of which a checkpoint holds ``arrays``; ``init`` is traced.
+
+    Raises:
+      InputError: ``init`` makes another state.
+    """
+    shapes: list[Any] = []
+    layout: list[_Layout] = []
+
+    def init() -> None:
+        with calling(f"{name}: init"):
+            state = task.init(jax.random.key(0), NamedHyper(hyper, name, set()))
+        layout.append(_Layout.of(state))
+        shapes.append(jax.tree.map(jnp.shape, layout[0].arrays(state, name)))
+
+    jax.eval_shape(init)
+    found = {path: np.shape(x) for path, x in flatten_dict(arrays).items()}
+    if found != (made := flatten_dict(shapes[0])):
+        path = min(path for path in found.keys() | made.keys() if found.get(path) != made.get(path))
+        raise InputError(
+            f"model.name is {name!r}: its init now makes {'/'.join(path)} of shape {made.get(path)}, and the run has "
+            f"{found.get(path)}. Restore the code of the run."
+        )
+    return layout[0].state(arrays)
+
+
+def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> None:
+    """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
+    first, second = (jax.make_jaxpr(lambda *given: function(*given))(*arguments) for _ in range(2))
+    same = str(first.jaxpr) == str(second.jaxpr) and len(first.consts) == len(second.consts)
+    if not same or not all(map(_are_equal, first.consts, second.consts)):
+        raise InputError(
+            f"{name} is not a pure function: two calls with the same arguments compute different things. Use only its "
+            "arguments, and take random numbers from jax.random with the key that it is given."
+        )
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    a, b = (jax.random.key_data(x) if _kind(x) is _KEY else x for x in (a, b))
+    return bool(np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.inexact)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How a user's state is taken apart into arrays, in nested dictionaries, and put together."""
+
+    structure: jax.tree_util.PyTreeDef
+    paths: list[tuple[str, ...]]
+    others: list[Any]  # leaf by leaf: what is not an array, `_ARRAY` or `_KEY`
+
+    @classmethod
+    def of(cls, state: Any) -> _Layout:
+        found, structure = jax.tree_util.tree_flatten_with_path(state)
+        paths = [tuple(path_name(path).split("/")) if path else ("state",) for path, _ in found]
+        return cls(structure, paths, [_kind(leaf) for _, leaf in found])
+
+    def arrays(self, state: Any, name: str) -> ArrayTree:
+        """The arrays of a state of this layout, random keys as integers; ``name``: of the function that returned it."""
+        if jax.tree.structure(state) != self.structure:
+            raise InputError(
+                f"{name} returns a state of another structure than init did before: return all of its parts, whatever "
+                "the values of hyperparameters are."
+            )
+        arrays: dict[tuple[str, ...], jax.Array] = {}
+        for path, leaf, other in zip(self.paths, jax.tree.leaves(state), self.others, strict=True):
+            if (kind := _kind(leaf)) not in (_ARRAY, _KEY):
+                if kind is not other and kind != other:
+                    raise InputError(
+                        f"{name} changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an "
+                        "array, jnp.asarray(...), in init."
+                    )
+                continue
+            arrays[path] = jax.random.key_data(leaf) if kind is _KEY else jnp.asarray(leaf)
+        return unflatten_dict(arrays)
+
+    def state(self, arrays: ArrayTree) -> Any:
+        """The state of which `arrays` returned this."""
+        flat = flatten_dict(arrays)
+        wrap = {_ARRAY: lambda x: x, _KEY: jax.random.wrap_key_data}
+        leaves = [
+            wrap[other](flat[path]) if isinstance(other, _Mark) else other
+            for path, other in zip(self.paths, self.others, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+class _Mark(enum.Enum):
+    ARRAY = enum.auto()
+    KEY = enum.auto()
+
+
+_ARRAY, _KEY = _Mark.ARRAY, _Mark.KEY
+
+
+def _kind(x: Any) -> Any:
+    """What a leaf of a state is: `_ARRAY`, `_KEY`, or itself."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return _KEY
+    return _ARRAY if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x
+
+
+def _like(new: ArrayTree, old: ArrayTree, name: str) -> ArrayTree:
+    """``new`` without weak types; InputError unless it has the shapes and types of ``old``."""
+
+    def checked(path: jax.tree_util.KeyPath, new: jax.Array, old: Any) -> jax.Array:
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise InputError(
+                f"{name}: step returns {path_name(path)} of the state as {new.dtype}{list(new.shape)}, but got "
+                f"{old.dtype}{list(old.shape)}: keep shapes and types."
+            )
+        return jax.lax.convert_element_type(new, old.dtype)
+
+    return jax.tree_util.tree_map_with_path(checked, new, old)
+
+
+def _checked_result(result: Any, name: str) -> tuple[Any, Metrics]:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise InputError(
+            f"{name}: step returns {type(result).__name__}: return the new state and a dictionary of metrics, such as "
+            'state, {"loss": loss}.'
+        )
+    return result[0], _checked_metrics(result[1], f"{name}: step")
+
+
+def _checked_metrics(metrics: Any, where: str) -> Metrics:
+    if not isinstance(metrics, Mapping) or "loss" not in metrics:
+        given = f"the metrics {sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
+        raise InputError(f'{where} returns {given}: return a dictionary with "loss".')
+    scalars = {str(name): jnp.asarray(value) for name, value in metrics.items()}
+    for metric, value in scalars.items():
+        if value.shape != ():
+            raise InputError(
+                f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean."
+            )
+    return {name: value.astype(jnp.float32) for name, value in scalars.items()}

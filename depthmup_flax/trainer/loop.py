@@ -1,0 +1,381 @@
+"""A training run: the loop, its checkpoints, and the files in its work directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import fields as configs
+from depthmup_flax.config.user_code import code_of
+from depthmup_flax.data import TextDataset, stored_dataset
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices.process import distributed
+from depthmup_flax.devices.process.preemption import Preemption
+from depthmup_flax.storage.records.provenance import versions
+from depthmup_flax.storage.records.table import DIVERGED
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.trainer import process_agreement
+from depthmup_flax.trainer.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
+from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.memory import require_memory
+from depthmup_flax.trainer.engine.multi_step import Call
+from depthmup_flax.trainer.engine.optimizers import learning_rate
+from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
+from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+from depthmup_flax.trainer.engine.step import Metrics, TrainState
+from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.metrics import RunLog
+from depthmup_flax.trainer.on_course import require_course
+from depthmup_flax.trainer.run_checkpoints import RunCheckpoints
+from depthmup_flax.trainer.runs import directory as run_directory
+from depthmup_flax.trainer.runs.text_generation import sample_text
+from depthmup_flax.trainer.writers import Writer, require_writers
+from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
+from depthmup_flax.util.messages import RESULT
+from depthmup_flax.util.types import Json
+
+log = logging.getLogger(__name__)
+
+
+def train_and_evaluate(
+    config: ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
+    writers: Sequence[Writer] = (),
+) -> Json:
+    """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
+
+    Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
+    ``metrics.jsonl``, TensorBoard events, ``checkpoints/``, ``sample.txt`` (text of a language model) and, at the end,
+    ``result.json``. A resumed run has the parameters of an uninterrupted one, bit for bit; on another number of
+    devices, up to the order of sums. A loss that is not finite at a log, an evaluation or a checkpoint, or parameters
+    that are not finite at a checkpoint, end the run with the status ``diverged`` (see ``train.stop_on_divergence``).
+
+    On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
+    processes (`depthmup_flax.devices.process.distributed`), each makes this call with a ``workdir`` that they share. Every
+    process writes the arrays of its devices to checkpoints; process 0 writes the rest.
+
+    Args:
+      config: from a config file, or `depthmup_flax.config.fields.default_config`.
+      workdir: created if absent.
+      overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
+      writers: receive the metrics, besides those of ``train.writers``, and are closed at the end; each is called in a
+        thread of process 0, and cannot stop the run. A resumed run passes the steps after its checkpoint again.
+
+    Returns:
+      The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
+      ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
+      ``test_accuracy`` (with ``data.validation_fraction`` instead ``validation_loss``, ``validation_accuracy``),
+      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``, ``off_course_since``
+      (the step at which the run left the band of ``config.forecast``; in process 0),
+      ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
+
+    Raises:
+      InputError: the config or the work directory is wrong, or processes differ in config, code, libraries or data.
+        Nothing was compiled or overwritten.
+      RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
+        devices differ at a checkpoint (``train.compare_replicas``).
+    """
+    experiment, mesh = distributed.in_all(lambda: _built(config, writers))
+    data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
+    distributed.in_all(lambda: require_course(experiment, data))
+    directory = workdirs.as_path(workdir)
+    if jax.process_count() > 1:
+        flags = {"--workdir": str(workdir), "--overwrite": overwrite}
+        distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment, data)))
+    claim: workdirs.Claim | None = None  # of process 0
+    with contextlib.ExitStack() as stack:
+
+        def claim_it() -> Json | None:
+            nonlocal claim
+            claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
+            with workdirs.writing_to(directory):
+                run_directory.prepare(directory, config, data, overwrite=overwrite)
+                return _finished(directory / "result.json", config)
+
+        finished = distributed.on_first(claim_it)
+        if finished is not None:
+            if distributed.is_first():
+                again = "--overwrite runs it again."
+                if finished["status"] == DIVERGED and not config.train.stop_on_divergence:
+                    again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
+                log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
+            return finished
+        with workdirs.writing_to(directory):
+            process_agreement.require_shared(directory)
+            return _train_in(directory, experiment, data, mesh, claim, writers)
+
+
+def _train(run: _Run) -> Json:
+    """Trains to the end, to divergence or to a preemption; returns the content of ``result.json``."""
+    periods = run.program.periods
+    test = run.evaluate_and_save() if run.lacks_evaluation else None
+    with run.calls() as calls:
+        while run.step < periods.total:
+            run.take(run.next_call(calls))
+            evaluates, saves = periods.evaluates_at(run.step), periods.saves_at(run.step)
+            if evaluates or saves or periods.logs_at(run.step):
+                numbers = read(run.state)
+                if periods.logs_at(run.step):
+                    run.log(numbers)
+                if numbers.nonfinite_step >= 0 and run.stops_on_divergence:
+                    return run.result()
+            if evaluates:
+                test = run.evaluate_and_save()
+                if not is_finite(test) and run.stops_on_divergence:
+                    return run.result(test)
+            elif saves:
+                run.save()
+            if run.diverged:
+                return run.result(test)
+            if run.preemption.reached(run.step) and run.step < periods.total:
+                return run.save_and_leave()
+    if test is None:  # resumed after the last step
+        test = run.evaluate()
+    result = run.result(test)
+    run.write_sample()
+    run.save(test, wait=True)
+    return result
+
+
+def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
+    configs.validate(config)
+    require_writers(config, writers)  # before the data are opened, which may take minutes
+    experiment = build(config)
+    mesh = sharding.make_mesh(config.mesh)
+    require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
+    return experiment, mesh
+
+
+def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
+    result = read_json(path, run_directory.GARBLED) if path.exists() else None
+    if result is not None and result.get("config_hash") != configs.config_hash(config):
+        raise InputError(f"{path} belongs to another config: choose another workdir, or pass --overwrite.")
+    return result
+
+
+def _train_in(
+    directory: pathlib.Path,
+    experiment: Experiment,
+    data: Json,
+    mesh: jax.sharding.Mesh,
+    claim: workdirs.Claim | None,
+    writers: Sequence[Writer],
+) -> Json:
+    run = _Run(experiment, data, mesh, directory, claim, writers)
+    try:
+        if distributed.is_first():
+            write_atomically(directory / "config.json", sealed(configs.to_json(experiment.config)))
+            run_directory.write_data(directory, data)
+            write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
+        with run.preemption:
+            try:
+                result = _train(run)
+            except Preempted:  # while reading data
+                result = run.save_and_leave()
+    except BaseException:
+        if jax.process_count() == 1:  # else closing may wait for a process that is gone
+            run.close()
+        raise
+    run.close()
+    if distributed.is_first():
+        if result["status"] != PREEMPTED:
+            write_atomically(directory / "result.json", sealed(json.dumps(result, indent=2) + "\n"))
+        log.info("%s. %s", summary(result), run.last_words(result), extra=RESULT)
+    return result
+
+
+class _Run:
+    """One process's part of a run; the caller enters ``preemption``."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Json,
+        mesh: jax.sharding.Mesh,
+        directory: pathlib.Path,
+        claim: workdirs.Claim | None,
+        writers: Sequence[Writer],
+    ) -> None:
+        self._experiment, self._mesh, self._directory, self._claim = experiment, mesh, directory, claim
+        self._started, self._elapsed_before_s = time.perf_counter(), 0.0
+        self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
+        self.preemption = Preemption()
+        self._waiting = Waiting(experiment.workload.stall_timeout_s, lambda: self.preemption.asked)
+        self._checkpoints = RunCheckpoints(experiment, data, directory / "checkpoints")
+        restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
+        if restored is None:
+            self.state = self.program.initial_state()
+        else:
+            self.state, meta = restored
+            self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
+        self.step = self._first_step = int(self.state.step)
+        self._metrics: Metrics = {}  # further ones of the last step that was logged
+        self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
+        self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
+        if distributed.is_first():
+            log.info("%s, work directory %s", experiment.description(mesh), directory)
+            if self.step:
+                log.info("resuming after step %d", self.step)
+
+    @property
+    def lacks_evaluation(self) -> bool:
+        """Whether the last attempt ended before or during the evaluation of its last step."""
+        return bool(self.step) and self.program.periods.evaluates_at(self.step) and not self._evaluated
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the state was not finite when it was last to be saved, and the run ends for it."""
+        return not self._checkpoints.finite and self.stops_on_divergence
+
+    @property
+    def stops_on_divergence(self) -> bool:
+        return self._experiment.config.train.stop_on_divergence
+
+    def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
+        workload, seed, length = self._experiment.workload, self._experiment.config.seed, self.program.call_length
+        return train_calls(workload.dataset, seed, workload.batch_size, self.step, self._mesh, length, self._waiting)
+
+    def next_call(self, calls: Iterator[Call]) -> Call:
+        with self._saving_if_data_fail():
+            return next(calls)
+
+    def take(self, call: Call) -> None:
+        self._check_claim()
+        self._checkpoints.check()
+        first = self.step == self._first_step
+        if first:
+            self.program.compile()
+        after = self.step + int(call.count)
+        if self._experiment.workload.measures and self.program.periods.logs_at(after):
+            self.state, metrics = self.program.take_measured(self.state, call)
+            averaged = self._experiment.workload.averaged
+            self._metrics = {name: value for name, value in metrics.items() if name not in averaged}
+        else:
+            self.state = self.program.take(self.state, call)
+        self.step = after
+        if first:  # compilation does not count as training time
+            jax.block_until_ready(self.state)
+            self._log.restart(self.step)
+
+    def log(self, numbers: TrainState) -> None:
+        """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
+        self._check_claim(now=True)  # the first row creates TensorBoard's file
+        rate, more = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
+        values = {**numbers.recent.means("train_"), "learning_rate": rate}
+        steps_per_s = self._log.train(self.step, values | {name: float(value) for name, value in more.items()})
+        if steps_per_s is not None:
+            self.program.call_length.adapt(steps_per_s)
+
+    def evaluate(self) -> dict[str, float]:
+        """``test_loss`` and other metrics of the current state over the test split; none without an evaluation.
+
+        With ``data.validation_fraction``, ``validation_loss`` and so on over the examples that it holds out.
+        """
+        workload, waiting = self._experiment.workload, self._waiting
+        if not workload.evaluates:
+            return {}
+        with self._saving_if_data_fail():
+            batches = held_out_batches(
+                workload.dataset, workload.eval_batch_size, self._mesh, waiting, masked=workload.task.masked
+            )
+            return self.program.evaluate(self.state, batches).means(f"{workload.dataset.evaluated}_")
+
+    def evaluate_and_save(self) -> dict[str, float]:
+        """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
+        with self._log.paused():
+            test = self.evaluate()
+            self._check_claim(now=True)
+            if test:
+                self._log.test(self.step, test)
+            if is_finite(test):
+                self.save(test)
+        return test
+
+    def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
+        """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off.
+
+        A state that is not finite is not written, so that it replaces no older one.
+        """
+        self._check_claim(now=True)  # a checkpoint would create the directory again
+        self._checkpoints.save(self.state, self._elapsed_s(), test, first=self._log.upload)
+        if wait:
+            self._checkpoints.wait()
+
+    def save_and_leave(self) -> Json:
+        """Saves the current step; returns a result with the status ``preempted``."""
+        if not self._experiment.config.train.checkpoint:
+            raise RunStopped("preempted, but train.checkpoint is False: progress since the start is lost.")
+        self.save(wait=True)
+        return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
+
+    def write_sample(self) -> None:
+        """Writes and shows ``sample.txt``, for a language model."""
+        experiment, dataset = self._experiment, self._experiment.dataset
+        if not (isinstance(experiment, NetworkExperiment) and isinstance(dataset, TextDataset)):
+            return
+        if isinstance(experiment.model, UserNetwork):
+            return
+        text = sample_text(experiment, dataset, self.state)
+        if distributed.is_first():
+            write_atomically(self._directory / "sample.txt", text + "\n")
+            self._log.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
+
+    def result(self, test: dict[str, float] | None = None) -> Json:
+        ended = outcome(read(self.state), test, finite=self._checkpoints.finite, recovers=not self.stops_on_divergence)
+        return {
+            **dataclasses.asdict(ended),
+            "wall_time_s": round(self._elapsed_s(), 2),
+            "config_hash": configs.config_hash(self._experiment.config),
+            "seed": self._experiment.config.seed,
+            "off_course_since": self._log.off_course_since,
+            "parameters": self._experiment.parameters,
+            "bad_examples": len(self._checkpoints.bad_examples()),
+            "versions": versions() | code_of(self._experiment.config),
+            "audit": self._experiment.audit,
+        }
+
+    def last_words(self, result: Json) -> str:
+        """Where the result is and how to go on."""
+        if result["status"] == PREEMPTED:
+            return "Rerun the same command to resume"
+        written = f"Written to {self._directory / 'result.json'}"
+        if result["status"] != DIVERGED or not self._experiment.config.train.checkpoint:
+            return written
+        checkpoint = self._checkpoints.latest()
+        return f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {written}"
+
+    def close(self) -> None:
+        self._log.close()
+        self._checkpoints.close()
+
+    def _check_claim(self, *, now: bool = False) -> None:
+        if self._claim is not None:
+            self._claim.check(now=now)
+
+    @contextlib.contextmanager
+    def _saving_if_data_fail(self) -> Iterator[None]:
+        """Saves the computed steps before an error of the data ends the run."""
+        try:
+            yield
+        except (InputError, RunStopped, UserCodeError):
+            # Several processes would have to save together, and the others may have got their batch.
+            if jax.process_count() == 1:
+                self.save(wait=True)
+            raise
+
+    def _elapsed_s(self) -> float:
+        return self._elapsed_before_s + time.perf_counter() - self._started

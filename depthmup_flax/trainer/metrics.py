@@ -1,0 +1,179 @@
+"""Metrics of a run: rows in ``metrics.jsonl``, on which resuming relies, other writers, and progress for people."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from tqdm import tqdm
+
+from depthmup_flax.devices.process import distributed
+from depthmup_flax.storage.records.table import TEST, VALIDATION, finite_or_none
+from depthmup_flax.storage.workdir.buckets import Scratch
+from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.on_course import CourseWatch
+from depthmup_flax.trainer.writers import Writer, open_writers
+from depthmup_flax.util import messages
+
+log = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Metrics and progress of a run. Only process 0 has them: in others every call is a no-op.
+
+    Rows are appended to ``metrics.jsonl``, which is on disk when a call returns, and passed to other writers, which
+    cannot stop the run. In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded once a minute.
+
+    Args:
+      experiment: what is trained; ``train.writers`` names the writers.
+      own: further writers.
+      directory: of the run.
+      first_step: later rows will be computed again and are dropped, as is a last line that a crash has cut off.
+      evaluated: whether the evaluation after that step is complete; otherwise its row is dropped, too.
+    """
+
+    def __init__(
+        self, experiment: Experiment, own: Sequence[Writer], directory: pathlib.Path, first_step: int, evaluated: bool
+    ) -> None:
+        self._open, self._unit = distributed.is_first(), experiment.dataset.unit
+        self._evaluated = experiment.dataset.evaluated
+        self._progress = Progress(experiment, first_step, silent=not self._open)
+        self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
+        if not self._open:
+            return
+        self._scratch = Scratch(directory, ["metrics.jsonl"])
+        path = self._scratch.local / "metrics.jsonl"
+        if path.exists():
+            _drop_rows_after(path, first_step, evaluated)
+        elif first_step:
+            log.warning("%s is gone, and with it the rows of steps 1 to %d: restore it.", path, first_step)
+        self._course = CourseWatch(experiment.config, path, first_step)
+        self._rows = path.open("a", encoding="utf-8")
+        if not first_step:  # events of an earlier attempt
+            for events in directory.glob("events.out.tfevents.*"):
+                events.unlink()
+        self._writers = open_writers(experiment.config, own, directory, self._scratch.local, first_step)
+
+    def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
+        """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
+        units_per_s = self._progress.update(step, metrics["train_loss"], metrics.get("train_accuracy"))
+        if self._open:
+            metrics = {**metrics, **self._course.columns(step, metrics)}
+        self._write(step, metrics if units_per_s is None else {**metrics, f"{self._unit}_per_s": units_per_s})
+        return units_per_s and units_per_s / self._progress.units_per_step
+
+    def test(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows and writes an evaluation."""
+        self._write(step, metrics)
+        on = self._evaluated
+        accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
+        self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{accuracy}")
+
+    @property
+    def off_course_since(self) -> int | None:
+        """The step at which the run left the band of its forecast; ``None`` if it did not, or has none."""
+        return self._course.left if self._open else None
+
+    def upload(self) -> None:
+        """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
+        if self._open:
+            self._scratch.upload()
+
+    def close(self) -> None:
+        """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
+        self._progress.close()
+        if self._open:
+            for writer in self._writers:
+                writer.close()
+            self._rows.close()
+            self._scratch.close()
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a row; values that are not finite become null (JSON has no NaN)."""
+        if self._open:
+            row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
+            self._rows.write(json.dumps(row) + "\n")
+            self._rows.flush()
+            for writer in self._writers:
+                writer.write(step, dict(metrics))
+            self._scratch.upload_if_due()
+
+
+class Progress:
+    """Shows steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
+
+    Speed is measured since the previous line, without evaluations; time left assumes that speed.
+    """
+
+    def __init__(self, experiment: Experiment, first_step: int, *, silent: bool) -> None:
+        self._total, self._steps_per_epoch = experiment.total_steps, experiment.epoch_steps
+        self._unit = experiment.dataset.unit  # images or tokens
+        self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
+        self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
+        self._bar, self._silent = None, silent
+        if messages.rewrites_lines() and not silent:
+            self._bar = tqdm(total=self._total, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock, for an evaluation."""
+        self._seconds += time.perf_counter() - self._since
+        yield
+        self._since = time.perf_counter()
+
+    def restart(self, step: int) -> None:
+        """Measures speed from ``step`` on (after the first call, which compiles)."""
+        if self._bar is not None:
+            self._bar.update(step - self._step)
+        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
+
+    def update(self, step: int, loss: float, accuracy: float | None) -> float | None:
+        """Shows the progress; returns units per second, ``None`` while the speed is unknown."""
+        steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
+        rate = steps * self.units_per_step / seconds if steps and seconds else None
+        speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
+        self.restart(step)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4f}{_accuracy(accuracy, ',')}, {speed}")
+        else:
+            if rate is not None:
+                left = (self._total - step) * self.units_per_step / rate
+                speed = f"  {speed}  ETA {tqdm.format_interval(left)}"
+            epoch = step / self._steps_per_epoch
+            losses = f"loss {loss:.4f}{_accuracy(accuracy, ' ')}"
+            self.note(f"step {step}/{self._total}  epoch {epoch:.1f}  {losses}{speed}")
+        return rate
+
+    def note(self, text: str) -> None:
+        """Shows a line, above the bar."""
+        if not self._silent:
+            log.info("%s", text)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _accuracy(value: float | None, before: str) -> str:
+    return "" if value is None else f"{before} acc {value:.1%}"
+
+
+def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # cut off by a crash
+            continue
+        of_evaluation = any(f"{split}_loss" in row for split in (TEST, VALIDATION))
+        incomplete = row["step"] == step and of_evaluation and not evaluated
+        if row["step"] <= step and not incomplete:
+            rows.append(line)
+    write_atomically(path, "".join(line + "\n" for line in rows))

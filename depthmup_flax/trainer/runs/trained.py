@@ -1,0 +1,355 @@
+"""A run read from its work directory: network, parameters, config, metrics, predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import fields as configs
+from depthmup_flax.data import (
+    DATA_DEFAULTS,
+    DataConfig,
+    ImageDataset,
+    TextDataset,
+    Tokenizer,
+    UserDataset,
+    given_images,
+)
+from depthmup_flax.models.base import LanguageModel
+from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.rule.info_trees import info_from_json, param_count
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.storage.workdir import buckets
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import read_json
+from depthmup_flax.trainer.runs import safetensors_file
+from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
+from depthmup_flax.trainer.runs.metrics_table import Columns, read_metrics
+from depthmup_flax.trainer.runs.restored import checked_inputs, restored, training_step, warn_of_changes
+from depthmup_flax.trainer.runs.saved_run import RESTORE, chosen_step, require_run, stored_data
+from depthmup_flax.trainer.runs.text_generation import SAMPLE_TEMPERATURE, generate
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree, Json
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TrainedRun:
+    """What `load_run` returns. Arrays are on the first device.
+
+    Attributes:
+      directory: the work directory.
+      step: of the checkpoint.
+      config: of the run, resolved.
+      model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits. Of your own
+        code what ``model.name`` makes: an NNX or Equinox module with the trained values, or your `Task`.
+      rule: the parametrization.
+      params: nested dictionaries of arrays; for a pair (init, apply) what its ``init`` returns. Of a `Task` the arrays
+        of its state by path.
+      collections: what the forward pass updates: ``batch_stats``, BatchNorm's running averages; else empty.
+      state: of a `Task`, with all its parts; ``None`` for networks.
+      info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`; of a `Task` empty.
+      metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
+      result: of ``result.json``; ``None`` if the run has not ended.
+      data: shape and normalization of images, or context and tokenizer, or shapes of your data; no examples.
+    """
+
+    directory: pathlib.Path
+    step: int
+    config: ConfigDict
+    model: Any
+    rule: Parametrization
+    params: ArrayTree
+    collections: ArrayTree
+    state: Any
+    info: InfoTree
+    metrics: Columns
+    result: Json | None
+    data: ImageDataset | TextDataset | UserDataset
+    functions: ModelFunctions | None  # of a network
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        size = f", {param_count(self.info):,} parameters" if self.functions else ""
+        return (
+            f"TrainedRun({str(self.directory)!r}, step {self.step}: {model.name}, width {model.width}, depth "
+            f"{model.depth}{size})"
+        )
+
+    @property
+    def batch_stats(self) -> ArrayTree:
+        """BatchNorm's running averages, biases of experts; else empty."""
+        return self.collections.get("batch_stats", {})
+
+    @property
+    def variables(self) -> dict[str, ArrayTree]:
+        """The first argument of ``model.apply`` of a Linen module."""
+        return {"params": self.params, "batch_stats": self.batch_stats, **self.collections}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, by label; the labels if the data set has no names."""
+        return self._images.class_names or tuple(map(str, range(self.data.num_classes)))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back, of a language model."""
+        return self._text.tokenizer
+
+    def preprocess(self, images: object) -> jax.Array:
+        """The model's inputs, as in the evaluation: float32 ``[B, H, W, C]``, normalized by the training set.
+
+        Args:
+          images: ``[B, H, W, C]``, integers in 0..255 or floats in 0..1, of the size of the data set.
+
+        Raises:
+          InputError: another shape, values outside that range, or a language model.
+        """
+        return self._prepared(given_images.checked(images, self._images.image_shape))
+
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+        """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
+
+        Of our models they are logits, float32: raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` ->
+        ``[B, T, V]``, with T at most ``run.data.context``. The argmax is the predicted label.
+
+        Args:
+          inputs: images, which are preprocessed as in the evaluation; tokens; or, for data of your own, what your
+            ``load`` gives as inputs, and your ``prepare`` if there is one: ``[B, ...]``.
+          batch_size: by default ``config.train.eval_batch_size``.
+
+        Raises:
+          InputError: inputs that the network does not read, or a run of a `Task`.
+          UserCodeError: the user's network fails.
+        """
+        given = self._checked(inputs)
+        count = len(jax.tree.leaves(given)[0])
+        size = min(batch_size or self.config.train.eval_batch_size, max(1, count))
+        if not count:
+            example = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), given)
+            shapes = jax.eval_shape(self._outputs, self.params, self.collections, example)
+            return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), shapes)
+        parts = []
+        for start in range(0, count, size):
+            batch = jax.tree.map(lambda x: _filled(x[start : start + size], size), given)  # noqa: B023
+            outputs = self._outputs(self.params, self.collections, batch)
+            parts.append(jax.tree.map(lambda x: np.asarray(x)[: count - start], outputs))  # noqa: B023
+        return jax.tree.map(lambda *same: np.concatenate(same), *parts)
+
+    def require_scores(self) -> None:
+        """Raises `InputError` unless the outputs for images are scores of classes, ``[B, classes]``."""
+        example = jax.ShapeDtypeStruct((1, *self._images.image_shape), jnp.uint8)
+        outputs = jax.eval_shape(self._outputs, self.params, self.collections, example)
+        shapes, classes = [leaf.shape for leaf in jax.tree.leaves(outputs)], self.data.num_classes
+        if shapes != [(1, classes)]:
+            raise InputError(
+                f"{self.directory} holds {self.config.model.name}, whose outputs for one image have the shapes "
+                f"{shapes}, not the {classes} classes of {self.data.name}: in Python, "
+                "dm.load_run(directory).predict(images) gives them."
+            )
+
+    def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
+        """Image files as uint8 ``[B, H, W, C]``, decoded, resized and cropped as in the evaluation.
+
+        Raises:
+          InputError: a file cannot be read, or cannot be brought to the network's size.
+        """
+        if isinstance(paths, (str, os.PathLike)):
+            raise InputError(f"paths is {os.fspath(paths)!r}: use several, [{os.fspath(paths)!r}].")
+        fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
+        return given_images.read_images(list(map(pathlib.Path, paths)), self._images.image_shape, fields)
+
+    def generate(
+        self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
+    ) -> str:
+        """The text with which a language model continues ``prompt``, without the prompt; equal seeds give equal texts.
+
+        Args:
+          prompt: the model sees its last ``run.data.context`` tokens.
+          tokens: number of tokens to draw.
+          temperature: divides the logits; below 1, likely tokens become likelier.
+          seed: of the draws.
+
+        Raises:
+          InputError: a model of images, an argument outside its range, or a character that is not in the training text.
+        """
+        text = self._text
+        if not prompt:
+            raise InputError("the prompt is empty: give at least one character, such as a line's end.")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
+        if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+            raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
+        ours = isinstance(self.model, LanguageModel)
+        drawn = generate(
+            self.model if ours else _Applied(self.require_network()),
+            self.variables if ours else (self.params, self.collections),
+            text.tokenizer.encode(prompt),
+            tokens,
+            key=jax.random.key(seed),
+            context=text.context,
+            temperature=temperature,
+        )
+        return text.tokenizer.decode(drawn)
+
+    def save_safetensors(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``params`` and ``collections`` as one safetensors file, for readers without this package.
+
+        Arrays are named by their paths, such as ``blocks/branch/dense_0/kernel``. The metadata ``depthmup_flax`` is
+        JSON: ``config``, ``config_hash``, ``data`` (the content of ``data.json``), ``step``, ``version``, and of our
+        models ``multipliers`` (`depthmup_flax.models.base.ResidualNetwork.multipliers`).
+
+        Args:
+          path: of the file, which is replaced; on a disk or in a bucket.
+
+        Raises:
+          InputError: safetensors is not installed, or there is no such directory.
+        """
+        safetensors_file.write(self, path)
+
+    def require_network(self) -> ModelFunctions:
+        """The network's functions; `InputError` for a run of a `Task`."""
+        if self.functions is None:
+            raise InputError(
+                f"{self.directory} holds {self.config.model.name}, a training step, which has no outputs: call your "
+                "own functions with run.state."
+            )
+        return self.functions
+
+    @property
+    def _images(self) -> ImageDataset:
+        if not isinstance(self.data, ImageDataset):
+            use = "run.generate(prompt), or predict(tokens)" if isinstance(self.data, TextDataset) else "run.predict"
+            raise InputError(f"{self.directory} holds {self._kind}: use {use}.")
+        return self.data
+
+    @property
+    def _text(self) -> TextDataset:
+        if not isinstance(self.data, TextDataset):
+            raise InputError(f"{self.directory} holds {self._kind}: use run.predict.")
+        return self.data
+
+    @property
+    def _kind(self) -> str:
+        kinds = {
+            ImageDataset: "a model of images",
+            TextDataset: "a language model",
+            UserDataset: "a model of your data",
+        }
+        return kinds[type(self.data)]
+
+    def _checked(self, inputs: Any) -> Any:
+        self.require_network()
+        if isinstance(self.data, UserDataset):
+            return checked_inputs(inputs, self.data)
+        if isinstance(self.data, ImageDataset):
+            return given_images.checked(inputs, self.data.image_shape)
+        tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self._text.context
+        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer) or not 0 < tokens.shape[1] <= context:
+            raise InputError(
+                f"tokens have shape {list(tokens.shape)}, type {tokens.dtype}: give integers [B, T] with T at most "
+                f"{context}, such as run.tokenizer.encode(text)[None]."
+            )
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
+            raise InputError(f"tokens run from {tokens.min()} to {tokens.max()}: use 0..{vocabulary - 1}.")
+        return tokens.astype(np.int32)
+
+    def _prepared(self, images: Any) -> jax.Array:
+        labels = jnp.zeros(len(images), jnp.int32)
+        batch = {"image": jnp.asarray(images), "label": labels}
+        return self.data.prepare(self.config.data.augment, None, batch)[0]
+
+    @functools.cached_property
+    def _outputs(self) -> Any:
+        """``(params, collections, images in 0..255, tokens or inputs) -> outputs``, compiled for each shape."""
+        apply = self.require_network().apply
+
+        def outputs(params: ArrayTree, collections: ArrayTree, inputs: Any) -> Any:
+            x = self._prepared(inputs) if isinstance(self.data, ImageDataset) else inputs
+            return jax.tree.map(_in_float32, apply(params, collections, x, train=False, key=None)[0])
+
+        return jax.jit(outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Applied:
+    """A user's language model with the call of a Linen module, for `generate`."""
+
+    functions: ModelFunctions
+
+    def apply(self, variables: tuple[ArrayTree, ArrayTree], tokens: jax.Array, *, train: bool) -> Any:
+        return self.functions.apply(*variables, tokens, train=train, key=None)[0]
+
+
+def _filled(x: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
+
+
+def _in_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
+    """Reads a run that `depthmup_flax.trainer.loop.train_and_evaluate` wrote, also while it trains.
+
+    Its checkpoints may have been written on any number of devices and processes. The data set may be absent.
+
+    Args:
+      directory: the work directory, on a disk or in a bucket.
+      which: ``"latest"``, ``"best"`` (by the evaluated accuracy), or the step of a checkpoint.
+
+    Raises:
+      InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
+        cannot be imported.
+    """
+    path = workdirs.as_path(directory)
+    with buckets.reachable([path]):
+        return _loaded(path, which)
+
+
+def _loaded(path: pathlib.Path, which: str | int) -> TrainedRun:
+    require_run(path)
+    stored = read_json(path / "config.json", RESTORE)
+    config = configs.from_json(stored)
+    data = stored_data(path)
+    step, state, meta = _read(path, which, config, is_step=training_step(config, data.num_classes) is not None)
+    warn_of_changes(config, configs.stored_code(stored))
+    made = restored(config, data, state["carry"])
+    return TrainedRun(
+        directory=path,
+        step=step,
+        config=config,
+        model=made.model,
+        rule=configs.make_parametrization(config),
+        params=made.params,
+        collections=made.collections,
+        state=made.state,
+        info=info_from_json(meta["param_info"]),
+        metrics=read_metrics(path / "metrics.jsonl"),
+        result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
+        data=data,
+        functions=made.functions,
+    )
+
+
+def _read(path: pathlib.Path, which: str | int, config: ConfigDict, *, is_step: bool) -> tuple[int, Json, Json]:
+    """The step, the arrays and the description of the checkpoint that ``which`` means."""
+    step = chosen_step(path, which, config)
+    parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
+    while True:
+        try:
+            return step, *read_checkpoint(path / "checkpoints" / str(step), parts)
+        except InputError:
+            # The run may be training: it deletes its older checkpoints.
+            previous, step = step, chosen_step(path, which, config)
+            if step == previous:
+                raise

@@ -1,0 +1,1 @@
+"""The papers' claims, theory and rules, measured with the package. Nothing imports this."""

@@ -1,0 +1,778 @@
+"""Roles, branches and multipliers, read from traces of models in the styles of public code, right and broken."""
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Callable
+
+import flax.linen as nn
+import html_text
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from audited_models import (
+    DEPTH,
+    IMAGES,
+    RULE,
+    TOKENS,
+    WIDTH,
+    Bottlenecks,
+    ConvNet,
+    Latents,
+    Looped,
+    LoRA,
+    Modulated,
+    MoE,
+    PooledViT,
+    Recurrent,
+    ScannedNNX,
+    TopExperts,
+    Translator,
+    gpt,
+)
+from flax import nnx
+
+import depthmup_flax as dm
+from depthmup_flax import Axes, InputError, ParamInfo, Role, audit, depthmup, infer_info, param_info, rescale_init
+from depthmup_flax.rule.info_trees import flatten_info, info_to_json
+
+VECTORS = jax.ShapeDtypeStruct((3, 6), jnp.float32)
+
+
+def both(model, *args, **kwargs):
+    """A model and its base."""
+    return model(2 * WIDTH, 2 * DEPTH, *args, **kwargs), model(WIDTH, DEPTH, *args, **kwargs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def traced_once():
+    """Every Linen model is traced once for all tests of this module; an audit only reads the trace."""
+    module = sys.modules["depthmup_flax.auditing.audit"]
+    trace, traces = module.as_model, {}
+
+    def as_model(model, x, argument, output, kwargs, known):
+        if not isinstance(model, nn.Module) or not isinstance(jax.tree.leaves(x)[0], jax.ShapeDtypeStruct):
+            return trace(model, x, argument, output, kwargs, known)
+        key = (model, x, output, *kwargs.items(), *known.items())
+        if key not in traces:
+            traces[key] = trace(model, x, argument, output, kwargs, known)
+        return traces[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "as_model", as_model)
+        yield
+
+
+@functools.cache
+def audited(rule="depth_mup", **kwargs):
+    """The audit of a decoder and its base."""
+    return audit(*gpt(**kwargs), TOKENS, rule=dm.get_parametrization(rule))
+
+
+def names(result):
+    return [finding.name for finding in result.findings]
+
+
+def example(name):
+    pytest.importorskip("sklearn", reason="the examples train on its digits")
+    path = pathlib.Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shapes_of(model, x, **kwargs):
+    return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, **kwargs), x)["params"]
+
+
+def assert_same_info(one, other):
+    """``other``, read from shapes alone, may lack the dimensions of matrices."""
+    is_info = lambda x: isinstance(x, ParamInfo)
+    known = lambda leaf, by_hand: leaf if by_hand.is_matrix else dataclasses.replace(leaf, in_axes=(), out_axes=())
+    one = jax.tree.map(known, one, other, is_leaf=is_info)
+    assert jax.tree.structure(one, is_leaf=is_info) == jax.tree.structure(other, is_leaf=is_info)
+    assert info_to_json(one) == info_to_json(other)
+
+
+# --- equal to what infer_info returns where that reads rightly
+
+
+def test_the_resnet_example_is_read_as_by_hand():
+    resnet, x = example("linen_resnet"), jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    model, base = resnet.ResNet(10, 16, (2, 2)), resnet.ResNet(10, 8, (1, 1))
+    deep_base = resnet.ResNet(10, 8, (2, 2))
+    result = audit(model, base, x, train=True)
+    both_shapes = (shapes_of(m, x, train=True) for m in (model, deep_base))
+    by_hand = infer_info(*both_shapes, in_branch=resnet.in_branch, depth_ratio=2.0, readout="head")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+@pytest.mark.slow
+def test_the_scanned_vit_example_is_read_as_by_hand():
+    vit, x = example("linen_scan_vit"), jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    model, base, deep_base = vit.ViT(10, 32, 4), vit.ViT(10, 16, 2), vit.ViT(10, 16, 4)
+    result = audit(model, base, x)
+    both_shapes = (shapes_of(m, x) for m in (model, deep_base))
+    by_hand = infer_info(*both_shapes, in_branch="blocks", depth_ratio=2.0, readout="head", stacked="blocks")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+def test_the_nnx_transformer_example_is_read_as_by_hand():
+    transformer = example("nnx_transformer").Transformer
+    sizes = ((32, 4), (16, 2), (16, 4))
+    model, base, deep_base = (
+        nnx.eval_shape(lambda width=width, depth=depth: transformer(width, depth, nnx.Rngs(0)))
+        for width, depth in sizes
+    )
+    result = audit(model, base, jax.ShapeDtypeStruct((2, 16), jnp.int32))
+    states = (nnx.state(m, nnx.Param) for m in (model, deep_base))
+    by_hand = infer_info(*states, in_branch="blocks", depth_ratio=2.0, readout="embed/embedding")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+def test_annotated_layers_in_a_plain_model_are_read_as_by_hand():
+    plain, x = example("plain_linen"), jax.ShapeDtypeStruct((2, 64), jnp.float32)
+    model, base, deep_base = plain.Net(64, 8), plain.Net(16, 2), plain.Net(16, 8)
+    result = audit(model, base, x)
+    both_shapes = (shapes_of(m, x) for m in (model, deep_base))
+    assert result.ok
+    assert_same_info(result.info, infer_info(*both_shapes, in_branch="block_*", depth_ratio=4.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "options"),
+    [
+        (dm.ResMLP, VECTORS, {"use_bias": True, "norm": "layer"}),
+        (dm.ResMLP, VECTORS, {"block_depth": 2, "scan": False, "nonlinearity": "gelu"}),
+        (dm.GPT, TOKENS, {"num_heads": 2, "tied": True, "dropout": 0.1}),
+        (dm.ViT, IMAGES, {"num_heads": 2, "pool": "mean", "patch_size": 4, "remat": "full"}),
+        (dm.SimpleResNet, IMAGES, {}),
+    ],
+)
+def test_our_models_without_their_annotations_are_read_as_annotated(model, x, options):
+    sizes = {"base_width": 16, "base_depth": 4, **options}
+    deep, base = model(10, width=32, depth=8, **sizes), model(10, width=16, depth=4, **sizes)
+    functions = [
+        (lambda params, x, m=m: m.apply({"params": params}, x), nn.unbox(shapes_of(m, x))) for m in (deep, base)
+    ]
+    ratio = flatten_info(param_info(deep, deep.base(), x))  # SimpleResNet counts all its layers
+    ratio = max(leaf.depth_ratio for leaf in ratio.values())
+    result = audit(*functions, x, depth_ratio=ratio)
+    annotated = info_to_json(param_info(deep, deep.base(), x))
+    expected = {path: {**leaf, "init_std": None, "inner": False} for path, leaf in annotated.items()}  # not read
+    assert info_to_json(result.info) == expected
+    assert result.ok
+
+
+def test_annotations_are_kept():
+    model = dm.ResMLP(10, width=32, depth=8, base_width=16, base_depth=4, use_bias=True)
+    base = dm.ResMLP(10, width=16, depth=4, base_width=16, base_depth=4, use_bias=True)
+    assert_same_info(audit(model, base, VECTORS).info, param_info(model, model.base(), VECTORS))
+
+
+# --- multipliers
+
+
+@pytest.mark.parametrize("edit", ["", "qk_norm", "layer_scale", "norm_before", "soft_cap", "sqrt_scale"])
+def test_a_right_decoder_passes(edit):
+    result = audited(edit=edit)
+    assert result.ok
+    assert (result.width_ratio, result.depth_ratio) == (2, 2)
+    assert all(row.found == pytest.approx(row.wanted, rel=1e-3) for row in result.rows if row.wanted is not None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "finding", "paths"),
+    [
+        ("sqrt_embedding", {}, "embedding_scaled_with_width", {"embedding"}),
+        ("sqrt_embedding", {"tied": True}, "embedding_scaled_with_width", {"embedding"}),
+        ("no_multiplier", {}, "missing_branch_multiplier", {f"{n}_{i}" for n in ("o", "down") for i in range(4)}),
+        ("attention_multiplier_only", {}, "missing_branch_multiplier", {f"down_{i}" for i in range(4)}),
+        ("no_readout", {}, "readout_not_scaled", {"head"}),
+        ("no_readout", {"tied": True}, "readout_not_scaled", {"embedding"}),
+        ("readout_twice", {}, "readout_scaled_twice", {"head"}),
+        ("readout_twice", {"tied": True}, "readout_scaled_twice", {"embedding"}),
+        ("sqrt_scale", {"style": "dims"}, "attention_scale", {f"{n}_{i}" for n in "qk" for i in range(4)}),
+    ],
+)
+def test_a_missing_multiplier_is_named_with_its_layers(edit, options, finding, paths):
+    result = audited(edit=edit, **options)
+    assert not result.ok
+    assert names(result) == [finding]
+    assert set(result.findings[0].paths) == paths
+
+
+def test_a_norm_after_the_multiplier_cancels_it():
+    assert names(audited(edit="norm_after")) == ["norm_cancels_multiplier"]
+    nets = ConvNet(2 * WIDTH, (2, 2), "norm_after"), ConvNet(WIDTH, (1, 1), "norm_after")
+    assert names(audit(*nets, IMAGES)) == ["norm_cancels_multiplier"]
+
+
+@pytest.mark.parametrize("edit", ["", "no_multiplier", "readout_twice"])
+def test_a_notebook_shows_what_print_shows(edit):
+    result = audited(edit=edit)
+    shown = html_text.words(result._repr_html_())
+    assert html_text.printed(str(result)) == set(shown)
+    assert ("1." in shown) == bool(edit)
+
+
+def test_the_code_of_a_finding_uses_the_rule():
+    (finding,) = audited("ode", edit="no_multiplier").findings
+    assert "multiplied by 1; the rule wants 0.5" in finding.text
+    assert "rule.residual_multiplier(r) * y" in finding.code
+
+
+# --- roles
+
+
+def role_of(result, path):
+    leaf = flatten_info(result.info)[path]
+    return leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch, leaf.depth_ratio
+
+
+@pytest.mark.parametrize("style", ["gqa", "mqa"])
+def test_keys_and_values_whose_heads_do_not_grow_are_hidden_and_not_readouts(style):
+    result = audited(style=style)
+    assert result.ok
+    assert role_of(result, "k_0") == role_of(result, "v_3") == (Role.HIDDEN, 2, 1, True, 2)
+    assert role_of(result, "q_0") == role_of(result, "o_0") == (Role.HIDDEN, 2, 2, True, 2)
+
+
+def test_values_of_grouped_heads_keep_their_size_over_widths():
+    sizes, random = [], np.random.default_rng(0)
+    for width in (32, 128, 512):
+        result = audit(*gpt(style="gqa", width=width, depth=DEPTH), TOKENS)
+        leaf = flatten_info(result.info)["v_0"]
+        # An initializer that knows no rule: the standard deviation does not depend on the width.
+        values, base_values = (random.normal(0, 0.1, (n, *leaf.shape[1:])).astype("float32") for n in (width, WIDTH))
+        scaled = rescale_init({"v_0": values}, {"v_0": base_values}, {"v_0": leaf}, RULE)["v_0"]
+        sizes.append(np.std(np.einsum("bd,dhk->bhk", random.normal(size=(200, width)), np.asarray(scaled))))
+    assert np.max(sizes) / np.min(sizes) < 1.2
+
+
+def test_experts_have_the_fan_in_of_one_expert():
+    fixed, growing = (audit(*both(MoE, grow), VECTORS) for grow in (False, True))
+    assert fixed.ok
+    assert growing.ok
+    for result in (fixed, growing):
+        assert role_of(result, "router_0/kernel")[:2] == (Role.HIDDEN, 2)
+    assert role_of(fixed, "router_0/kernel")[2] == 1
+    assert role_of(fixed, "wo_0") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(growing, "wi_0")[:3] == (Role.HIDDEN, 2, 2)
+    assert role_of(growing, "wo_0")[:3] == (Role.INPUT, 1, 2 * 2)  # by shape it is hidden
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_low_rank_additions_are_hidden_then_input(merged):
+    result = audit(*both(LoRA, merged), VECTORS)
+    assert result.ok
+    assert role_of(result, "a_1")[:4] == (Role.HIDDEN, 2, 1, True)
+    assert role_of(result, "b_1")[:4] == (Role.INPUT, 1, 2, True)
+    assert role_of(result, "w_1")[:4] == (Role.HIDDEN, 2, 2, True)
+
+
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read(axis_name):
+    nets = ConvNet(2 * WIDTH, (2, 2), axis_name=axis_name), ConvNet(WIDTH, (1, 1), axis_name=axis_name)
+    result = audit(*nets, IMAGES)
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "stage1_block0_conv_proj/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "stage1_block0_conv1/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "stage1_block1_depthwise/kernel") == (Role.INPUT, 1, 2, True, 2)
+    assert role_of(result, "stage0_block1_squeeze/kernel") == (Role.HIDDEN, 2, 1, True, 2)
+    assert role_of(result, "stage0_block1_excite/kernel") == (Role.INPUT, 1, 2, True, 2)
+
+
+def test_a_block_that_the_base_model_lacks_has_the_width_ratio_of_its_own_layers():
+    model, base, deep_base = Bottlenecks(32, 3), Bottlenecks(16, 1), Bottlenecks(16, 3)
+    result = audit(model, base, IMAGES)
+    both_shapes = (shapes_of(m, IMAGES) for m in (model, deep_base))
+    in_branch = lambda path: "Bottleneck" in path and "proj" not in path
+    assert result.ok
+    assert_same_info(result.info, infer_info(*both_shapes, in_branch=in_branch, depth_ratio=3.0, readout="head"))
+    # As functions, the models cannot be built with another width.
+    functions = [(lambda p, x, m=m: m.apply({"params": p}, x), shapes_of(m, IMAGES)) for m in (model, base)]
+    with pytest.raises(InputError, match="the base model has no layer of its width: give the base model this depth"):
+        _ = audit(*functions, IMAGES).info
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
+    def function(params, x, depth):
+        h, c = x @ params["stem"], RULE.residual_multiplier(depth / DEPTH)
+        for i in range(depth):
+            mask = c * jax.random.bernoulli(jax.random.key(i), 0.9, (h.shape[0], 1)) / 0.9
+            h = (c * h if shortcut else h) + mask * jax.nn.relu(h @ params["w"][i])
+        return h @ params["head"] * RULE.readout_multiplier(params["head"].shape[0] / WIDTH)
+
+    def pair(n, depth):
+        shapes = {"stem": (6, n), "w": (depth, n, n), "head": (n, 5)}
+        params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+        return functools.partial(function, depth=depth), params
+
+    result = audit(pair(2 * WIDTH, 2 * DEPTH), pair(WIDTH, DEPTH), VECTORS)
+    assert names(result) == ["shortcut_in_branch"] * shortcut
+    assert {row.path: row.uses for row in result.rows}["w"] == 1  # of each layer
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_weights_of_a_loop_are_named_as_repeated(scan):
+    result = audit(*both(Looped, scan), VECTORS)
+    assert names(result) == ["repeated_weights"]
+    assert not result.ok  # branches with the same weights add up in one direction
+    assert result.findings[0].paths == ("w",)
+    assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
+    assert result.depth_ratio == 2
+
+
+def test_repeated_weights_are_right_for_adam_if_each_branch_is_divided_by_their_number():
+    ode = dm.get_parametrization("ode")
+    result = audit(*both(Looped, False, ode), VECTORS, rule=ode)
+    assert names(result) == ["repeated_weights"]
+    assert result.ok
+    assert "with alpha=1" not in str(result)
+
+
+def test_a_tied_embedding_is_used_twice_and_is_no_finding():
+    result = audited(tied=True)
+    assert result.ok
+    assert {row.path: row.uses for row in result.rows}["embedding"] == 2
+    assert role_of(result, "embedding")[:3] == (Role.INPUT, 1, 2)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_a_pooling_head_is_outside_of_branches(post_norm):
+    result = audit(*both(PooledViT, post_norm=post_norm), IMAGES)
+    assert result.ok
+    assert result.depth_ratio == 2  # the head's own residual sum does not become more
+    assert role_of(result, "pool_mlp/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "pool/query/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "probe")[:4] == (Role.INPUT, 1, 2, False)
+    assert role_of(result, "blocks/norm_1/scale") == (Role.VECTOR, 1, 2, not post_norm, 1 if post_norm else 2)
+
+
+def test_the_attention_scale_is_read_where_one_matrix_makes_queries_keys_and_values():
+    assert audited(style="dims", edit="fused").ok
+    assert names(audited(style="dims", edit="fused_sqrt_scale")) == ["attention_scale"]
+
+
+def test_a_key_of_the_results_may_be_called_as_a_method_of_dictionaries():
+    as_dictionary = lambda model: (
+        lambda params, x: {"values": model.apply({"params": params}, x)},
+        jax.eval_shape(model.init, jax.random.key(0), VECTORS)["params"],
+    )
+    assert audit(*map(as_dictionary, both(Latents)), VECTORS, output="values").ok
+    with pytest.raises(InputError, match=r"output is 'logits', but the model returns the keys \['values'\]"):
+        audit(*map(as_dictionary, both(Latents)), VECTORS, output="logits")
+
+
+def test_what_no_multiplier_corrects_is_noted():
+    notes = " ".join(audit(*both(PooledViT, post_norm=True), IMAGES).notes)
+    assert "blocks/norm_*/scale" in notes
+    assert "stand on the stream in every layer" in notes
+    assert "stand on the stream" not in " ".join(audit(*both(PooledViT, post_norm=False), IMAGES).notes)
+    assert "were model and base swapped?" in " ".join(audit(Latents(WIDTH, 4), Latents(2 * WIDTH, 2), VECTORS).notes)
+
+
+class AutoNamed(nn.Module):
+    """Layers that Flax numbers, so that the stem has the name of those in branches."""
+
+    width: int
+    depth: int
+    layer: Callable = nn.Dense
+    readout: str = "by hand"
+    post_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h, m = self.layer(self.width)(x), self.width / WIDTH
+        for _ in range(self.depth):
+            h = h + RULE.residual_multiplier(self.depth / DEPTH) * self.layer(self.width)(nn.relu(h))
+            h = nn.LayerNorm(use_scale=False)(h) if self.post_norm else h
+        if self.readout == "ours":
+            return dm.Readout(5, RULE, m, name="head")(h)
+        return nn.Dense(5, use_bias=False, name="head")(h) * RULE.readout_multiplier(m)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"), [(nn.Dense, VECTORS), (functools.partial(nn.Conv, kernel_size=(3, 3)), IMAGES)]
+)
+def test_a_stem_that_flax_numbers_with_the_branches_is_no_norm_on_the_stream(layer, x):
+    result = audit(*both(AutoNamed, layer), x)
+    assert result.ok
+    assert "on the stream" not in str(result)
+
+
+def test_norms_on_the_stream_are_noted_beside_a_stem_that_flax_numbers():
+    notes = " ".join(audit(*both(AutoNamed, post_norm=True), VECTORS).notes)
+    assert "LayerNorm_*/bias stand on the stream in every layer" in notes
+    assert "Dense_" not in notes
+
+
+def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
+    by_hand = audit(*both(AutoNamed), VECTORS)
+    (note,) = by_hand.notes
+    assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
+    assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
+    assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
+    assert "initial values" not in str(audit(*both(AutoNamed), VECTORS, rule=dm.get_parametrization("sp")))
+    assert "embed/embedding should start" in " ".join(audit(*both(Translator), (TOKENS, TOKENS)).notes)
+
+
+def not_judged(result):
+    return [place.name for place in result.not_judged]
+
+
+def test_two_models_of_one_size_or_swapped_ones_are_not_judged():
+    model, base = both(AutoNamed)
+    assert not_judged(audit(model, model, VECTORS)) == ["width", "depth"]
+    assert not_judged(audit(base, model, VECTORS)) == ["sizes"]
+    assert not audit(base, model, VECTORS).ok
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_an_axis_of_equal_size_is_not_judged_unless_the_user_does_not_scale_it(axis):
+    model, base = both(AutoNamed)
+    equal = model.clone(**{axis: getattr(base, axis)})
+    (other,) = {"width", "depth"} - {axis}
+    result = audit(equal, base, VECTORS)
+    assert (result.verdict, not_judged(result)) == ("not judged", [axis])
+    assert f"axes='{other}'" in result.not_judged[0].code
+    assert audit(equal, base, VECTORS, axes=other).ok
+
+
+def test_the_verdict_has_three_values_and_is_the_first_line():
+    right, wrong = audited(), audited(edit="no_readout")
+    same = audit(*gpt(depth=DEPTH), TOKENS)
+    results = {"ok": right, "missing": wrong, "not judged": same}
+    assert {verdict: result.verdict for verdict, result in results.items()} == {v: v for v in results}
+    assert [bool(result) for result in results.values()] == [result.ok for result in results.values()]
+    assert all(str(result).startswith(f"{verdict}: ") for verdict, result in results.items())
+    right.require()
+    with pytest.raises(InputError, match="missing: readout_not_scaled"):
+        wrong.require()
+    with pytest.raises(InputError, match="not judged: depth"):
+        same.require()
+
+
+def test_layers_without_residual_sums_are_not_judged_for_the_depth():
+    def forward(params, x):
+        for kernel in params["layers"]:
+            x = jnp.tanh(x @ kernel)
+        return x @ params["head"] * RULE.readout_multiplier(params["head"].shape[0] / WIDTH)
+
+    def shapes(n, depth):
+        layers = [jnp.ones((6, n)), *[jnp.ones((n, n))] * (depth - 1)]
+        return forward, {"layers": layers, "head": jnp.ones((n, 5))}
+
+    assert not_judged(audit(shapes(2 * WIDTH, 4), shapes(WIDTH, 2), VECTORS)) == ["depth"]
+    assert audit(shapes(2 * WIDTH, 2), shapes(WIDTH, 2), VECTORS).ok  # no depth that the rule is about
+
+
+def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged_without_attentions_scale():
+    def two_towers(params, x):
+        return (x @ params["a"]) @ (x @ params["b"]).T
+
+    def scaled(params, x):
+        return two_towers(params, x) * RULE.attention_scale(params["a"].shape[1], WIDTH)
+
+    def then_tanh(f):  # a product that is the output itself is a readout, and not judged in any case
+        return lambda params, x: jnp.tanh(f(params, x))
+
+    shapes = lambda n: {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}
+    towers = map(then_tanh, (two_towers, scaled))
+    audits = (audit((f, shapes(2 * WIDTH)), (f, shapes(WIDTH)), VECTORS) for f in towers)
+    paths = [{path for place in result.not_judged for path in place.paths} for result in audits]
+    assert paths == [{"a", "b"}, set()]
+
+
+class Training(nn.Module):
+    """A call with an argument that has no default, and a batch of one size."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(self.width)(x.reshape(3, self.width // 8, -1)) * train
+
+
+def test_a_call_that_fails_is_named_with_the_error_of_flax():
+    with pytest.raises(InputError) as error:
+        audit(Training(16), Training(8), VECTORS)
+    assert "the call model(x) with x = float32[3, 6] failed, TypeError: Training.__call__() miss" in str(error.value)
+    assert "Write audit(model, base, x, train=...), or pass a tuple of arrays as x." in str(error.value)
+    with pytest.raises(InputError, match=r"the call base\(x\) with x = float32\[3, 6\] failed, .*reshape"):
+        audit(Training(16), Training(40), VECTORS, train=True)
+
+
+def test_the_audits_base_gives_the_base_initial_values_too():
+    x = jnp.ones((3, 6))
+    model, base = AutoNamed(32 * WIDTH, 2 * DEPTH), AutoNamed(8 * WIDTH, DEPTH)
+    deep_base, info = base.clone(depth=2 * DEPTH), audit(model, base, x).info
+    params, shallow, deep = (jax.jit(net.init)(jax.random.key(0), x)["params"] for net in (model, base, deep_base))
+    new = rescale_init(params, shallow, info, RULE)
+    jax.tree.map(np.testing.assert_array_equal, new, rescale_init(params, deep, info, RULE))
+    assert float(new["head"]["kernel"].std()) == pytest.approx(float(shallow["head"]["kernel"].std()), rel=0.1)
+    np.testing.assert_array_equal(new["Dense_2"]["kernel"], params["Dense_2"]["kernel"])  # 1/sqrt(fan_in) is right
+
+
+def test_an_initial_value_without_an_equal_layer_in_the_base_model_is_refused():
+    model, base = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
+    params, base_params = (
+        jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes_of(net, IMAGES)) for net in (model, base)
+    )
+    with pytest.raises(InputError, match=r"corresponds to 'stage1_block1_conv1/kernel' of shape .*: pass base_params"):
+        rescale_init(params, base_params, audit(model, base, IMAGES).info, RULE)
+
+
+def test_branches_that_are_added_together_are_one():
+    result = audited(parallel=True)
+    assert result.ok
+    assert role_of(result, "o_0")[3]
+    assert role_of(result, "down_0")[3]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_experts_that_are_looked_up_or_sorted_are_hidden(ragged):
+    result = audit(*both(TopExperts, ragged), VECTORS)
+    assert result.ok
+    assert role_of(result, "wi_0") == role_of(result, "wo_1") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "router_0/kernel") == (Role.HIDDEN, 2, 1, True, 2)
+
+
+def test_the_first_branch_is_added_to_learned_tokens():
+    result = audit(*both(Latents), VECTORS)
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "latents") == (Role.INPUT, 1, 2, False, 1)
+    assert role_of(result, "cross_0/out/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "norm_0/scale") == (Role.VECTOR, 1, 2, True, 2)
+
+
+def test_an_encoder_has_its_own_branches():
+    tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+    result = audit(*both(Translator), (tokens, tokens))
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "decoder1_cross/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "encoder2_attention/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "encoder_norm/scale") == (Role.VECTOR, 1, 2, False, 1)
+
+
+def test_a_layer_that_modulates_both_branches_of_a_block_is_inside():
+    result = audit(*both(Modulated), (VECTORS, VECTORS))
+    assert result.ok
+    assert role_of(result, "modulate_1/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "condition/kernel") == (Role.INPUT, 1, 2, False, 1)
+
+
+def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
+    """MaxText's RMSNorm: ``einsum("...k,k->...k")`` is a product that contracts nothing."""
+
+    def network(width, depth, scaled):
+        def apply(params, x):
+            h = x @ params["stem"]
+            for block in params["blocks"]:
+                y = scaled(h, block["scale"]) @ block["kernel"]
+                h = h + RULE.residual_multiplier(depth / DEPTH) * y
+            return scaled(h, params["last"]) @ params["head"] * RULE.readout_multiplier(width / WIDTH)
+
+        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+        blocks = [{"scale": shape(width), "kernel": shape(width, width)} for _ in range(depth)]
+        params = {"stem": shape(6, width), "blocks": blocks, "last": shape(width), "head": shape(width, 3)}
+        return apply, params
+
+    by_einsum = audit(*both(network, lambda h, scale: jnp.einsum("...k,k->...k", h, scale)), VECTORS, rule=RULE)
+    by_product = audit(*both(network, lambda h, scale: h * scale), VECTORS, rule=RULE)
+    assert by_einsum.ok
+    assert str(by_einsum) == str(by_product)
+    assert flatten_info(by_einsum.info)["last"].role is Role.VECTOR
+
+
+def test_time_is_no_depth():
+    result = audit(*both(Recurrent), jax.ShapeDtypeStruct((2, 7, 6), jnp.float32))
+    assert result.ok
+    assert result.depth_ratio == 1
+    assert role_of(result, "OptimizedLSTMCell_0/ii/kernel")[:3] == (Role.INPUT, 1, 2)
+    assert role_of(result, "OptimizedLSTMCell_1/hf/kernel")[:3] == (Role.HIDDEN, 2, 2)
+    assert {row.path: row.uses for row in result.rows}["OptimizedLSTMCell_1/hf/kernel"] == 7
+
+
+def test_a_scan_of_nnx_is_read_as_stacked():
+    sizes = ((2 * WIDTH, 2 * DEPTH), (WIDTH, DEPTH))
+    models = [nnx.eval_shape(lambda n=n, d=d: ScannedNNX(n, d, nnx.Rngs(0))) for n, d in sizes]
+    result = audit(*models, VECTORS)
+    assert result.ok
+    assert role_of(result, "layers/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "layers/bias") == (Role.VECTOR, 1, 2, True, 2)
+
+
+# --- what a user says, compared with the trace
+
+
+def test_a_projected_shortcut_in_a_glob_is_named():
+    nets = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
+    (finding,) = audit(*nets, IMAGES, in_branch="stage*").findings
+    assert finding.name == "shortcut_in_branch"
+    assert set(finding.paths) == {
+        f"stage1_block0_{name}" for name in ("conv_proj/kernel", "conv_proj/bias", "norm_proj/scale", "norm_proj/bias")
+    }
+
+
+def test_branches_that_a_glob_misses_are_named():
+    (finding,) = audit(*both(LoRA), VECTORS, in_branch=("w_*", "a_*", "b_*")).findings
+    assert finding.name == "in_branch_incomplete"
+    assert "norm_0/scale" in finding.paths
+
+
+def test_another_info_is_compared():
+    model, base = both(LoRA)
+    result = audit(model, base, VECTORS)
+    wrong = dict(result.info, a_0=flatten_info(result.info)["w_0"])
+    (finding,) = audit(model, base, VECTORS, info=wrong).findings
+    assert (finding.name, finding.paths) == ("wrong_role", ("a_0",))
+
+
+def test_overrides_win():
+    axes = Axes(("width_in", "width_out"), in_branch=False)
+    result = audit(*both(LoRA), VECTORS, overrides={"w_0": axes})
+    assert role_of(result, "w_0") == (Role.HIDDEN, 2, 2, False, 1)
+    result = audit(*both(LoRA), VECTORS, overrides={"head/kernel": Axes(("width_in", "vocab_out"))})
+    assert role_of(result, "head/kernel") == (Role.OUTPUT, 2, 1, False, 1)
+
+
+def test_a_parameter_that_the_output_does_not_need_must_be_named():
+    nets = gpt(edit="tuple", depth=DEPTH)
+    result = audit(*nets, TOKENS, output=lambda result: result[1]["aux"])
+    with pytest.raises(InputError, match=r"'head' of shape \(32, 40\) was not read \(the output does not depend on it"):
+        _ = result.info
+    named = audit(
+        *nets,
+        TOKENS,
+        output=lambda result: result[1]["aux"],
+        overrides={"head": Axes(("width_in", "width_out"), False)},
+    )
+    assert role_of(named, "head")[:3] == (Role.HIDDEN, 2, 1)
+
+
+# --- what cannot be known
+
+
+def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
+    right, broken = (
+        [
+            model.clone(width=width, depth=2 * DEPTH)
+            for model, width in zip(gpt(edit=e), (2 * WIDTH, WIDTH), strict=True)
+        ]
+        for e in ("", "no_multiplier")
+    )
+    assert not_judged(audit(*right, TOKENS)) == ["depth"]
+    assert audit(*right, TOKENS, depth_ratio=2.0).ok
+    assert names(audit(*broken, TOKENS, depth_ratio=2.0)) == ["missing_branch_multiplier"]
+
+
+def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
+    result = audit(*gpt(edit="no_multiplier", width=WIDTH), TOKENS)
+    assert names(result) == ["missing_branch_multiplier"]
+    assert not_judged(result) == ["width"]
+    assert role_of(result, "embedding")[0] is Role.INPUT
+    assert role_of(result, "head")[0] is Role.OUTPUT
+    assert role_of(result, "q_0")[0] is Role.HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays: name the one that the loss reads"),
+        (lambda: audit(3, 4, TOKENS), "model is 3: pass a Linen, NNX or Equinox module, or a pair"),
+        (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
+        (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
+        (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
+        (lambda: audit(*gpt(), TOKENS, axes="heads"), "axes is 'heads'"),
+        (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' of the model has no counterpart in the base"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_one_output_of_several_is_chosen():
+    assert audit(*gpt(edit="tuple"), TOKENS, output=0).ok
+    assert audit(*gpt(edit="tuple"), TOKENS, output=lambda result: result[0]).ok
+
+
+def test_nothing_is_computed_or_compiled(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a program was compiled")
+
+    model, base = both(LoRA)
+    x = jax.ShapeDtypeStruct((7, 6), jnp.float32)  # that no other test traces
+    monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", refuse)
+    with jax.disable_jit(False):
+        assert audit(model, base, x).ok
+
+
+# --- use
+
+
+def test_the_info_of_an_audit_builds_an_optimizer():
+    info = audited(style="gqa").info
+    params = {path: np.ones(leaf.shape, "float32") for path, leaf in info.items() if path in ("k_0", "head")}
+    info = {path: info[path] for path in params}
+    optimizer = depthmup(optax.scale_by_sign(), info, RULE, 1.0)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert np.ravel(updates["k_0"])[0] == pytest.approx(-(2**-0.5) / 2)
+    assert np.ravel(updates["head"])[0] == -1
+
+
+@pytest.mark.parametrize("preset", ["sp", "mup", "ode", "ntk"])
+def test_the_info_of_an_audit_is_for_its_own_forward_exponents(preset):
+    with pytest.raises(InputError, match=r"parametrization\.\w+ is .* audit"):
+        dm.adamw(1e-3, audited().info, dm.get_parametrization(preset))
+    dm.adamw(1e-3, audited().info, RULE.replace(gamma=0.0, gamma0=2.0, branch_multiplier=3.0))
+
+
+def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
+    text = str(audited(edit="no_readout"))
+    lines = text.splitlines()
+    assert lines[0] == "missing: readout_not_scaled (head)."
+    assert lines[2].split() == ["parameter", "shape", "role", "uses", "factor", "wanted", "missing"]
+    assert [line.split() for line in lines if line.startswith(("down", "head"))] == [
+        ["down_*", "64x32", "hidden+branch", "1", "0.7071", "0.7071"],
+        ["head", "32x40", "output", "1", "1", "0.5", "readout_not_scaled"],
+    ]
+    assert "write: logits = logits * rule.readout_multiplier(m)" in text
+    assert len(lines) < 30
+
+
+@pytest.mark.parametrize(("dtype", "noted"), [(jnp.bfloat16, True), (jnp.float16, True), (jnp.float32, False)])
+def test_parameters_of_16_bits_are_noted(dtype, noted):
+    def forward(params, x):
+        return jax.nn.relu(x @ params["stem"]) @ params["head"] * RULE.readout_multiplier(len(params["head"]) / WIDTH)
+
+    shapes = lambda n: {"stem": jnp.ones((6, n), dtype), "head": jnp.ones((n, 5), dtype)}
+    result = audit((forward, shapes(2 * WIDTH)), (forward, shapes(WIDTH)), VECTORS, axes="width")
+    assert any("16 bits" in note for note in result.notes) == noted
+
+
+def test_a_factor_of_another_preset_is_told_by_its_name_and_not_as_another_depth_ratio():
+    completep = dm.get_parametrization("completep")
+    wide, narrow = (
+        dm.ResMLP(10, width=n, depth=L, base_width=8, base_depth=2, parametrization=completep)
+        for n, L in ((16, 8), (8, 2))
+    )
+    (finding,) = audit(wide, narrow, VECTORS).findings
+    assert "'completep'" in finding.text
+    assert "depth_ratio" not in finding.text
+    assert audit(wide, narrow, VECTORS, rule=completep).ok

@@ -1,0 +1,182 @@
+"""Initial values as the rule wants them, from any initializers."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import depthmup_flax as dm
+from depthmup_flax import InputError, get_parametrization, infer_info, rescale_init
+from depthmup_flax.auditing import init_factors, multiplied
+
+RULE = get_parametrization("depth_mup")
+NORMAL = nn.initializers.normal(0.02)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def weights(init, n, rng):
+    keys = jax.random.split(jax.random.key(rng), 4)
+    sizes = {"stem": (50, n), "w": (n, n), "head": (n, 60)}
+    arrays = {path: init(key, shape) for key, (path, shape) in zip(keys, sizes.items(), strict=False)}
+    return {**arrays, "bias": jax.random.normal(keys[3], (n,)), "zero": jnp.zeros((n, n))}
+
+
+@pytest.mark.parametrize(
+    ("init", "factors"),
+    [
+        (nn.initializers.lecun_normal(), {"head": 4**0.5}),
+        (nn.initializers.kaiming_uniform(), {"head": 4**0.5}),
+        (NORMAL, {"w": 4**-0.5}),
+        (nn.initializers.variance_scaling(1.0, "fan_out", "normal"), {"stem": 4**0.5}),
+    ],
+)
+def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, factors):
+    for seed in range(5):
+        params, base = weights(init, 128, seed), weights(init, 32, seed + 100)
+        info = infer_info(params, base, depth_ratio=1.0, readout="head")
+        new = rescale_init(params, base, info, RULE)
+        for path, leaf in params.items():
+            np.testing.assert_array_equal(new[path], leaf * np.float32(factors.get(path, 1.0)), err_msg=path)
+
+
+def test_a_correction_that_is_no_power_is_the_measured_one():
+    init = nn.initializers.xavier_normal()
+    params, base = weights(init, 128, 0), weights(init, 32, 1)
+    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    new = rescale_init(params, base, info, RULE)
+    assert float(new["head"].std()) == pytest.approx(float(base["head"].std()), rel=1e-5)
+    np.testing.assert_array_equal(new["w"], params["w"])
+
+
+def test_the_standard_parametrization_changes_no_initial_value():
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
+    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    new = rescale_init(params, base, info, get_parametrization("sp"))
+    assert all(new[path] is params[path] for path in params)
+
+
+def test_initial_values_of_an_nnx_model_can_be_corrected():
+    def model(n):
+        init = nnx.initializers.normal(0.02)
+        return nnx.Sequential(
+            nnx.Linear(3, n, rngs=nnx.Rngs(0)), nnx.Linear(n, n, kernel_init=init, rngs=nnx.Rngs(1)),
+            nnx.Linear(n, 2, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(2)),
+        )  # fmt: skip
+
+    wide, base = model(64), model(16)
+    before = wide.layers[1].kernel[...]
+    info = infer_info(wide, base, depth_ratio=1.0, readout="layers/2")
+    nnx.update(wide, rescale_init(wide, base, info, RULE))
+    np.testing.assert_allclose(wide.layers[1].kernel[...], before / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("init", [NORMAL, nn.initializers.xavier_normal()])  # exact powers; a measured factor
+def test_traced_initial_values_are_those_that_eager_calls_give(init):
+    seeds = jnp.arange(3)
+    base = weights(init, 32, 100)
+    info = infer_info(jax.eval_shape(lambda: weights(init, 128, 0)), base, depth_ratio=1.0, readout="head")
+    of_seed = lambda rng: rescale_init(weights(init, 128, rng), base, info, RULE)
+    eager = [of_seed(int(rng)) for rng in seeds]
+    together = jax.jit(jax.vmap(of_seed))(seeds)
+    factors = init_factors(weights(init, 128, 0), base, info, RULE)  # once, for all seeds
+    once = jax.vmap(lambda rng: multiplied(weights(init, 128, rng), factors))(seeds)
+    for path, leaf in eager[0].items():
+        # Compiled normals are rounded differently.
+        np.testing.assert_allclose(together[path], np.stack([one[path] for one in eager]), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(once[path][0], leaf, rtol=1e-6, atol=1e-7)
+
+
+def test_a_traced_parameter_that_is_constant_in_one_model_alone_becomes_nan():
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
+    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    new = jax.jit(lambda w: rescale_init({**params, "w": w}, base, info, RULE))(jnp.zeros((128, 128)))
+    assert {path for path, leaf in new.items() if not np.isfinite(leaf).all()} == {"w"}
+
+
+def test_what_cannot_be_rescaled_is_named():
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
+    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    abstract = jax.eval_shape(lambda: params)
+    with pytest.raises(InputError, match="is a ShapeDtypeStruct, which has no values"):
+        rescale_init(abstract, base, info, RULE)
+    with pytest.raises(InputError, match="rule is 'depth_mup'"):
+        rescale_init(params, base, info, "depth_mup")
+    with pytest.raises(InputError, match=r"'bias' has shape \(32,\), but info was made for \(128,\)"):
+        rescale_init(base, base, info, RULE)
+    with pytest.raises(InputError, match="'w' is constant in the model alone"):
+        rescale_init({**params, "w": jnp.zeros((128, 128))}, base, info, RULE)
+    with pytest.raises(InputError, match="'zero' is in the model but not in info"):
+        rescale_init(params, base, {path: leaf for path, leaf in info.items() if path != "zero"}, RULE)
+
+
+RANK = 4
+AXES = {"block_*_down": dm.Axes(("width_in", "width_out")), "block_*_up": dm.Axes(("fixed_in", "width_out"))}
+
+
+def adapters(key, n, std):
+    """Blocks ``h + W2 silu(W1 h)`` of a fixed inner width, W1 with ``std / sqrt(n)``, between a stem and a readout."""
+    keys = jax.random.split(key, 4)
+    return {
+        "stem": jax.random.normal(keys[0], (12, n)) / 12**0.5,
+        "block_0_down": std * jax.random.normal(keys[1], (n, RANK)) / n**0.5,
+        "block_0_up": 0.5 * jax.random.normal(keys[2], (RANK, n)),
+        "block_1_down": std * jax.random.normal(keys[1], (n, RANK)) / n**0.5,
+        "block_1_up": 0.5 * jax.random.normal(keys[2], (RANK, n)),
+        "head": jax.random.normal(keys[3], (n, 4)) / 8**0.5,
+    }
+
+
+def adapter_features(params, x, m):
+    """What the second block's first matrix reads out of the stream, and the logits."""
+    h, found = x @ params["stem"], None
+    for i in range(2):
+        found = h @ params[f"block_{i}_down"]
+        h = h + jax.nn.silu(found) @ params[f"block_{i}_up"]
+    return found, h @ params["head"] / m
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def adapter_change(key, n, std):
+    """How far three steps of Adam move the features, when everything trains."""
+    m = n / 32
+    info = dm.infer_info(
+        *(jax.eval_shape(lambda k, size=size: adapters(k, size, 1.0), key) for size in (n, 32)),
+        in_branch="block_*",
+        readout="head",
+        depth_ratio=1.0,
+        overrides=AXES,
+        **({"delta_params": jax.eval_shape(lambda k: adapters(k, 64, 1.0), key)} if n == 32 else {}),
+    )
+    x, labels = jax.random.normal(jax.random.key(1), (4, 12)), jnp.arange(4)
+    optimizer = dm.adamw(3e-3, info, RULE)
+    params = start = adapters(key, n, std)
+    state = optimizer.init(params)
+
+    def loss(params):
+        logits = adapter_features(params, x, m)[1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    for _ in range(3):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    return jnp.sqrt(jnp.mean((adapter_features(params, x, m)[0] - adapter_features(start, x, m)[0]) ** 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scaled", "least", "most"), [(False, 0.3, 0.6), (True, -0.15, 0.15)])
+def test_products_to_a_fixed_number_of_features_change_as_the_root_of_the_width_unless_they_start_smaller(
+    scaled, least, most
+):
+    """What `ParamInfo.to_few_features` says, measured: 1/sqrt(fan_in) grows, 1/fan_in is flat."""
+    widths = (256, 1024, 4096)
+    changes = [
+        np.mean([adapter_change(jax.random.key(seed), n, (n / 32) ** -0.5 if scaled else 1.0) for seed in range(8)])
+        for n in widths
+    ]
+    exponent = np.polyfit(np.log(widths), np.log(changes), 1)[0]
+    assert least < exponent < most, changes

@@ -1,0 +1,291 @@
+"""The coordinate check of Linen and NNX networks and of configs: what it records, and what passes."""
+
+import dataclasses
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from chains import BASE_DEPTH, BASE_WIDTH, DEPTHS, RULE, WIDTHS, Chain, X, Y, causes
+from flax import nnx
+from recorded_checks import recorded
+
+import depthmup_flax as dm
+from depthmup_flax.check import Network, coord_check, linen_network, nnx_network
+from depthmup_flax.check.recorded_sizes import AT_ONCE
+from depthmup_flax.config import default_config
+from depthmup_flax.rule.info_trees import is_info
+from depthmup_flax.search.study.prepared_check import prepared_check
+from depthmup_flax.util.power_fits import fit_power
+
+
+class Block(nn.Module):
+    """Pre-norm, one layer in the branch."""
+
+    width: int
+    multiplier: float
+
+    @nn.compact
+    def __call__(self, h, _):
+        y = nn.LayerNorm(name="norm")(h)
+        return h + self.multiplier * nn.Dense(self.width, name="dense")(nn.relu(y)), None
+
+
+class Net(nn.Module):
+    """A foreign residual network under nn.scan."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="stem")(x)
+        axes = {"params": 0, "intermediates": 0}
+        blocks = nn.scan(Block, variable_axes=axes, split_rngs={"params": True}, length=self.depth)
+        h, _ = blocks(self.width, RULE.residual_multiplier(self.depth / BASE_DEPTH), name="blocks")(h, None)
+        h = h * RULE.readout_multiplier(self.width / BASE_WIDTH)
+        return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
+
+
+def build_linen(width, depth):
+    shapes = [jax.eval_shape(Net(w, depth).init, jax.random.key(0), X)["params"] for w in (width, BASE_WIDTH)]
+    ratio = depth / BASE_DEPTH
+    info = dm.infer_info(*shapes, in_branch="blocks", stacked="blocks", depth_ratio=ratio, readout="head")
+    return linen_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_a_right_linen_network_passes(axis):
+    sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
+    with recorded(f"linen_{axis}"):
+        report = coord_check(build_linen, Y, rule=RULE, width=64, depth=4, steps=3, seeds=3, **sizes)
+    assert report.ok, str(report)
+    assert not report.causes
+    assert ": PASS, " in str(report)
+
+
+@pytest.mark.slow
+def test_a_network_on_both_axes_is_measured_once():
+    said = []
+    sizes = {"width": 16, "widths": (16, 32, 64), "depth": 4, "depths": (4, 8, 16)}
+    records = coord_check(build_linen, Y, rule=RULE, steps=1, seeds=2, say=said.append, **sizes).records
+    assert any(line.startswith("5 networks") for line in said)
+    assert [line.split(":")[0] for line in said if line.startswith("network ")] == [
+        *(
+            "network 1 of 5, width 16, depth 4",
+            "network 2 of 5, width 32, depth 4",
+            "network 3 of 5, width 64, depth 4",
+        ),
+        *("network 4 of 5, width 16, depth 8", "network 5 of 5, width 16, depth 16"),
+    ]
+    of_axis = {
+        (axis, size): {
+            (r.seed, r.group, r.step, r.quantity, r.name): r.value for r in records if (r.axis, r.size) == (axis, size)
+        }
+        for axis, size in (("width", 16), ("depth", 4), ("width", 32))
+    }
+    over_width, over_depth, wider = of_axis.values()
+    assert over_width.keys() == wider.keys()
+    assert {key[3] for key in over_depth.keys() - over_width.keys()} == {"nonlinear"}
+    assert over_width.items() <= over_depth.items()
+
+
+@pytest.mark.slow
+def test_measured_changes_are_those_of_a_step_by_hand():
+    sizes = (16, 32, 64)
+    report = coord_check(build_linen, Y, rule=RULE, width=16, depth=4, widths=sizes, steps=1, seeds=2, spectral=True)
+    model, optimizer = Net(16, 4), build_linen(16, 4).optimizer
+    loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, X), Y).mean()
+
+    @jax.jit
+    def step(key):
+        params = model.init(key, X)["params"]
+        params = {**params, "head": {**params["head"], "kernel": 0 * params["head"]["kernel"]}}
+        updates, _ = optimizer.update(jax.grad(loss)(params), optimizer.init(params), params)
+        after = optax.apply_updates(params, updates)
+        return updates["head"]["kernel"], model.apply({"params": after}, X) - model.apply({"params": params}, X)
+
+    update, moved = step(jax.random.key(1))
+    (record,) = [
+        r
+        for r in report.records
+        if (r.size, r.seed, r.group, r.quantity, r.name, r.step) == (16, 1, "everything", "change", "output", 1)
+    ]
+    assert record.value == pytest.approx(float(jnp.sqrt(jnp.mean(moved**2))), rel=1e-4)
+    updates = [r for r in report.records if (r.size, r.seed, r.quantity, r.name) == (16, 1, "update", "head/kernel")]
+    expected = float(jnp.sqrt(jnp.mean(update**2)))
+    assert [r.value for r in updates if r.group == "everything"] == pytest.approx([expected], rel=1e-4)
+    # The audit of the code is right, so no group trains alone.
+    norms = [
+        r for r in report.records if (r.quantity, r.name, r.group) == ("update_norm", "blocks/dense/kernel", AT_ONCE)
+    ]
+    assert norms
+    # An update of rank one and size 1/m keeps its norm: of order one at every width (TP6 Def. 6.1).
+    fit = fit_power({size: [r.value for r in norms if r.size == size] for size in sizes})
+    assert abs(fit.slope) < 0.25
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.m, self.r = width / BASE_WIDTH, depth / BASE_DEPTH
+        self.stem = nnx.Linear(12, width, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.head = nnx.Linear(width, 10, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for block in self.blocks:
+            h = h + RULE.residual_multiplier(self.r) * block(nnx.relu(h))
+        return self.head(h * RULE.readout_multiplier(self.m))
+
+
+@pytest.mark.slow
+def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
+    def build(width, depth):
+        shapes = [nnx.state(nnx.eval_shape(lambda w=w: NnxNet(w, depth, nnx.Rngs(0))), nnx.Param) for w in (width, 8)]
+        info = dm.infer_info(*shapes, in_branch="blocks", depth_ratio=depth / BASE_DEPTH, readout="head")
+        optimizer = dm.adamw(3e-3, info, RULE)
+        return nnx_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)
+
+    report = coord_check(build, Y, rule=RULE, width=64, depth=2, depths=(2, 4, 8), steps=2, seeds=3)
+    names = {q.name for q in report.quantities if q.group == "everything"}
+    assert names >= {"blocks/*", "stem", "output"}
+    assert {q.group for q in report.quantities} >= {"branches"}
+    assert not [q for q in report.quantities if q.verdict in ("grows", "explodes")], str(report)
+    assert "update_norm" not in {r.quantity for r in report.records}  # only on request
+
+
+def small_config(preset="depth_mup"):
+    config = default_config("res_mlp")
+    config.model.update(width=16, depth=4, base_width=16, base_depth=4, pre_nonlin=True)
+    config.parametrization.update(preset=preset, branch_multiplier=0.5)
+    config.optimizer.learning_rate = 3e-3
+    return config
+
+
+@pytest.mark.parametrize(
+    ("preset", "axis", "ok", "cause"),
+    [
+        ("mup", "depth", False, "rule_not_stable_in_depth"),
+        ("block_only", "depth", False, "rule_not_stable_in_depth"),
+        ("ode", "depth", True, None),
+        ("ntk", "width", False, "lazy_rule"),
+        # command_test has sp.
+    ],
+)
+def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):
+    """TP6 Claims 7.1 and 7.2 over depth, Table 2 over width; B24 C.1 for ntk."""
+    sizes = {"widths": [64, 128, 256], "depths": []} if axis == "width" else {"widths": [], "depths": [16, 32, 64]}
+    with recorded(f"preset_{preset}"):
+        report = prepared_check(small_config(preset), **sizes, width=64, seeds=3, steps=2, batch_size=4)()
+    assert report.ok == ok, str(report)
+    assert cause in ([None] if ok else causes(report))
+    if preset in ("block_only", "ntk"):  # theory's number
+        (moved,) = [q for q in report.quantities if (q.group, q.name) == ("branches", "features")]
+        assert moved.fit.slope == pytest.approx(moved.theory, abs=0.2)
+        assert moved.theory == (0.5 if preset == "block_only" else -0.5)
+
+
+def test_inner_layers_at_the_full_rate_are_unstable_in_depth():
+    """TP6 section 9.3: L branches of r^-1/2, each moved by its first matrix by O(1), in one direction."""
+    config = small_config()
+    config.model.block_depth = 2
+    config.parametrization.inner_gamma = 0.0
+    with recorded("inner_layers_at_the_full_rate"):
+        report = prepared_check(config, widths=[], depths=[16, 32, 64], width=64, seeds=3, steps=2, batch_size=4)()
+    assert "rule_not_stable_in_depth" in causes(report), str(report)
+    groups = {q.group for q in report.failures if q.kind == "change"}
+    assert "blocks/branch/dense_0" in groups
+    assert "blocks/branch/dense_1" not in groups
+    assert not [q for q in report.failures if q.kind == "update"]
+
+
+@pytest.mark.slow
+def test_a_frozen_readout_does_not_hide_the_network():
+    """TP6 10.2 freezes stem and readout; a frozen readout at zero would give no gradient to anything.
+
+    The check needs no more examples or steps than its own.
+    """
+    config = small_config()
+    config.data.update(name="synthetic", train_examples=4, image_size=2)
+    config.optimizer.update(warmup_steps=1000, frozen=("stem", "readout"))
+    config.train.update(batch_size=64, steps=10)
+    report = prepared_check(config, widths=[64, 128, 256], depths=[], seeds=3, steps=2, batch_size=4)()
+    assert {r.size for r in report.records} == {64, 128, 256}
+    moved = {q.name for q in report.quantities if q.kind == "change" and q.group == "everything"}
+    assert {"blocks", "output"} <= moved
+    assert report.ok, str(report)
+
+
+def build_chain(width, depth):
+    return Chain(width, depth).network()
+
+
+def replaced(network, **fields):
+    """Other fields in the info of what is in branches."""
+    change = lambda leaf: dataclasses.replace(leaf, **fields) if leaf.in_branch else leaf
+    return dataclasses.replace(network, info=jax.tree.map(change, network.info, is_leaf=is_info))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": jnp.array([0, 1, 2, 10])}, "labels run from 0 to 10, but the network has 10 outputs"),
+        ({"labels": jnp.arange(5)}, "labels have shape (5,) and type int32, but the outputs have shape (4, 10)"),
+        ({"labels": None}, "labels and loss are both missing"),
+        ({"rule": "depth_mup"}, "rule is 'depth_mup': pass a Parametrization"),
+        ({"widths": 64}, "widths is 64: give integers"),
+        ({"widths": ("64", "128", "256")}, "give integers, such as widths=(128, 256, 512)"),
+        ({"seeds": 2.0}, "seeds is 2.0: use an integer"),
+        ({"labels": None, "loss": lambda y: y.mean(-1)}, "loss returns shape (4,): pass a function of the outputs"),
+        ({"labels": None, "loss": 3}, "loss is 3: pass a function"),
+        ({"build": lambda w, d: None}, "build(64, 4) returned NoneType: return a Network"),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=3)},
+            "info is int: pass a tree of ParamInfo",
+        ),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), optimizer=optax.adam)},
+            "pass an optax optimizer",
+        ),
+        (
+            {"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)},
+            "m = 4 at width 4 and 4 at width 8: build the model and its info with the argument width",
+        ),
+        ({"loss": jnp.mean}, "labels and loss are both given"),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())},
+            "make info from the same model, of the same width and depth",
+        ),
+        ({"widths": (8, 16)}, "widths is (8, 16): use at least three positive sizes"),
+        ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
+        ({"seeds": 1}, "seeds is 1: a confidence interval needs at least 2"),
+        ({"steps": 0}, "steps is 0"),
+        ({"depth": -3}, "depth is -3: use a positive number"),
+        ({"tolerance": -1.0}, "tolerance is -1.0: use a number above 0 and below 0.5; mistakes have exponents of 1/2"),
+        ({"tolerance": math.nan}, "tolerance is nan"),
+        (
+            {"build": lambda w, d: build_chain(16, d)},
+            "build makes a network of 1376 parameters at width 64 and of 1376 at width 128: build the model with",
+        ),
+        (
+            {"build": lambda w, d: build_chain(w, 4), "depths": (4, 8, 16)},
+            "of 1376 parameters at depth 4 and of 1376 at depth 8: build the model with the argument depth",
+        ),
+        (
+            {"build": lambda w, d: replaced(build_chain(w, d), depth_ratio=BASE_DEPTH / d), "depths": (8, 16, 32)},
+            "depth_ratio falls from 0.5 at depth 8 to 0.25 at depth 16: pass depth / base_depth, not its inverse",
+        ),
+        (
+            {"build": lambda w, d: Network(lambda k: {"w": jnp.ones(3)}, lambda p: p["w"], {}, optax.sgd(1.0))},
+            "Network.apply must return (outputs, dictionary of activations)",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_trains(changes, message):
+    plan = {"build": build_chain, "labels": Y, "rule": RULE, "width": 16, "depth": 4, "widths": WIDTHS}
+    with pytest.raises(dm.InputError) as error:
+        coord_check(**{**plan, **changes})
+    assert message in str(error.value)

@@ -1,0 +1,119 @@
+"""From numbers to verdicts, and one name for the same layer of every network."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import depthmup_flax as dm
+from depthmup_flax.check.judgment import verdict_of
+from depthmup_flax.check.layer_names import collapsers
+from depthmup_flax.check.trends import fit_trend
+from depthmup_flax.util.power_fits import fit_power, student_t
+
+
+@pytest.mark.parametrize("slope", [-0.5, 0.0, 0.37, 2.0])
+def test_a_power_is_found_inside_its_interval(slope):
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        fit = fit_power({size: list(3 * size**slope * np.exp(0.1 * rng.normal(size=4))) for size in (32, 64, 128)})
+        inside += abs(fit.slope - slope) < fit.interval
+    assert 180 <= inside <= 198  # 95 % of 200, give or take 2.5 standard deviations
+
+
+def test_slope_and_interval_are_those_of_a_linear_regression():
+    values = {size: list(np.random.default_rng(size).lognormal(size=2)) for size in (32, 64, 128)}
+    fit = fit_power(values)
+    x, y = np.log([(size, value) for size, seeds in values.items() for value in seeds]).T
+    regression = scipy.stats.linregress(x, y)
+    assert fit.slope == pytest.approx(regression.slope)
+    assert fit.interval == pytest.approx(scipy.stats.t.ppf(0.975, 4) * regression.stderr)
+    assert str(fit_power({size: [2.0, 2.0] for size in (1, 2, 4)})) in ("+0.00 +- 0.00", "-0.00 +- 0.00")
+
+
+@pytest.mark.parametrize("probability", [0.025, 0.5, 0.8, 0.975])
+def test_quantiles_of_students_t_are_those_of_scipy(probability):
+    for freedom in (*range(1, 12), 100, 1001):
+        exact = scipy.stats.t.ppf(probability, freedom)
+        assert student_t(freedom, probability) == pytest.approx(exact, rel=1e-10, abs=1e-12)
+    assert math.isnan(student_t(0))
+
+
+def test_zero_overflow_and_noise_have_their_own_verdicts():
+    sizes = (1, 2, 4)
+    verdict = lambda values: verdict_of(fit_power(dict(zip(sizes, values, strict=True))), 0.2)
+    assert verdict([[0.0, 0.0]] * 3) == "zero"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]) == "below precision"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [math.inf, 8.0]]) == "explodes"
+    assert verdict([[1.0, 1.0], [1e9, 1e9], [1e18, 1e18]]) == "explodes"
+    assert verdict([[1.0, 9.0], [9.0, 1.0], [1.0, 9.0]]) == "unclear"
+    assert verdict([[1.0, 1.01], [1.0, 1.02], [1.01, 1.0]]) == "flat"
+    assert verdict([[1.0, 1.01], [1.41, 1.42], [2.0, 2.01]]) == "grows"
+    assert verdict([[2.0, 2.01], [1.41, 1.42], [1.0, 1.01]]) == "vanishes"
+
+
+def test_only_indices_that_count_layers_become_a_star():
+    names = [
+        [f"Block_{i}/Dense_{j}" for i in range(depth) for j in range(2)] + ["head", f"block_{depth - 1}_norm", "in_1"]
+        for depth in (2, 4, 8)
+    ]
+    collapse = collapsers(names, [{}, {}, {}])[2]
+    assert collapse("Block_7/Dense_1") == "Block_*/Dense_1"
+    assert collapse("block_3_norm") == "block_*_norm"
+    assert collapse("in_1") == "in_1"
+    # Nothing is counted at one depth.
+    assert collapsers([names[0]] * 3, [{}, {}, {}])[0]("Block_1/Dense_1") == "Block_1/Dense_1"
+
+
+def test_stem_blocks_and_readout_that_share_a_name_stay_apart():
+    leaf = lambda role, in_branch=False: dm.ParamInfo(dm.Role(role), (1,), in_branch=in_branch)
+    infos = [
+        {"Dense_0/kernel": leaf("input")}
+        | {f"Dense_{i}/kernel": leaf("hidden", True) for i in range(1, depth + 1)}
+        | {f"Dense_{depth + 1}/kernel": leaf("output")}
+        for depth in (4, 8, 16)
+    ]
+    four, eight, _ = collapsers([list(info) for info in infos], infos)
+    assert [four(f"Dense_{i}") for i in (0, 1, 4, 5)] == ["Dense_0", "Dense_*", "Dense_*", "Dense_* (output)"]
+    assert eight("Dense_5/kernel") == "Dense_*/kernel"
+
+
+def verdicts_of(power, noise_share, sizes, *, noise=0.05, seeds=4):
+    """Verdicts on 200 measurements of ``size^power`` plus a part whose square falls as 1/size."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        values = {
+            n: list(n**power * math.sqrt(1 + noise_share / n) * np.exp(noise * rng.normal(size=seeds))) for n in sizes
+        }
+        found.append(verdict_of(fit_power(values), 0.2, 0.0, fit_trend(values)))
+    return {verdict: found.count(verdict) / 200 for verdict in found}
+
+
+def test_a_mistake_never_passes_for_a_finite_size():
+    for power, sizes in ((-0.5, (32, 64, 128)), (-0.5, (64, 128, 256, 512)), (-1.0, (32, 64, 128)), (0.5, (8, 16, 32))):
+        shares = verdicts_of(power, 0.0, sizes)
+        assert shares.get("flat", 0) + shares.get("converges", 0) == 0
+        assert shares["grows" if power > 0 else "vanishes"] > 0.97
+
+
+def test_a_finite_size_is_no_mistake():
+    far, middle = verdicts_of(0.0, 300.0, (32, 128, 512, 2048)), verdicts_of(0.0, 64.0, (32, 64, 128))
+    assert far["converges"] + far["flat"] > 0.95  # exponents of -.41, -.27 and -.12
+    assert far["converges"] > far["flat"]
+    assert middle.get("vanishes", 0) < 0.1
+    # Where nothing distinguishes it from a power, it must not pass.
+    near = verdicts_of(0.0, 600.0, (16, 32, 64))
+    assert near.get("flat", 0) + near.get("converges", 0) < 0.02
+
+
+def test_an_exponent_on_its_way_names_the_sizes_that_decide():
+    values = {n: [math.sqrt(1 + 100 / n) * s for s in (0.99, 1.0, 1.01)] for n in (32, 64, 128)}
+    trend = fit_trend(values)
+    assert [round(slope, 2) for slope in trend.slopes] == [-0.34, -0.26]
+    assert trend.converges(0.0, 0.2)
+    assert not trend.arrived(0.0, 0.2)
+    assert verdict_of(fit_power(values), 0.2, 0.0, trend) == "unclear"
+    assert trend.sizes_needed((32, 64, 128), 0.0, 0.2) == (128, 256, 512)

@@ -1,0 +1,259 @@
+"""Several processes on this machine: the same training, checkpoints for any number of processes, no hangs."""
+
+import functools
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import processes
+import pytest
+from joined import Joined, free_port, train_py
+
+from depthmup_flax import InputError, data
+from depthmup_flax.config import default_config
+from depthmup_flax.config.files import from_file
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices.process import distributed
+from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.util import errors
+
+STEPS = 12
+
+SETTINGS = f"""
+from depthmup_flax.config import default_config
+
+def get_config():
+    config = default_config("simple_resnet")
+    config.model.update(width=16, depth=3, norm="batch")
+    config.data.update(augment="imagenet", placement="stream", train_examples=200)
+    config.optimizer.update(name="momentum", learning_rate=0.02)
+    config.train.update(batch_size=16, steps={STEPS}, log_every=1, eval_every=6)
+    return config
+"""
+SMALL = (
+    "--config.model.width=8",
+    "--config.model.depth=2",
+    "--config.train.batch_size=16",
+    "--config.train.log_every=1",
+)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "settings.py"
+    path.write_text(SETTINGS)
+    return path
+
+
+def rows(workdir):
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "images_per_s"} for row in found]
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_two_processes_to_four_to_one_with_the_losses_of_one_that_never_moved(settings, tmp_path):
+    """Two processes with two devices each are preempted, then four with one device each, and one with two finishes."""
+    train_and_evaluate(from_file(settings), tmp_path / "whole")
+    command = [f"--config={settings}", f"--workdir={tmp_path / 'run'}"]
+    two = Joined(tmp_path / "two", 2, 2, *command, "--config.mesh.fsdp=2")
+    two.wait_for("step 2/")
+    two.running[1].send(signal.SIGTERM)  # to any of them
+    assert two.wait() == [errors.PREEMPTED] * 2, two.text()
+    assert "of 2 processes" in two.running[0].text()
+    assert "step" not in two.running[1].text().replace("preemption sync point, step", "")  # only the first logs
+    four = Joined(tmp_path / "four", 4, 1, *command, "--config.mesh.data=2", "--config.mesh.tensor=2")
+    four.wait_for("resuming after step")
+    four.running[0].send(signal.SIGTERM)
+    codes = four.wait()
+    assert codes in ([errors.PREEMPTED] * 4, [0] * 4), four.text()  # it may have reached the end before
+    last = Joined(tmp_path / "one", 1, 2, *command)
+    assert last.wait() == [0], last.text()
+    if codes[0]:
+        assert "resuming after step" in last.text()
+    found, expected = rows(tmp_path / "run"), rows(tmp_path / "whole")
+    assert [row["step"] for row in found] == [row["step"] for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=2e-4), (row, other)
+    result = unsealed((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victim, tmp_path):
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=100000", *SMALL)
+    pair.wait_for("step 2/")
+    pair.running[victim].send(signal.SIGKILL)
+    started = time.monotonic()
+    codes = pair.wait(distributed.HEARTBEAT_TIMEOUT_S + 30)
+    assert time.monotonic() - started < distributed.HEARTBEAT_TIMEOUT_S + 30
+    assert codes[victim] == -signal.SIGKILL
+    survivor = 1 - victim
+    # JAX aborts a process that has lost the coordinator, unless a collective fails first.
+    sentences = {
+        1: f"process {survivor} failed; the other processes stop, too",
+        -signal.SIGABRT: "distributed service",
+    }
+    assert sentences[codes[survivor]] in pair.running[survivor].text()
+    assert codes[survivor] == 1 or victim == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_cannot_read_is_renamed_by_the_next_attempt(tmp_path):
+    sizes = ["--config.train.steps=20", "--config.train.eval_every=10", "--config.mesh.fsdp=2", *SMALL]
+    sizes.append("--config.model.width=128")  # smaller arrays lie in a file that both processes write
+    command = [f"--workdir={tmp_path / 'run'}", *sizes]
+    pair = Joined(tmp_path / "first", 2, 1, *command)
+    assert pair.wait() == [0, 0], pair.text()
+    latest = tmp_path / "run" / "checkpoints" / "20"
+    parts = list((latest / "state" / "ocdbt.process_1" / "d").iterdir())
+    for part in parts:
+        part.write_bytes(part.read_bytes()[:100])
+    (tmp_path / "run" / "result.json").unlink()
+    assert parts
+    stopped = Joined(tmp_path / "stopped", 2, 1, *command)
+    assert errors.STOPPED in stopped.wait(), stopped.text()
+    assert "rerun the command, which renames it to 20.damaged and resumes from the previous one" in stopped.text()
+    again = Joined(tmp_path / "second", 2, 1, *command)
+    assert again.wait() == [0, 0], again.text()
+    assert "resuming after step 10" in again.running[0].text()
+    assert (latest.parent / "20.damaged").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
+    def own(index):
+        return (f"--config.data.name={'synthetic' if index else 'folder:nowhere'}",)
+
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", own=own)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    assert "there is no folder 'nowhere'" in pair.running[0].text()
+    assert "another process failed validation. See its log" in pair.running[1].text()
+
+
+@pytest.mark.slow
+def test_processes_with_different_configs_name_the_difference_and_refuse_before_anything_is_written(tmp_path):
+    """Else they would train a network of neither config, and report that it has completed."""
+
+    def own(index):
+        return (f"--config.optimizer.learning_rate={(1e-3, 3e-2)[index]}", f"--config.seed={index}")
+
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", *SMALL, own=own)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    for process in pair.running:
+        (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
+        assert "config.optimizer.learning_rate is 0.001 in process 0, 0.03 in process 1" in sentence
+        assert "config.seed is 0 in process 0, 1 in process 1" in sentence
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def train_py_in_a_hurry(arguments, devices):
+    distributed._START_TIMEOUT_S = 4
+    return train_py(arguments, devices)
+
+
+@pytest.mark.slow
+def test_a_process_whose_others_never_join_ends_with_a_sentence(tmp_path):
+    def start(process):
+        arguments = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", f"--process_id={process}"]
+        arguments.append(f"--workdir={tmp_path / 'run'}")
+        return processes.Process(tmp_path / f"{process}.log", train_py_in_a_hurry, arguments, 1)
+
+    for alone in [start(0), start(1)]:
+        assert alone.wait(60) == errors.STOPPED, alone.text()
+        assert "error: not all processes joined within 4 s. Check that all were started" in alone.text()
+
+
+def train_py_on_own_disk(homes, arguments, devices):
+    """``train.py`` with a home directory per process, below ``homes``."""
+    from depthmup_flax.trainer import process_agreement
+
+    process_agreement._VISIBLE_S = 0.5
+    options = dict(argument.split("=", 1) for argument in arguments)
+    os.environ["HOME"] = f"{homes}/{options['--process_id']}"
+    return train_py(arguments, devices)
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
+    program = functools.partial(train_py_on_own_disk, str(tmp_path))
+    pair = Joined(tmp_path / "logs", 2, 1, "--workdir=~/run", *SMALL, program=program)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    assert "is another directory in process 1 than in process 0: name a directory on storage" in pair.running[1].text()
+    assert not list(tmp_path.glob("*/run/.shared-*"))
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
+    """Also where only the first looks: at the work directory."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{")
+    (tmp_path / "run" / "workdir.json").write_text('{"kind": "run"}')
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}")
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    for process in pair.running:
+        (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
+        assert "config.json is not what was written" in sentence
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_the_rows_of_all_hosts_are_disjoint_and_complete(hosts):
+    """A mesh of eight devices, of which each host has its share; the batch is the same for any number of hosts."""
+    config = default_config().data
+    config.update(name="synthetic", placement="stream")
+    dataset = data.load(config)
+    shares = np.arange(16).reshape(hosts, -1)
+    streams = [data.train_stream(dataset.train, 3, 16, start_step=5, rows=rows) for rows in shares]
+    batch = [next(stream)["image"] for stream in streams]
+    whole = next(data.train_stream(dataset.train, 3, 16, start_step=5))["image"]
+    np.testing.assert_array_equal(np.concatenate(batch), whole)
+    assert sharding.local_rows(sharding.make_mesh(), 16).tolist() == list(range(16))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("host:1", 2, None), "process_id not set: set all of --coordinator=HOST:PORT"),
+        (("host", 2, 0), "coordinator is 'host': use HOST:PORT"),
+        (("host:1", 0, 0), "num_processes is 0: use a whole number of at least 1"),
+        (("host:1", 2, 2), "process_id is 2: use a whole number from 0 to 1"),
+        (("no-such-host.invalid:1", 2, 1), "coordinator is 'no-such-host.invalid:1': it cannot be used"),
+    ],
+)
+def test_an_address_that_is_not_complete_is_refused(given, sentence):
+    with pytest.raises(InputError, match=sentence):
+        distributed.start(*given)
+
+
+def test_the_environment_says_which_process_this_is(monkeypatch):
+    """Explicit variables, or a Slurm step with several tasks; nothing else makes a process wait for others."""
+    called = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda **arguments: called.append(arguments))
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")):
+            monkeypatch.delenv(name)
+    assert not distributed.start()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    assert not distributed.start()  # a batch script, not a step
+    for name, value in (("STEP_NODELIST", "node[1-2]"), ("PROCID", "1"), ("LOCALID", "0")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert distributed.start()
+    assert "coordinator_address" not in called[-1]  # JAX knows Slurm
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # the shell of salloc
+    with pytest.raises(InputError, match="srun"):
+        distributed.start()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert distributed.start()
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    monkeypatch.setenv("JAX_PROCESS_ID", "3")
+    assert distributed.start()
+    assert called[-1]["coordinator_address"] == "127.0.0.1:1234"
+    assert (called[-1]["num_processes"], called[-1]["process_id"]) == (4, 3)
+    monkeypatch.setenv("JAX_PROCESS_ID", "three")
+    with pytest.raises(InputError, match="the environment variable JAX_PROCESS_ID is 'three': use a whole number"):
+        distributed.start()

@@ -1,0 +1,93 @@
+"""Meshes of TPU slices that are not here: every layout is built or refused in one sentence."""
+
+import itertools
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tpu_compiler  # noqa: F401  (skips where there is none)
+from jax.experimental import topologies
+
+from depthmup_flax import InputError
+from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.nn.layers import HIDDEN, Dense
+from depthmup_flax.plan.topologies import topology_devices
+
+
+def layouts(count):
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    return [(a, b, c) for a, b, c in itertools.product(divisors, repeat=3) if a * b * c == count]
+
+
+@pytest.mark.parametrize(
+    ("name", "slices", "built", "refused"),
+    [
+        ("v4:2x2x2", 1, 10, 0),
+        ("v4:4x4x4", 1, 28, 0),
+        ("v5p:4x4x4", 1, 28, 0),
+        ("v5e:2x2", 1, 6, 0),
+        ("v5e:4x4", 1, 15, 0),
+        ("v5e:4x8", 1, 21, 0),
+        ("v5e:8x8", 1, 28, 0),
+        ("v5e:8x16", 1, 36, 0),
+        ("v5e:16x16", 1, 45, 0),
+        ("v6e:16x16", 1, 45, 0),
+        # Refused are those with data=1: the slow network between slices carries data parallelism alone.
+        ("v4:4x4x4", 2, 28, 8),
+        ("v5p:4x4x4", 2, 28, 8),
+        ("v5e:4x4", 2, 15, 6),
+        ("v5e:16x16", 2, 45, 10),
+        ("v6e:16x16", 2, 45, 10),
+        ("v5e:4x4", 4, 15, 13),
+    ],
+)
+def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, built, refused):
+    devices, found = topology_devices(name, slices), {"built": 0, "refused": 0}
+    for layout in layouts(len(devices)):
+        axes = dict(zip(sharding.MESH_AXES, layout, strict=True))
+        if layout[0] % slices:
+            with pytest.raises(InputError, match=rf"^mesh.data is {layout[0]}: it must be a multiple .*divides \d+.$"):
+                sharding.make_mesh(axes, devices)
+            found["refused"] += 1
+            continue
+        mesh = sharding.make_mesh(axes, devices)
+        assert mesh.devices.shape == layout
+        assert {device.id for device in mesh.devices.flat} == {device.id for device in devices}
+        # Between slices there is nothing but data parallelism.
+        parts = mesh.devices.reshape(slices, -1)
+        assert all(len({getattr(device, "slice_index", 0) for device in part}) == 1 for part in parts)
+        found["built"] += 1
+    assert found == {"built": built, "refused": refused}
+
+
+@pytest.mark.parametrize("name", ["v4:4x4x4", "v5p:4x4x4", "v5e:4x4", "v5e:16x16", "v6e:16x16"])
+@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 2), (2, 2), (1, 4), (4, 4)])
+def test_tensor_parallelism_is_between_neighbors(name, fsdp, tensor):
+    mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": tensor}, topology_devices(name))
+    coordinates = np.array([device.coords for device in mesh.devices.flat]).reshape(-1, tensor, 3)
+    assert (np.abs(np.diff(coordinates, axis=1)).sum(-1) == 1).all()
+
+
+def test_devices_that_are_half_a_chip_are_refused():
+    cores = topologies.get_topology_desc("v4:2x2x2", "tpu").devices
+    with pytest.raises(InputError, match=r"^the 16 devices of kind TPU v4 form no mesh: .* each as one device."):
+        sharding.make_mesh(devices=cores)
+
+
+@pytest.mark.parametrize(("gradient_dtype", "summed"), [("", "bf16"), ("float32", "f32")])
+def test_chips_sum_a_gradient_into_their_parts_in_the_dtype_of_the_config(gradient_dtype, summed):
+    mesh = sharding.make_mesh({"data": 1, "fsdp": 4, "tensor": 1}, topology_devices("v5e:2x2"))
+    layer, x = Dense(256, HIDDEN, dtype="bfloat16"), jax.ShapeDtypeStruct((64, 512), jnp.float32)
+    params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), x))
+    shardings = sharding.state_shardings(params, {"kernel": HIDDEN}, mesh), sharding.batch_sharding(mesh)
+
+    def loss(params, x):
+        with sharding.activations_on(mesh, gradient_dtype):
+            return jnp.sin(layer.apply(params, x)).sum()
+
+    gradient = jax.jit(jax.grad(loss), in_shardings=shardings, out_shardings=shardings[0])
+    text = gradient.trace(params, x).lower(lowering_platforms=("tpu",)).compile().as_text()
+    assert re.findall(r"^%all-reduce-scatter\S* \(\S+: (\w+)\[512,256\]", text, re.MULTILINE) == [summed]

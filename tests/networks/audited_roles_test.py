@@ -1,0 +1,188 @@
+"""Roles of networks of every library against those written by hand, and what their forward pass lacks."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import pytest
+from user_networks import (
+    DEPTH,
+    RULE,
+    TOKENS,
+    VECTORS,
+    WIDTH,
+    Decoder,
+    EqxNet,
+    LinenNet,
+    NnxNet,
+    branch_factor,
+    haiku_net,
+    pair_net,
+    readout_factor,
+)
+
+from depthmup_flax import Role, audit
+from depthmup_flax.models.mlp import ResMLP
+from depthmup_flax.networks.audited_roles import audited
+from depthmup_flax.networks.model_functions import model_functions
+from depthmup_flax.rule.info_trees import flatten_info, is_info
+from depthmup_flax.util.errors import InputError, UserCodeError
+
+KINDS = {"linen": LinenNet, "nnx": NnxNet, "equinox": EqxNet, "haiku": haiku_net, "pair": pair_net}
+HIDDEN, INPUT, OUTPUT, VECTOR, FIXED = Role.HIDDEN, Role.INPUT, Role.OUTPUT, Role.VECTOR, Role.FIXED
+
+
+def of(net, edit=""):
+    """(width, depth) -> what makes the network."""
+    return lambda width, depth: functools.partial(net, width, depth, edit)
+
+
+def by_hand(path, m, r):
+    """(role, width_in, width_out, in_branch, depth_ratio, model_width) of the parameter of a residual network."""
+    is_matrix = path.endswith(("kernel", "/w")) or (path.endswith("weight") and "norm" not in path)
+    if path.startswith("stem"):
+        return (INPUT if is_matrix else VECTOR, 1, m, False, 1, m)
+    if path.startswith("head"):
+        return (OUTPUT, m, 1, False, 1, m) if is_matrix else (FIXED, 1, 1, False, 1, m)
+    return (HIDDEN if is_matrix else VECTOR, m if is_matrix else 1, m, True, r, m)
+
+
+def read(info):
+    return {
+        path: (one.role, one.width_in, one.width_out, one.in_branch, one.depth_ratio, one.model_width)
+        for path, one in flatten_info(info).items()
+    }
+
+
+SIZES = [(4 * WIDTH, 3 * DEPTH), (WIDTH, DEPTH), (WIDTH, 4 * DEPTH), (2 * WIDTH, DEPTH)]
+
+
+# The sizes that are audited depend on none of the libraries: one has them all.
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [(kind, SIZES[0]) for kind in KINDS] + [("pair", sizes) for sizes in SIZES[1:]]
+)
+def test_roles_are_those_by_hand_at_all_sizes_and_nothing_is_missing(kind, sizes):
+    result = audited(build_of(kind), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+    m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
+    roles = read(result.info)
+    assert roles == {path: by_hand(path, m, r) for path in roles}
+    assert result.findings == ()
+    assert result.text == ""
+    params, _ = model_functions(build_of(kind)(*sizes)).shapes(VECTORS)
+    assert jax.tree.structure(result.info, is_leaf=is_info) == jax.tree.structure(params)
+    jax.tree.map(lambda one, leaf: one.shape == leaf.shape or pytest.fail(one), result.info, params, is_leaf=is_info)
+
+
+def build_of(kind, edit=""):
+    net = KINDS[kind]
+    if kind in ("haiku", "pair"):
+        return lambda width, depth: net(width, depth, edit)
+    return of(net, edit)
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"), [("no_branch", "missing_branch_multiplier"), ("no_readout", "readout_not_scaled")]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_multiplier_is_found_at_the_bases_own_size_with_the_code_to_write(kind, edit, name):
+    result = audited(build_of(kind, edit), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+    assert [finding.name for finding in result.findings] == [name]
+    assert name in result.text
+    assert "write:" in result.text
+    assert result.text in str(result.audit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(64, 4), (WIDTH, DEPTH)], ids=str)
+def test_a_decoder_has_the_roles_by_hand(sizes):
+    result = audited(of(Decoder), sizes, (WIDTH, DEPTH), TOKENS, RULE)
+    m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
+    roles = read(result.info)
+    assert result.findings == ()
+    assert roles["embed/embedding"] == (INPUT, 1, m, False, 1, m)
+    assert roles["attention_1/query/kernel"] == (HIDDEN, m, m, True, r, m)
+    assert roles["attention_1/out/kernel"] == (HIDDEN, m, m, True, r, m)
+    assert roles["attention_0/query/bias"] == (VECTOR, 1, m, True, r, m)
+    assert roles["down_1/kernel"] == (HIDDEN, m, m, True, r, m)
+    assert roles["norm/scale"] == (VECTOR, 1, m, False, 1, m)
+    assert roles["head/kernel"] == (OUTPUT, m, 1, False, 1, m)
+    assert {"missing_branch_multiplier"} == {
+        finding.name for finding in audited(of(Decoder, "no_branch"), sizes, (WIDTH, DEPTH), TOKENS, RULE).findings
+    }
+
+
+def test_a_network_that_cannot_be_doubled_is_audited_at_another_multiple():
+    def build(width, depth):
+        if width == 2 * WIDTH:
+            raise ValueError("width must be no such number")
+        return functools.partial(LinenNet, width, depth)
+
+    result = audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+    assert read(result.info)["block_1/kernel"] == (HIDDEN, 1, 1, True, 1, 1)
+    assert str(4 * WIDTH) in result.notes[0]
+
+
+def test_a_network_of_one_size_is_refused_with_the_sizes_that_were_tried():
+    def make(width, depth):
+        if width != WIDTH:
+            raise ValueError("no such width")
+        return LinenNet(width, depth)
+
+    build = lambda width, depth: functools.partial(make, width, depth)
+    with pytest.raises(InputError, match=r"model\.width is 16.*32 x 4.*no such width"):
+        audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+
+
+def test_an_error_at_the_networks_own_size_is_the_users():
+    build = lambda width, depth: functools.partial(LinenNet, width, depth)
+    with pytest.raises(UserCodeError, match=r"LinenNet.*int32\[\]"):
+        audited(build, (32, 4), (WIDTH, DEPTH), jax.ShapeDtypeStruct((), "int32"), RULE)
+
+
+class OneMore(LinenNet):
+    """A network that calls one of its blocks no part of its depth."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="stem")(x)
+        for i in range(self.depth + 1):
+            h = h + branch_factor(self.depth, self.edit) * nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+def test_branches_may_be_counted_as_the_user_counts(sizes):
+    result = audited(of(OneMore), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+    assert result.findings == ()
+    assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
+    assert audited(of(OneMore, "no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
+
+
+def annotated(width, depth):
+    """Our network, whose layers are annotated."""
+    return ResMLP(width=width, depth=depth, base_width=WIDTH, base_depth=DEPTH, num_classes=3)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_an_annotated_network_keeps_its_annotations_and_is_audited(sizes):
+    images = jax.ShapeDtypeStruct((2, 4, 4, 1), "float32")
+    result = audited(annotated, sizes, (WIDTH, DEPTH), images, RULE)
+    assert any(one.init_std is not None for one in flatten_info(result.info).values())
+    assert result.findings == ()
+    assert result.audit is not None
+
+
+def test_the_audit_takes_an_equinox_module():
+    make = lambda width, depth, edit="": EqxNet(width, depth, edit, key=jax.random.key(0))
+    right = audit(make(64, 4), make(WIDTH, DEPTH), VECTORS)
+    assert right.ok, str(right)
+    assert right.info.block[0].weight.role is Role.HIDDEN
+    assert not audit(make(64, 4, "no_branch"), make(WIDTH, DEPTH, "no_branch"), VECTORS).ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_decayed_and_vectors_are_not(kind):
+    info = flatten_info(audited(build_of(kind), (4 * WIDTH, 4), (WIDTH, DEPTH), VECTORS, RULE).info)
+    assert {path for path, one in info.items() if one.decay} == {
+        path for path in info if by_hand(path, 1, 1)[0] in (HIDDEN, INPUT, OUTPUT)
+    }

@@ -1,0 +1,230 @@
+"""A recipe spends the compute, keeps the tuned run at compute 1, and finds the optimum of a known law."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.commands.table import module_and_parser
+from depthmup_flax.config import from_file
+from depthmup_flax.config.fields import config_hash, default_config
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
+from depthmup_flax.search.forecast.ladder import Size, rung_config
+from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss, upper_losses
+from depthmup_flax.search.forecast.recipe import Allocation, recipe
+from depthmup_flax.search.forecast.registered import Registered, config_json
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.util.errors import InputError
+
+LOAD = LoadOnce()
+FREE = Allocation(passes=math.inf)  # digits are few
+STEPS, BATCH = 400, 32
+
+
+def tuned(model="res_mlp", **fields):
+    config = default_config(model)
+    config.model.update(width=32, depth=4, base_width=32, base_depth=4)
+    config.data.name = "digits"
+    config.optimizer.update(name="adamw", learning_rate=0.01, warmup_steps=40, weight_decay=0.1)
+    config.train.update(steps=STEPS, batch_size=BATCH, average_steps=80)
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def cost(config):
+    return build(config, load=LOAD).cost
+
+
+@functools.cache
+def parameters(width, depth):
+    return build(tuned(**{"model.width": width, "model.depth": depth}), load=LOAD).parameters
+
+
+@pytest.mark.parametrize("compute", [2.5, 64])
+def test_a_recipe_uses_the_compute_up_to_half_a_step_and_a_grain_of_the_width(compute):
+    config = tuned()
+    run = recipe(config, compute, load=LOAD, allocation=FREE)
+    ratio = cost(run.config) / cost(config)
+    assert run.compute == pytest.approx(ratio)
+    assert ratio == pytest.approx(compute, rel=0.5 / run.config.train.steps)
+    model = run.config.model
+    grown = parameters(model.width, model.depth) / parameters(32, 4)
+    assert math.log(grown) == pytest.approx(FREE.parameters * math.log(compute), abs=0.4)
+
+
+def test_at_compute_1_it_is_the_tuned_run():
+    config = tuned()
+    assert config_hash(recipe(config, 1, load=LOAD).config) == config_hash(config)
+
+
+def test_hyperparameters_are_the_rescaled_ones_of_its_batch_size_and_steps():
+    run = recipe(tuned(), 8, load=LOAD, batch_size=2 * BATCH, allocation=FREE).config
+    before = Hyperparameters(0.01, BATCH, STEPS, warmup_steps=40, weight_decay=0.1)
+    expected = rescaled_hyperparameters(before, batch_size=2 * BATCH, steps=run.train.steps, optimizer="adamw")
+    for name in ("learning_rate", "weight_decay", "warmup_steps"):
+        assert run.optimizer[name] == pytest.approx(getattr(expected, name), rel=1e-5)
+    assert (run.optimizer.kwargs.b1, run.optimizer.kwargs.b2) == pytest.approx((expected.b1, expected.b2))
+
+
+def test_a_given_size_stays_and_the_others_follow():
+    run = lambda **given: recipe(tuned(), 64, load=LOAD, allocation=FREE, **given).config
+    deep, wide, both = run(depth=12), run(width=64), run(width=64, depth=12)
+    assert (deep.model.depth, wide.model.width) == (12, 64)
+    assert deep.model.width > 32
+    assert wide.model.depth > 4
+    assert (both.model.width, both.model.depth) == (64, 12)
+    assert cost(both) == pytest.approx(64 * cost(tuned()), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        tuned("simple_resnet", **{"model.width": 32, "model.depth": 6, "model.base_depth": 6}),
+        tuned("resnet", **{"model.width": 8, "model.base_width": 8, "model.stage_sizes": (1, 1, 1, 1)}),
+        tuned("vit", **{"model.width": 48, "model.num_heads": 12, "model.patch_size": 4, "model.base_width": 48}),
+    ],
+    ids=lambda config: config.model.name,
+)
+def test_sizes_are_those_that_the_network_takes(config):
+    run = recipe(config, 16, load=LOAD, allocation=FREE)
+    assert run.compute == pytest.approx(16, rel=0.02)
+    assert run.config.model.width > config.model.width
+
+
+# Chinchilla's law (arXiv:2203.15556, eq. 2): E + A N^-a + B D^-b, here with equal batch sizes and D in steps.
+IRREDUCIBLE, A, B, N_POWER, D_POWER = 0.5, 20.0, 6.0, 0.5, 0.35
+
+
+UNREAD = Forecast(1.0, (1.0, 1.0), "sum", {}, "", 0.0, 1.0, 0.0)
+
+
+def ladder_of(config, loss_of, axes=("width", "depth", "steps")):
+    """A registered forecast whose rungs have the losses of a law."""
+    values = {"width": (8, 16, 32), "depth": (1, 2, 4), "steps": (100, 200, 400)}
+    target = {"width": 64, "depth": 8, "steps": 800}
+    sizes = [Size(*size) for size in itertools.product(*(values[a] if a in axes else (target[a],) for a in values))]
+    rung = lambda size: Rung(size.width, size.depth, size.steps, parameters(size.width, size.depth))
+    rungs = tuple(dataclasses.replace(r, losses=(loss_of(r),) * 2) for r in map(rung, sizes))
+    large = Size(*target.values())
+    own = config_json(rung_config(config, STEPS, 45, large, BATCH))
+    return Registered("2026-01-01", "test", BATCH, rung(large), rungs, UNREAD, own)
+
+
+@pytest.mark.slow
+def test_with_a_ladder_of_chinchillas_law_its_closed_optimum_is_found():
+    """The least A N^-a + B S^-b at N S = C has N^(a + b) = (a A / (b B)) C^b."""
+    config = tuned()
+    law = lambda r: IRREDUCIBLE + A * r.parameters**-N_POWER + B * r.steps**-D_POWER
+    run = recipe(config, 16, forecast=ladder_of(config, law), load=LOAD)
+    budget = 16 * parameters(32, 4) * STEPS
+    best = (N_POWER * A / (D_POWER * B) * budget**D_POWER) ** (1 / (N_POWER + D_POWER))
+    found = parameters(run.config.model.width, run.config.model.depth)
+    assert found == pytest.approx(best, rel=0.3)
+    least = law(Rung(1, 1, budget / best, best))
+    assert law(Rung(1, 1, run.config.train.steps, found)) == pytest.approx(least, rel=0.003)
+    assert run.forecast.loss == pytest.approx(least, rel=0.02)
+    assert run.compute == pytest.approx(16, rel=0.01)
+
+
+def test_the_depth_that_a_law_finds_bad_stays_small_and_axes_that_the_ladder_does_not_vary_stay():
+    config = tuned()
+    worse_when_deep = lambda r: 1 + 2 * r.width**-0.5 + 0.1 * r.depth
+    ladder = ladder_of(config, worse_when_deep, axes=("width", "depth"))
+    run = recipe(config, 16, forecast=ladder, load=LOAD)
+    assert (run.config.train.steps, run.config.train.batch_size) == (800, BATCH)
+    assert run.config.model.depth == 1
+    assert 14 < run.compute <= 16
+
+
+def test_upper_losses_of_several_sizes_are_those_of_the_interval_of_each():
+    rungs = [Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7)]
+    sizes = [Rung(2**k, 4, 100, 4**k) for k in (7, 8)]
+    upper = [forecast.interval[1] for size in sizes if (forecast := forecast_loss(rungs, size)).inflation == 1]
+    assert upper_losses(rungs, sizes) == pytest.approx(upper, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("compute", "given", "sentence"),
+    [
+        (0.5, {}, "--compute is 0.5: use a number of at least 1"),
+        (math.inf, {}, "--compute is inf"),
+        ("64", {}, "--compute is '64'"),
+        (2, {"width": 0}, "--width is 0"),
+        (2, {"width": 31}, "--width is 31, below the tuned 32"),
+        (2, {"forecast": "runs/forecast"}, "forecast is 'runs/forecast'"),
+        (2, {"width": 1024, "depth": 64}, "--compute is 2, less than one step"),
+    ],
+)
+def test_a_compute_or_size_that_cannot_be_is_one_sentence(compute, given, sentence):
+    with pytest.raises(InputError) as caught:
+        recipe(tuned(), compute, load=LOAD, **given)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_forecast_that_cannot_choose_is_refused():
+    config = tuned()
+    law = lambda r: 1 + r.width**-0.5 + r.steps**-0.5
+    ladder = ladder_of(config, law)
+    for forecast, compute, given, sentence in (
+        (ladder_of(config, law, axes=("width",)), 16, {}, "varies width alone"),
+        (ladder, 16, {"depth": 4}, "--depth is 4, which the forecast chooses"),
+        (dataclasses.replace(ladder, config={**ladder.config, "loss": "other"}), 16, {}, "is of another config"),
+        (dataclasses.replace(ladder, rungs=(*ladder.rungs, ladder.target)), 2, {}, "--compute is 2, and the largest"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            recipe(config, compute, forecast=forecast, load=LOAD, **given)
+
+
+def test_a_rule_that_does_not_transfer_and_a_config_without_a_base_are_refused():
+    for field, value, sentence in (
+        ("parametrization.preset", "sp", "do not transfer"),
+        ("model.base_width", 0, "is 0"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            recipe(tuned(**{field: value}), 16, load=LOAD)
+
+
+def test_a_rule_over_width_alone_keeps_the_depth():
+    along = dataclasses.replace(FREE, depth=1.0)
+    depths = [
+        recipe(tuned(**{"parametrization.preset": preset}), 16, load=LOAD, allocation=along).config.model.depth
+        for preset in ("mup", "depth_mup")
+    ]
+    assert depths[0] == 4 < depths[1]
+    given = recipe(tuned(**{"parametrization.preset": "mup"}), 16, load=LOAD, width=32, allocation=along)
+    assert given.config.model.depth == 4
+
+
+def test_an_allocation_moves_compute_between_parameters_and_examples():
+    few, many = (
+        recipe(tuned(), 16, load=LOAD, allocation=dataclasses.replace(FREE, parameters=p)).config for p in (0.3, 0.7)
+    )
+    assert few.model.width < many.model.width
+    assert few.train.steps * few.train.batch_size > many.train.steps * many.train.batch_size
+
+
+def test_examples_are_passed_over_four_times_or_as_often_as_in_the_tuned_run():
+    passes = lambda config: config.train.steps * BATCH / 1500  # training examples of digits
+    short, long = tuned(**{"train.steps": 50, "optimizer.warmup_steps": 5}), tuned()
+    for config, most in ((short, 4), (long, passes(long))):
+        assert 0.7 * most < passes(recipe(config, 16, load=LOAD).config) < 1.3 * most
+
+
+def test_the_command_writes_the_config_of_what_it_prints(tmp_path, capsys):
+    module, parser = module_and_parser("recipe")
+    module.main(parser.parsed(["--config=digits", "--compute=4", f"--workdir={tmp_path}"]))
+    expected = recipe(from_file("digits"), 4, load=LOAD)
+    assert str(expected) in capsys.readouterr().out
+    assert config_hash(from_file(tmp_path / "recipe.py")) == config_hash(expected.config)
+
+
+def test_a_study_trains_the_values_of_its_recipe():
+    study = dm.Study("res_mlp", "digits", base=(8, 2), steps=20, quiet=True)
+    run = study.recipe(4, learning_rate=0.02, depth=3)
+    assert config_hash(study.config(learning_rate=0.02, **run.values)) == config_hash(run.config)
+    assert run.config.model.depth == 3

@@ -1,0 +1,333 @@
+"""A Study tunes, sweeps and trains a network of this process as its user's own loop would, and resumes."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import html_text
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+import pytest
+import user_networks as networks
+from flax import nnx
+
+import depthmup_flax as dm
+from depthmup_flax.config.fields import config_hash
+from depthmup_flax.storage.records.table import read_sweep
+from depthmup_flax.util.errors import InputError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 5)).astype(np.float32)
+TARGETS = np.sin(X @ RNG.normal(size=(5, 3))).astype(np.float32)
+LABELS = TARGETS.argmax(1)
+RATES, DECAYS, SEEDS, STEPS = (0.01, 0.02, 0.04), (0.0, 0.1), 2, 15
+
+
+def split(targets):
+    return (X[:40], targets[:40]), (X[40:], targets[40:])
+
+
+class Net(nn.Module):
+    width: int
+    depth: int
+    rule: dm.Parametrization
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + self.rule.residual_multiplier(self.depth / 2) * nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
+
+
+def classification(objective="train", **arguments):
+    return dm.Study(Net, split(LABELS), base=(8, 2), steps=STEPS, batch_size=10, objective=objective, **arguments)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    study = classification(workdir=tmp_path_factory.mktemp("study"))
+    return study, study.tune(learning_rate=RATES, weight_decay=DECAYS, seeds=SEEDS, extend=0)
+
+
+def loss_of(model, params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+
+
+@functools.cache
+def update_of(optimizer_of, model):
+    """A step, compiled once for all ``numbers``."""
+
+    @jax.jit
+    def update(numbers, params, state, x, y):
+        loss, grads = jax.value_and_grad(functools.partial(loss_of, model))(params, x, y)
+        updates, state = optimizer_of(*numbers).update(grads["params"], state, params["params"])
+        return {"params": optax.apply_updates(params["params"], updates)}, state, loss
+
+    return update
+
+
+def loop(optimizer_of, numbers, model, seed, rescale_init=lambda params: params, x=X[:40], labels=LABELS[:40]):
+    """The mean training loss of the last fifth, and the loss as a function of examples, by optax alone."""
+    update, params = update_of(optimizer_of, model), model.init(jax.random.key(seed), X[:1])
+    params = {"params": rescale_init(params["params"])}
+    state, losses = optimizer_of(*numbers).init(params["params"]), []
+    for step in range(STEPS):
+        epoch, position = divmod(step, len(x) // 10)
+        rows = np.random.default_rng((seed, epoch)).permutation(len(x))[10 * position :][:10]
+        params, state, loss = update(numbers, params, state, x[rows], labels[rows])
+        losses.append(float(loss))
+    return np.mean(losses[-(STEPS // 5) :]), functools.partial(loss_of, model, params)
+
+
+def decayed_adam(rate, decay):
+    kernels = lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)
+    decayed = optax.add_decayed_weights(decay, mask=kernels)
+    return optax.chain(optax.scale_by_adam(), decayed, optax.scale_by_learning_rate(rate))
+
+
+def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
+    _, best = tuned
+    model = Net(8, 2, dm.get_parametrization("depth_mup"))
+    assert len(best.records) == len(RATES) * len(DECAYS) * SEEDS
+    for record in best.records:
+        numbers = record["learning_rate"], record["weight_decay"]
+        expected, _ = loop(decayed_adam, numbers, model, record["seed"])
+        np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
+    mean = pandas.DataFrame(best.records).groupby(["learning_rate", "weight_decay"])["train_loss_avg"].mean()
+    assert best["weight_decay"] == mean.idxmin()[1]
+    assert min(RATES) <= best["learning_rate"] <= max(RATES)
+
+
+def test_runs_are_compared_on_a_tenth_of_the_training_examples_that_they_do_not_train_on():
+    study = classification(objective="auto")
+    best = study.tune(learning_rate=RATES, seeds=1, extend=0)
+    order, model = np.random.default_rng(0).permutation(40), Net(8, 2, dm.get_parametrization("depth_mup"))
+    held_out, rest = order[:4], order[4:]
+    for record in best.records:
+        numbers = (record["learning_rate"],)
+        expected, loss = loop(optax.adam, numbers, model, record["seed"], x=X[rest], labels=LABELS[rest])
+        np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
+        np.testing.assert_allclose(record["validation_loss"], loss(X[held_out], LABELS[held_out]), rtol=2e-5)
+        assert record["test_loss"] is None
+    lowest = min(best.records, key=lambda record: record["validation_loss"])
+    assert abs(np.log2(best["learning_rate"] / lowest["learning_rate"])) <= 0.5
+    # Its report compares the same loss; a large run trains on all examples and is evaluated on the test set.
+    assert read_sweep([best.directory]).info.objective == "validation"
+    assert study.config(16, 4, **best).data.validation_fraction == 0
+
+
+@pytest.mark.slow
+def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(tuned):
+    study, best = tuned
+    result = study.train(16, 4, **best)
+    model, rescale = Net(16, 4, dm.get_parametrization("depth_mup")), lambda params: study.rescale_init(params, 16, 4)
+    optimizer = study.optimizer(16, 4, **best)
+    expected, _ = loop(lambda: optimizer, (), model, 0, rescale)
+    np.testing.assert_allclose(result["train_loss_avg"], expected, rtol=2e-5)
+    assert result == study.train(16, 4, **best)  # it is there already
+    assert result["config_hash"] == config_hash(study.config(16, 4, **best))
+
+
+def test_the_same_call_trains_nothing_and_further_values_add_to_the_records_though_a_hook_fails(tuned, logged):
+    study, best = tuned
+    new = []
+
+    def fail(record):
+        new.append(record["learning_rate"])
+        raise OSError("no network")
+
+    again = study.tune(weight_decay=DECAYS, learning_rate=RATES, seeds=SEEDS, extend=0, on_record=fail)
+    assert (new, dict(again)) == ([], dict(best))
+    more = study.tune(learning_rate=(0.02, 0.08), weight_decay=0.0, seeds=SEEDS, extend=0, on_record=fail)
+    assert new == [0.08]  # a hook that fails is called once
+    assert [record.levelname for record in logged.records if "on_record" in record.message] == ["WARNING"]
+    assert len(more.records) == 2 * SEEDS
+    frame = pandas.DataFrame(dm.read_records(study.workdir))
+    assert len(frame) == len(best.records) + SEEDS
+    assert {"run", "status", "width", "depth", "seed", "learning_rate", "weight_decay", "train_loss_avg"} <= set(frame)
+
+
+def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(tmp_path):
+    arguments = {"learning_rate": RATES, "seeds": SEEDS, "extend": 0, "lanes": 1}
+    first, rest = [], []
+
+    def interrupt(record):
+        first.append(record)
+        if len(first) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        classification(workdir=tmp_path).tune(**arguments, on_record=interrupt)
+    best = classification(workdir=tmp_path).tune(**arguments, on_record=rest.append)
+    assert (len(first), len(rest), len(best.records)) == (2, len(RATES) * SEEDS - 2, len(RATES) * SEEDS)
+    with pytest.raises(InputError, match=r"steps: 15 there, 16 here"):
+        dm.Study(Net, split(LABELS), base=(8, 2), steps=16, batch_size=10, workdir=tmp_path).tune(**arguments)
+
+
+@pytest.mark.slow
+def test_shards_of_a_sweep_are_read_as_one(tmp_path):
+    parts = [
+        classification(workdir=tmp_path).sweep(depths=(3,), learning_rate=RATES, seeds=1, shard=(i, 2))
+        for i in range(2)
+    ]
+    columns = dm.read_records(tmp_path)
+    assert set(columns["run"]) == {record["run"] for part in parts for record in part.records}
+    assert sorted(zip(columns["depth"], columns["learning_rate"], strict=True)) == [
+        (d, r) for d in (2, 3) for r in RATES
+    ]
+    assert columns["directory"] == [parts[0].directory.name] * 6
+    assert dm.read_records(parts[0].directory)["directory"] == ["."] * 6
+
+
+def test_a_study_shows_its_progress_unless_the_session_shows_it_already(capsys, caplog):
+    study = classification()
+    study.tune(learning_rate=RATES[:1], seeds=1, extend=0, lanes=1)
+    assert "1 run" in capsys.readouterr().out
+    caplog.set_level("INFO", logger="depthmup_flax")
+    study.tune(learning_rate=RATES[:2], seeds=1, extend=0, lanes=1)
+    assert capsys.readouterr().out == ""
+    assert "2 runs" in caplog.text
+
+
+class Regression(eqx.Module):
+    layers: list
+    rule: dm.Parametrization = eqx.field(static=True)
+    ratios: tuple = eqx.field(static=True)
+
+    def __init__(self, width, depth, *, rule, key):
+        sizes = [5, *[width] * (depth + 1), 3]
+        pairs = zip(sizes, sizes[1:], jax.random.split(key, depth + 2), strict=False)
+        self.layers = [eqx.nn.Linear(n, m, key=k) for n, m, k in pairs]
+        self.rule, self.ratios = rule, (width / 8, depth / 2)
+
+    def __call__(self, x):
+        h = self.layers[0](x)
+        for layer in self.layers[1:-1]:
+            h = h + self.rule.residual_multiplier(self.ratios[1]) * layer(jax.nn.relu(h))
+        return self.layers[-1](h) * self.rule.readout_multiplier(self.ratios[0])
+
+
+def huber(outputs, targets):
+    return optax.huber_loss(outputs, targets).mean()
+
+
+@pytest.mark.slow
+def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
+    settings = {"loss": huber, "rule": "completep", "steps": 10, "batch_size": 20, "objective": "train"}
+    study = dm.Study(Regression, split(TARGETS), base=(8, 2), **settings)
+    assert study.audit(32, 8).ok
+    swept = study.sweep(depths=(4,), widths=(16,), learning_rate=RATES, seeds=2)
+    assert {(record["width"], record["depth"]) for record in swept.records} == {(8, 2), (8, 4), (16, 2)}
+    shown = html_text.words(swept._repr_html_())
+    lowest = min(record["train_loss_avg"] for record in swept.records)
+    assert {"learning_rate", "depth", f"{lowest:.4g}"} <= set(shown)
+    assert repr(swept).split()[0] == shown[0]
+    report = swept.report()
+    assert str(report) == report.text
+    assert report.data["headline"].split(":")[0] in report._repr_html_()
+    assert "image/png" in report._repr_html_()
+    of_base = [record for record in swept.records if (record["width"], record["depth"]) == (8, 2)]
+    for record in of_base[:2]:
+        np.testing.assert_allclose(record["train_loss"], huber_after(record), rtol=2e-5)
+
+
+def huber_after(record):
+    """The loss of the tenth step, by optax alone."""
+    model = Regression(8, 2, rule=dm.get_parametrization("completep"), key=jax.random.key(record["seed"]))
+    optimizer = optax.adam(record["learning_rate"])
+    gradient = eqx.filter_jit(eqx.filter_value_and_grad(lambda model, x, y: huber(jax.vmap(model)(x), y)))
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    for step in range(10):
+        epoch, position = divmod(step, 2)
+        rows = np.random.default_rng((record["seed"], epoch)).permutation(40)[20 * position :][:20]
+        loss, grads = gradient(model, X[rows], TARGETS[rows])
+        updates, state = optimizer.update(grads, state)
+        model = eqx.apply_updates(model, updates)
+    return loss
+
+
+def shrinking(width, depth, num_classes):
+    """Multinomial regression by gradient descent, which also shrinks the weights."""
+    loss = lambda w, x, y: optax.softmax_cross_entropy_with_integer_labels(x @ w, y).mean()
+
+    def step(w, batch, hyper):
+        value, gradient = jax.value_and_grad(loss)(w, *batch)
+        return (1 - hyper["shrink"]) * (w - hyper["learning_rate"] * gradient), {"loss": value}
+
+    evaluate = lambda w, batch, hyper: {"loss": loss(w, *batch), "norm": jnp.linalg.norm(w)}
+    return dm.Task(lambda key, hyper: 0.1 * jax.random.normal(key, (5, 3)), step, evaluate)
+
+
+def test_a_training_step_of_ones_own_is_tuned_over_its_own_numbers():
+    study = dm.Study(shrinking, split(LABELS), base=(8, 2), steps=12, batch_size=40, hyper={"shrink": 0.0})
+    best = study.tune(learning_rate=(0.5, 1.0, 2.0), shrink=(0.0, 0.3), seeds=2, extend=0)
+    assert set(best) == {"learning_rate", "shrink"}
+    assert best["shrink"] == 0.0
+    loss = lambda w: optax.softmax_cross_entropy_with_integer_labels(X[:40] @ w, LABELS[:40]).mean()
+    gradient = jax.jit(jax.value_and_grad(loss))
+    for record in best.records:
+        w = 0.1 * jax.random.normal(jax.random.key(record["seed"]), (5, 3))
+        for _ in range(12):
+            last, slope = gradient(w)
+            w = (1 - record["shrink"]) * (w - record["learning_rate"] * slope)
+        np.testing.assert_allclose(record["train_loss"], last, rtol=2e-5)
+        np.testing.assert_allclose(record["test_norm"], jnp.linalg.norm(w), rtol=2e-5)
+    assert study.train(16, 4, **best)["status"] == "completed"
+    with pytest.raises(InputError, match=r"dm\.Task"):
+        study.optimizer(16, 4)
+
+
+_KEY = jax.random.key(0)
+CONTAINERS = {
+    "linen": (networks.LinenNet, lambda *size: networks.LinenNet(*size).init(_KEY, X)["params"]),
+    "nnx": (networks.NnxNet, lambda *size: nnx.state(networks.NnxNet(*size, rngs=nnx.Rngs(0)), nnx.Param)),
+    "equinox": (networks.EqxNet, lambda *size: eqx.filter(networks.EqxNet(*size, key=_KEY), eqx.is_inexact_array)),
+    "haiku": (networks.haiku_net, lambda *size: networks.haiku_net(*size).init(_KEY, X, is_training=True)[0]),
+    "pair": (networks.pair_net, lambda *size: networks.pair_net(*size)[0](_KEY, X)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", CONTAINERS)
+def test_the_optimizer_takes_parameters_in_their_librarys_containers(library):
+    build, params_of = CONTAINERS[library]
+    study = dm.Study(build, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
+    for size, largest in (((16, 2), {0.1}), ((32, 4), {0.1, 0.1 * 2**-0.5, 0.1 * 2**-1.5})):
+        params, optimizer = study.rescale_init(params_of(*size), *size), study.optimizer(*size, learning_rate=0.1)
+        assert jax.tree.structure(params) == jax.tree.structure(params_of(*size))
+        updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        steps = {float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(updates)}  # Adam's first, of equal gradients
+        assert all(min(abs(step - one) for one in largest) < 1e-6 for step in steps), steps
+
+
+def test_the_optimizer_of_an_nnx_network_works_in_nnx_optimizer():
+    study = dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
+    model = networks.NnxNet(16, 2, rngs=nnx.Rngs(0))
+    before = np.asarray(model.head.kernel.get_value())
+    optimizer = nnx.Optimizer(model, study.optimizer(learning_rate=0.1, weight_decay=0.1), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(lambda model: jnp.sum(model(X)))(model))
+    assert np.abs(np.asarray(model.head.kernel.get_value()) - before).max() > 0.05
+
+
+def test_an_optimizer_that_is_not_named_is_refused():
+    with pytest.raises(InputError, match=r"optimizer is .* dm\.Task"):
+        dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), optimizer=optax.adam(1e-3))
+
+
+@pytest.mark.slow
+def test_a_sampler_searches_ranges_and_repeats_from_the_records(tmp_path):
+    ranges = {"learning_rate": (1e-3, 1e5), "weight_decay": (0.0, 0.1)}
+    new = []
+    first = classification(workdir=tmp_path).tune(**ranges, trials=4, at_once=2, seeds=1, on_record=new.append)
+    again = classification(workdir=tmp_path).tune(**ranges, trials=6, at_once=2, seeds=1, on_record=new.append)
+    assert (len(first.records), len(again.records), len(new)) == (4, 6, 6)
+    completed = [record for record in again.records if record["status"] == "completed"]
+    lowest = min(completed, key=lambda record: record["train_loss_avg"])
+    assert again["learning_rate"] == pytest.approx(lowest["learning_rate"], rel=1e-3)
+    (sweep,) = tmp_path.glob("search*")
+    assert len(read_sweep([sweep]).records) == 6

@@ -1,0 +1,123 @@
+"""Presets are lanes of one program: each trains what it trains alone, from its own initial values."""
+
+import jax
+import numpy as np
+import pytest
+
+from depthmup_flax.config import default_config
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.search.sweep import sweep_config
+from depthmup_flax.search.sweep.grid import expand, structural_groups
+from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.trainer.engine.device_batches import put_train_data
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.lane_program import lane_mesh
+from depthmup_flax.trainer.engine.user_checks import abstract_batch
+from depthmup_flax.trainer.loop import train_and_evaluate
+
+PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch):
+    monkeypatch.setattr("depthmup_flax.trainer.engine.lane_program.TIMED_CALLS", 1)
+
+
+def wide_base(model="res_mlp", optimizer="adam", learning_rate=4e-3, **fields):
+    """A network of twice the base's width and depth, so that every exponent counts."""
+    config = default_config(model)
+    config.model.update(width=16, base_width=8, depth=4, base_depth=2, **fields)
+    config.data.update(name="synthetic", train_examples=128, test_examples=40)
+    config.optimizer.update(name=optimizer, learning_rate=learning_rate)
+    config.train.update(batch_size=16, steps=6, average_steps=3, log_every=3, checkpoint=False)
+    return config
+
+
+def sweep_over(base, presets):
+    grids = {"presets": {PRESET: tuple(presets), RATE: (base.optimizer.learning_rate,)}}
+    return sweep_config(base, grids, figure="test", title="A test", scale="smoke")
+
+
+def assert_is_what_each_trains_alone(base, presets, tmp_path, rtol):
+    config = sweep_over(base, presets)
+    runs = expand(config)
+    assert len(structural_groups(runs)) == 1
+    records = {record.run: record for record in sweep(config, tmp_path / "sweep", lanes=0)}
+    for run in runs:
+        alone = train_and_evaluate(run.config, tmp_path / run.hash)
+        for name in ("train_loss", "train_loss_avg", "test_loss"):
+            found = getattr(records[run.hash], name)
+            np.testing.assert_allclose(found, alone[name], rtol=rtol, err_msg=f"{name} {run.point}")
+    assert len({record.train_loss for record in records.values()}) == len(runs)
+
+
+MODELS = {
+    "res_mlp": {"use_bias": True, "norm": "layer"},
+    "simple_resnet": {"base_depth": 3},
+    "vit": {"num_heads": 2, "patch_size": 4},
+    "gpt": {"num_heads": 2},
+}
+RATES = {"adam": 4e-3, "sgd": 0.05, "muon": 0.01}
+# Each model, and each optimizer in one of them: factors know nothing of the model.
+CASES = [("res_mlp", "adam"), ("res_mlp", "sgd"), ("simple_resnet", "sgd"), ("gpt", "adam"), ("vit", "muon")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "optimizer"), CASES)
+def test_every_preset_in_a_lane_is_that_of_train_py(model, optimizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.trainer.loop.sample_text", lambda *args: "")  # takes long to compile
+    base = wide_base(model, optimizer, RATES[optimizer])
+    base.model.update(MODELS[model])
+    if model == "gpt":
+        (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+        base.data = default_config("gpt").data
+        base.data.update(name=f"text:{tmp_path / 'text.txt'}", context=8, augment="shift")
+    refused = {"block_only"} if optimizer == "sgd" else set()
+    presets = [name for name in PRESETS if name not in {"completep", *refused}]  # "completep" has the numbers of "ode"
+    assert_is_what_each_trains_alone(base, presets, tmp_path, 1e-4)
+
+
+def test_a_lane_begins_with_the_initial_values_of_its_preset():
+    config = sweep_over(wide_base(), ("depth_mup", "sp"))
+    (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
+    program = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh)).get(2, one_seed=True)
+    lanes = program.place(group.runs)
+    params = program.init(lanes).carry.params
+    alone = {run.hash: build(run.config).workload.init({}).carry.params for run in group.runs}
+    for run, lane in lanes.lane_of.items():
+        jax.tree.map(lambda x, y, lane=lane: np.testing.assert_allclose(x[lane], y, rtol=1e-6), params, alone[run])
+    # muP's readout starts at the base model's scale: 2^1/2 times as large here.
+    of = {run.point[PRESET]: params["readout"]["kernel"][lanes.lane_of[run.hash]] for run in group.runs}
+    np.testing.assert_allclose(of["depth_mup"], 2**0.5 * of["sp"], rtol=1e-6)
+
+
+def test_a_program_has_as_arguments_only_what_its_runs_differ_in():
+    def names(presets):
+        config = sweep_over(wide_base(), presets)
+        (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
+        programs = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
+        return {name.rpartition(".")[2] for name in programs.get(1, one_seed=True)._names}
+
+    assert names(("depth_mup",)) == {"seed"}
+    assert names(("depth_mup", "mup")) == {"seed", "alpha", "gamma"}
+
+
+def test_the_step_of_a_single_run_has_no_exponents_to_compute():
+    """Its factors are numbers of the host, as before presets were lanes."""
+    for preset in PRESETS:
+        config = wide_base()
+        config.parametrization.preset = preset
+        experiment = build(config)
+        arguments = experiment.state_shapes(), abstract_batch(config, experiment.dataset)
+        # Adam's bias correction alone has powers.
+        powers = str(jax.make_jaxpr(experiment.workload.step({}))(*arguments)).count(" pow ")
+        assert powers == 2, preset
+
+
+def test_presets_of_a_users_network_are_groups_as_its_audit_and_initial_values_depend_on_them():
+    base = default_config("user_networks:pair_net")
+    base.data.name = "python:users_code:load"
+    base.optimizer.learning_rate = 0.01
+    assert len(structural_groups(expand(sweep_over(base, ("depth_mup", "mup"))))) == 2

@@ -1,0 +1,281 @@
+"""The tuner finds a planted optimum, says how certain it is, and writes a config that trains at the tuned values."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from processes import ROOT, run_lines
+
+from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
+from depthmup_flax.config.files import from_file
+from depthmup_flax.search.sweep.grid import sweep_config, sweep_info
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.choice import best, describe
+from depthmup_flax.search.tune.proxy import proxy_config
+from depthmup_flax.search.tune.ranges import tuned_ranges
+from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.search.tune.rounds import search_of
+from depthmup_flax.search.tune.search import tuned_file
+from depthmup_flax.storage.records.table import Record, info_to_json
+from depthmup_flax.storage.workdir.directory import TUNE
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.util.errors import InputError
+
+RATE = "optimizer.learning_rate"
+
+
+def planted_loss(rate, multiplier, seed):
+    """Lowest at rate 3e-3 and multiplier 2."""
+    noise = 0.003 * math.sin(seed * 7 + multiplier)
+    return 1.0 + 0.05 * math.log2(rate / 3e-3) ** 2 + 0.1 * math.log2(multiplier / 2) ** 2 + noise
+
+
+def planted_records(rates, multipliers, seeds=(0, 1, 2)):
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Record))
+    return [
+        Record(
+            **fields
+            | {
+                "status": "completed",
+                "point": {RATE: rate, "parametrization.branch_multiplier": multiplier, "seed": seed},
+                "seed": seed,
+                "train_loss_avg": planted_loss(rate, multiplier, seed),
+            }
+        )
+        for rate in rates
+        for multiplier in multipliers
+        for seed in seeds
+    ]
+
+
+def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
+    choice = best(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
+    assert choice.values["parametrization.branch_multiplier"] == 2.0
+    assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
+    assert choice.interval[0] <= 3e-3 * 1.03
+    assert choice.interval[1] >= 3e-3 * 0.97
+    assert choice.warnings == ()
+    assert list(choice.around) == [2e-3, 4e-3, 8e-3]
+    losses = [f"{loss:.3g} at {rate:g}" for rate, loss in choice.around.items()]
+    assert f"Training loss at the nearest learning rates of the grid: {', '.join(losses)}." in describe(
+        choice, default_config()
+    )
+
+
+def test_a_warning_names_what_lies_at_the_edge_of_the_grid_and_the_flag_to_search_beyond():
+    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
+    assert describe(edge, default_config()).splitlines()[-2:] == [
+        "Warning: the best optimizer.learning_rate, 0.001, is the highest of the grid: a higher one may be better. "
+        "Search around it with --config.optimizer.learning_rate=0.001 and another --workdir.",
+        "Warning: the best parametrization.branch_multiplier, 1, is the highest of the grid: a higher one may be "
+        "better. Search around it with --config.parametrization.branch_multiplier=1 and another --workdir.",
+    ]
+
+
+def test_the_optimum_may_lie_along_another_axis_and_words_are_no_edges():
+    records = planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0])
+    worse = [dataclasses.replace(record, train_loss_avg=record.train_loss_avg + 1.0) for record in records]
+    named = [
+        dataclasses.replace(record, point={**record.point, "optimizer.schedule": schedule})
+        for schedule, some in (("constant", worse), ("cosine", records))
+        for record in some
+    ]
+    choice = best(named, "parametrization.branch_multiplier")
+    assert choice.values[RATE] == 4e-3
+    assert choice.values["optimizer.schedule"] == "cosine"
+    assert "95 % interval of the branch multiplier" in describe(choice, default_config())
+    assert not choice.warnings
+
+
+def planted_curve(losses):
+    """The optimum of three seeds of equal losses at rates 1e-3, 2e-3, 4e-3, ...; ``None`` for a diverged run."""
+    records = planted_records([1e-3 * 2**k for k in range(len(losses))], [1.0])
+    of_rate = dict(zip(sorted({record.point[RATE] for record in records}), losses, strict=True))
+    return best(
+        [
+            dataclasses.replace(r, train_loss_avg=loss, status="diverged" if loss is None else "completed")
+            for r in records
+            for loss in [of_rate[r.point[RATE]]]
+        ]
+    )
+
+
+@pytest.mark.parametrize(("beside", "what"), [(500.0, "the loss is 5000 times as high"), (None, "a run diverges")])
+def test_an_instability_next_to_the_best_rate_is_not_called_an_edge(beside, what):
+    (warning,) = planted_curve([0.3, 0.1, beside, None]).warnings
+    assert warning == (
+        f"next to the best learning rate, at 0.004, {what}: training is close to instability there. The optimum is a "
+        "point of the grid, known to half a step. Consider 0.001, an octave lower."
+    )
+
+
+def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
+    assert planted_curve([0.3, 0.01, 0.0005, 0.0001, 0.02, 0.1]).warnings == ()
+
+
+def run_tuner(tmp_path, *arguments, times=1):
+    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10", "--tune=learning_rate"
+    large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32", "--config.model.depth=4"
+    return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_trains_no_run_again(tmp_path):
+    done, again = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10", times=2)
+    assert (done.code, again.code) == (0, 0), done.error + again.error
+    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.out
+    assert "times the work" in done.out
+    config = from_file(tmp_path / "t" / "tuned.py")
+    assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.out
+    assert config.train.steps == 10
+    assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
+    records = [json.loads(line) for line in (tmp_path / "t" / "records.jsonl").read_text().splitlines()]
+    runs = [record["run"] for record in records]
+    assert len(set(runs)) == len(runs) >= 6
+    assert all(record["validation_loss"] > 0 and record["test_loss"] is None for record in records)
+    assert config.data.validation_fraction == 0
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
+
+
+def test_a_search_that_tuned_other_names_says_how_to_resume_it(tmp_path):
+    config = default_config()
+    plan = {"title": "t", "scale": "proxy"}
+    rate, several = (
+        sweep_config(config, {"proxy": search.grid(config)}, figure=search.figure, **plan)
+        for names in ([(RATE, None)], [(RATE, None), ("parametrization.branch_multiplier", None)])
+        for search in [search_of(tuned_ranges(config, names, 2), (0,))]
+    )
+    for k, (there, here, flag) in enumerate(
+        ((rate, several, "--tune=learning_rate "), (several, rate, "--tune=learning_rate,branch_multiplier "))
+    ):
+        directory = tmp_path / str(k)
+        directory.mkdir()
+        (directory / "workdir.json").write_text('{"kind": "tune"}')
+        (directory / "sweep.json").write_text(info_to_json(sweep_info(there)))
+        with pytest.raises(InputError) as error:
+            sweep(here, directory, kind=TUNE)
+        assert flag in str(error.value)
+
+
+def target_config():
+    config = default_config()
+    config.model.update(width=32, depth=8, base_width=8, base_depth=2)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes", "message"),
+    [
+        ({}, (64, 8), "--proxy.width is 64"),
+        ({}, (32, 8), "is the target itself"),
+        ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
+        ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
+    ],
+)
+def test_a_proxy_that_cannot_serve_is_refused(fields, sizes, message):
+    config = target_config()
+    for path, value in fields.items():
+        set_field(config, path, value)
+    with pytest.raises(InputError, match=message):
+        proxy_config(config, *sizes)
+
+
+def test_a_search_that_cannot_succeed_is_refused():
+    with pytest.raises(InputError, match="--trials is 2: use a whole number of at least 3"):
+        search_of({RATE: (1e-3, 1e-2)}, (0,), 2)
+    with pytest.raises(InputError, match="--octaves is 0: use a whole number from 1"):
+        tuned_ranges(target_config(), [], 0)
+    with pytest.raises(InputError, match="every run of the proxy diverged"):
+        best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
+
+
+def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_path):
+    parent = from_file(ROOT / "configs/cifar10_resnet.py")
+    config = parent.copy_and_resolve_references()
+    set_field(config, RATE, 0.125)
+    set_field(config, "parametrization.gamma0", 2.0)
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Summary."))
+    assert path.read_text().count("            '") == 2
+    assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
+    assert get_field(from_file(path), RATE) == 0.125
+    # Another machine has the shipped config at another path.
+    assert "config = from_file('cifar10_resnet')" in path.read_text()
+
+
+def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
+    parent = tmp_path / "sized.py"
+    parent.write_text(
+        "from depthmup_flax.config import default_config\n"
+        "def get_config(size='small'):\n"
+        "    config = default_config('res_mlp')\n"
+        "    config.model.width = {'small': 8, 'large': 64}[size]\n"
+        "    return config\n"
+    )
+    config = from_file(parent, "large")
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Summary."))
+    assert from_file(path).model.width == 64
+
+
+def rescaled(config, **flags):
+    """``config`` after `rescale_target` from a run of 100 steps at batch size 32, and the table."""
+    proxy, large = config.copy_and_resolve_references(), config.copy_and_resolve_references()
+    proxy.train.update(batch_size=32, steps=100)
+    return large, rescale_target(proxy, 100, large, 100, Rescaling(**flags))
+
+
+def test_the_tuned_choice_is_rescaled_to_the_targets_batch_size_and_steps():
+    config = default_config()
+    config.train.batch_size = 32
+    config.optimizer.update(warmup_steps=10, weight_decay=0.1, learning_rate=1e-3)
+    large, table = rescaled(config, batch_size=128, steps=50)  # k = 4, d = 2
+    assert (large.train.batch_size, large.train.steps, large.optimizer.warmup_steps) == (128, 50, 5)
+    assert large.optimizer.learning_rate == pytest.approx(1e-3 * 2 * 2**-0.25, rel=1e-5)
+    assert large.optimizer.learning_rate * large.optimizer.weight_decay == pytest.approx(4e-4, rel=1e-5)
+    assert optimizer_kwargs(large) == pytest.approx({"b1": 0.6, "b2": 0.996, "eps": 5e-9})
+    assert "0.00168179" in table
+    # Without --target.steps the number of examples is that of the target's config.
+    assert rescaled(config, batch_size=128)[0].train.steps == 25
+    # A tuned.py loads what was set.
+    assert "'optimizer.kwargs.b1': 0.6" in tuned_file(ROOT / "x.py", [], large, config, "")
+
+
+def test_only_arguments_of_the_optimizer_are_set():
+    config = default_config()
+    config.train.batch_size = 32
+    config.optimizer.name = "sgd"
+    assert optimizer_kwargs(rescaled(config, batch_size=64)[0]) == {}
+    config.optimizer.name = "momentum"
+    large, _ = rescaled(config, batch_size=64)
+    assert optimizer_kwargs(large) == pytest.approx({"momentum": 0.8})
+    assert large.optimizer.learning_rate == pytest.approx(4e-3)  # rate / (1 - momentum) doubles
+
+
+def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are_refused():
+    for name in ("batch_size", "steps"):
+        with pytest.raises(InputError, match=f"--target.{name} is 0: use a whole number of at least 1"):
+            Rescaling(**{name: 0})
+    config = default_config()
+    config.optimizer.name = "lion"
+    with pytest.raises(InputError, match="optimizer is 'lion', whose rule over batch size and steps is not known"):
+        rescaled(config, batch_size=64)
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
+    (done,) = run_tuner(
+        tmp_path,
+        "--octaves=1",
+        "--seeds=1",
+        "--target.batch_size=256",
+        "--target.steps=40",
+        "--rescale.duration_exponent=-0.5",
+    )
+    assert done.code == 0, done.error
+    config = from_file(tmp_path / "t" / "tuned.py")
+    assert (config.train.batch_size, config.train.steps) == (256, 40)
+    rows = [line.split() for line in done.out.splitlines() if line.endswith("times k^0.5 d^-0.5")]
+    assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]

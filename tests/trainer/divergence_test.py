@@ -1,0 +1,123 @@
+"""Runs that diverge: no checkpoint that is not finite replaces a finite one, and the last finite state can be read."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_runs import config
+
+from depthmup_flax import InputError
+from depthmup_flax.config.fields import config_hash
+from depthmup_flax.trainer import loop
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.step import is_finite
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
+
+
+def diverging(**train):
+    """A run with checkpoints at every step and no other event before step 60; its rate jumps at step 8."""
+    run = config(checkpoint_every=1, **train)
+    run.train.update(steps=60, eval_every=60, log_every=60)
+    return run
+
+
+@pytest.fixture
+def rate_jumps(monkeypatch):
+    """The updates of step 9 are times 1e36."""
+    factor = optax.scale_by_schedule(lambda count: jnp.where(count == 8, 1e36, 1.0))
+    original = loop.build
+
+    def jumping(run):
+        experiment = original(run)
+        return dataclasses.replace(experiment, optimizer=optax.chain(experiment.optimizer, factor))
+
+    monkeypatch.setattr(loop, "build", jumping)
+
+
+def saved(workdir):
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def finite(workdir, number):
+    state, _ = read_checkpoint(workdir / "checkpoints" / str(number))
+    return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state))
+
+
+def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoint_after(rate_jumps, tmp_path, logged):
+    result = train_and_evaluate(diverging(), tmp_path)
+    assert result["status"] == "diverged"
+    assert result["diverged_at_step"] in (9, 10)
+    assert result["steps"] in (9, 10)  # not 60, the next log
+    assert saved(tmp_path)[-1] in (8, 9)
+    assert all(finite(tmp_path, number) for number in saved(tmp_path))
+    out = logged.text
+    assert f"The last finite state is in {tmp_path / 'checkpoints' / str(saved(tmp_path)[-1])}." in out
+    assert train_and_evaluate(diverging(), tmp_path) == result
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_through_divergence_and_still_replaces_no_finite_checkpoint(rate_jumps, tmp_path, caplog):
+    result = train_and_evaluate(diverging(stop_on_divergence=False), tmp_path)
+    assert (result["status"], result["steps"]) == ("diverged", 60)
+    assert saved(tmp_path)[-1] in (8, 9)
+    assert all(finite(tmp_path, number) for number in saved(tmp_path))
+    assert "the state is not finite, so no checkpoint is written" in caplog.text
+
+
+def test_a_run_that_goes_on_and_recovers_has_completed(tmp_path, monkeypatch):
+    """A loss was not finite, but the parameters are: an optimizer may skip such updates."""
+    take = loop.ShardedProgram.take
+
+    def flagged(self, state, call):
+        return dataclasses.replace(take(self, state, call), nonfinite_step=jnp.int32(1))
+
+    monkeypatch.setattr(loop.ShardedProgram, "take", flagged)
+    run = config(stop_on_divergence=False)
+    run.train.update(steps=20, eval_every=20, log_every=20)
+    result = train_and_evaluate(run, tmp_path)
+    assert (result["status"], result["diverged_at_step"], result["steps"]) == ("completed", 1, 20)
+    assert result["test_loss"] > 0
+    assert saved(tmp_path) == [20]
+
+
+def test_stopping_is_no_part_of_the_hash():
+    assert config_hash(config()) == config_hash(config(stop_on_divergence=False, compare_replicas=False))
+
+
+def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():
+    workload = build(config()).workload
+    state = workload.init({})
+
+    def with_first(tree, value):
+        leaves, structure = jax.tree.flatten(tree)
+        place = next(i for i, leaf in enumerate(leaves) if leaf.dtype == jnp.float32)
+        leaves[place] = leaves[place].at[(0,) * leaves[place].ndim].set(value)
+        return jax.tree.unflatten(structure, leaves)
+
+    def finite_with(**carry):
+        return is_finite(workload.task, state.replace(carry=state.carry.replace(**carry)))
+
+    assert finite_with()
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+        assert not finite_with(params=with_first(state.carry.params, value))
+    assert not finite_with(opt_state=with_first(state.carry.opt_state, jnp.nan))
+    assert finite_with(opt_state=with_first(state.carry.opt_state, jnp.inf))  # none yet
+    assert is_finite(workload.task, state.replace(last_loss=jnp.float32(jnp.nan)))
+
+
+def test_a_checkpoint_is_read_with_its_config_and_predicts(undisturbed):
+    state, meta = read_checkpoint(undisturbed / "checkpoints" / "240")
+    experiment = build(config())
+    assert meta["config"] == json.loads(json.dumps(experiment.config.to_dict()))
+    images, labels = experiment.dataset.prepare("none", None, experiment.dataset.test.arrays())
+    logits = jax.jit(experiment.model.apply)({"params": state["carry"]["params"]}, images)
+    accuracy = float((logits.argmax(-1) == labels).mean())
+    assert accuracy == pytest.approx(json.loads((undisturbed / "result.json").read_text())["test_accuracy"], abs=0.005)
+    assert np.asarray(state["step"]) == 240
+    with pytest.raises(InputError, match=r"checkpoints/9 cannot be read as a checkpoint .*: name another one"):
+        read_checkpoint(undisturbed / "checkpoints" / "9")

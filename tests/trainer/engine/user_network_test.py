@@ -1,0 +1,157 @@
+"""A network of the user's own: it trains in lanes as alone, starts with the rule's initial values, and is checked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from depthmup_flax.config import default_config
+from depthmup_flax.devices.parallel.sharding import make_mesh
+from depthmup_flax.networks.calls import UserCodeError
+from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.trainer.engine.device_batches import host_test_batches
+from depthmup_flax.trainer.engine.from_config import build, count_parameters
+from depthmup_flax.trainer.engine.step import evaluate
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.util.errors import InputError
+
+
+def config(model, loss="users_code:loss", data="load", **fields):
+    run = default_config(f"user_networks:{model}")
+    run.data.name, run.loss = f"python:users_code:{data}", loss
+    run.model.update(width=32, depth=4, base_width=16, base_depth=2, **fields)
+    run.optimizer.learning_rate = 0.01
+    run.train.update(steps=6, batch_size=16, log_every=2, eval_every=6, average_steps=2)
+    return run
+
+
+@pytest.mark.slow  # a Study of a Linen network does so against loops of optax
+@pytest.mark.parametrize("model", ["pair_net", "LinenNet", "NnxNet", "EqxNet", "haiku_net"])
+def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
+    run = config(model, loss="cross_entropy", data="load_classes")
+    grid = {"optimizer.learning_rate": (0.01, 0.02), "seed": (0, 1)}
+    swept = sweep_config(run, {"all": grid}, figure="own", title="Own.", scale="smoke")
+    records = sweep(swept, tmp_path / "sweep", lanes=0)
+    assert {record.audit for record in records} == {""}
+    run.seed, run.optimizer.learning_rate = 1, 0.02
+    alone = train_and_evaluate(run, tmp_path / "run")
+    (same,) = (record for record in records if record.run == alone["config_hash"])
+    for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
+        assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
+
+
+def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
+    run = config("EqxNet", loss="cross_entropy", data="load_classes")
+    assert count_parameters(run) == build(run).parameters
+    counts = []
+    for width in (10**5, 2 * 10**5):  # 40 and 160 GB of hidden weights
+        run.model.update(width=width)
+        counts.append(count_parameters(run))
+    assert counts[1] / counts[0] == pytest.approx(4, rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["EqxNet", pytest.param("haiku_net", marks=pytest.mark.slow)])
+def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
+    def head(**fields):
+        workload = build(config(model, loss="cross_entropy", data="load_classes", **fields)).workload
+        params = jax.jit(lambda: workload.init({}))().carry.params
+        (values,) = (x for x in jax.tree.leaves(params["head"]) if x.ndim == 2)
+        return float(jnp.std(values))
+
+    assert head() / head(rescale_init=False) == pytest.approx(2**0.5, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_network_without_a_multiplier_is_refused_or_trains_with_a_note_in_its_result(tmp_path):
+    run = config("LinenNet", loss="cross_entropy", data="load_classes", edit="no_branch")
+    with pytest.raises(InputError, match=r"rule\.residual_multiplier"):
+        build(run)
+    run.model.audit = False
+    result = train_and_evaluate(run, tmp_path)
+    assert result["status"] == "completed"
+    assert "residual_multiplier" in result["audit"]
+
+
+def test_a_network_that_is_not_judged_trains_and_says_what_was_not_read():
+    experiment = build(config("pair_net", data="load_thirds", edit="rounded"))
+    assert "rounding to float8_e4m3fn" in experiment.audit
+    assert "not judged" in experiment.description(make_mesh())
+    assert "not judged" not in build(config("pair_net", data="load_thirds")).description(make_mesh())
+
+
+def test_a_loss_of_the_batch_is_averaged_over_examples_whatever_the_batch_size(tmp_path):
+    run = config("pair_net", data="load_thirds")
+    losses = []
+    for size in (23, 7):
+        run.train.eval_batch_size = size
+        experiment = build(run)
+        state = jax.jit(lambda experiment=experiment: experiment.workload.init({}))()
+        batches = host_test_batches(experiment.dataset, size, slice(None), masked=False)
+        losses.append(evaluate(lambda b, e=experiment, s=state: e.workload.evaluate({})(s, b), batches).means()["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+WRONG = {
+    "users_code:vector_loss": (InputError, "vector_loss"),
+    "users_code:with_auxiliary": (InputError, "returns a tuple"),
+    "users_code:noisy_loss": (InputError, "not a pure function"),
+    "users_code:failing_loss": (UserCodeError, "failing_loss"),
+    "users_code:no_such_loss": (InputError, "no_such_loss"),
+    "squared_eror": (InputError, "squared_error"),
+    "cross_entropy": (InputError, "cross_entropy"),  # of targets that are no labels
+}
+
+
+@pytest.mark.parametrize("loss", WRONG)
+def test_a_wrong_loss_is_one_sentence_before_anything_trains(loss):
+    kind, part = WRONG[loss]
+    with pytest.raises(kind, match=part):
+        build(config("pair_net", loss=loss, data="load_thirds"))
+
+
+def test_labels_that_are_no_classes_of_the_outputs_are_refused():
+    with pytest.raises(InputError, match="from -1 to 2"):
+        build(config("pair_net", loss="cross_entropy", data="load_with_unknown_label"))
+
+
+def test_numbers_that_are_not_finite_are_named_before_a_network_diverges(logged):
+    build(config("pair_net", loss="squared_error", data="load_with_nan"))
+    assert "first example 7" in logged.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"parametrization.branch_multiplier": 2.0}, "does not take the rule"),
+        ({"hyper.temperature": 0.1}, "hyper.temperature"),
+        ({"mesh.tensor": 2}, "mesh.tensor"),
+        ({"model.name": "user_networks:LinenNett"}, "LinenNet"),
+        ({"model.name": "user_network:LinenNet"}, "no module user_network"),
+        ({"model.name": "user_networks:VECTORS"}, "class or a function"),
+        ({"model.name": "user_networks:branch_factor"}, "'width'"),
+    ],
+)
+def test_a_wrong_config_of_a_users_network_is_one_sentence(changes, part):
+    run = config("pair_net", loss="cross_entropy", data="load_classes")
+    for path, value in changes.items():
+        section, _, name = path.rpartition(".")
+        run[section][name] = value
+    with pytest.raises(InputError) as raised:
+        build(run)
+    assert part in str(raised.value)
+
+
+def test_squared_error_is_the_mean_over_examples_and_outputs():
+    run = config("pair_net", loss="squared_error", data="load_thirds")
+    workload = build(run).workload
+    state = jax.jit(lambda: workload.init({}))()
+    batch = workload.dataset.train.read(np.arange(16))
+    x, y = workload.prepare(None, batch)
+    experiment = build(run)
+    outputs, _ = experiment.functions(experiment.parametrization).apply(
+        state.carry.params, state.carry.collections, x, train=True, key=jax.random.key(0)
+    )
+    after, metrics = jax.jit(workload.step({}))(state, (x, y))
+    assert float(metrics["loss"]) == pytest.approx(float(np.mean((np.asarray(outputs) - y) ** 2)), rel=1e-5)
+    assert int(after.step) == 1

@@ -1,0 +1,407 @@
+"""The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
+
+import functools
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import processes
+import pytest
+from interruption import interrupted_before
+
+from depthmup_flax import InputError
+from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
+from depthmup_flax.data import load as read_data
+from depthmup_flax.rule.info_trees import info_from_json
+from depthmup_flax.storage.workdir.directory import RUN, claimed
+from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.multi_step import CallLength
+from depthmup_flax.trainer.engine.network import make_train_step
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.trainer.runs.checkpoint import Checkpointer
+from depthmup_flax.trainer.runs.trained import load_run
+from depthmup_flax.util.errors import Busy
+
+
+def tiny(architecture="res_mlp", /, **sections):
+    """A run of 12 steps in three parts, with a schedule, weight decay and clipping."""
+    config = default_config(architecture)
+    config.model.update(width=16, depth=4)
+    config.optimizer.update(schedule="cosine", warmup_steps=3, weight_decay=0.1, clip_rms=0.5)
+    config.train.update(batch_size=16, steps=12, eval_every=4, log_every=3, average_steps=5)
+    for section, fields in sections.items():
+        config[section].update(fields)
+    return config
+
+
+def saved_state(workdir, step):
+    path = pathlib.Path(workdir).absolute() / "checkpoints" / str(step) / "state"
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        dict(ocp.StandardCheckpointer().metadata(path).item_metadata),
+    )
+    return ocp.StandardCheckpointer().restore(path, shapes)
+
+
+def assert_same_run(a, b, step=12):
+    ours, theirs = saved_state(a, step), saved_state(b, step)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def rows(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(workdir):
+    """Rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k != "images_per_s"} for row in rows(workdir)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The work directory of a completed run of `tiny`; to be copied before it is changed."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests, which compare with it
+    train_and_evaluate(tiny(), workdir)
+    return workdir
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def conv_run():
+    return tiny(
+        "simple_resnet",
+        model={"width": 8, "norm": "batch"},
+        optimizer={"name": "momentum", "frozen": ("stem",)},
+        data={"augment": "cifar", "placement": "stream", "train_examples": 200},
+    )
+
+
+def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
+    config, result = tiny(), unsealed((finished / "result.json").read_text())
+    assert result["status"] == "completed"
+    assert result["steps"] == 12
+    assert result["seed"] == 0
+    assert result["config_hash"] == config_hash(config)
+    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s"):
+        assert isinstance(result[key], float)
+    assert {"python", "jax", "flax", "optax"} <= result["versions"].keys()
+    assert "stem/kernel" in (finished / "params.txt").read_text()
+    assert unsealed((finished / "config.json").read_text()) == json.loads(to_json(config))
+    assert list(finished.glob("events.out.tfevents.*"))
+    assert [row["step"] for row in rows(finished)] == [3, 4, 6, 8, 9, 12, 12]
+    # Roles travel with every checkpoint.
+    meta = ocp.CheckpointManager(finished.absolute() / "checkpoints", item_names=("state", "meta")).restore(
+        12, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+    )["meta"]
+    assert info_from_json(meta["param_info"]) == build(config).info
+    assert meta["config"]["train"]["steps"] == 12
+    assert meta["data_position"] == 12 * 16
+
+
+@pytest.mark.gpu
+def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
+    config, result = tiny(), unsealed((finished / "result.json").read_text())
+    experiment = build(config)
+    data = experiment.dataset
+    prepare = functools.partial(data.prepare, "none")
+    init, step = make_train_step(experiment.model, experiment.optimizer, prepare=prepare, seed=0)
+    step = jax.jit(step)
+    from depthmup_flax.data import batch_indices
+
+    state, each = init(data.input_spec), []
+    for t in range(12):
+        state, _ = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
+        each.append(float(state.last_loss))
+    assert result["train_loss"] == pytest.approx(each[-1], rel=1e-4)
+    assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
+    assert rows(finished)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
+    images = data.test.arrays()["image"].astype(np.float32) / 255
+    logits = jax.jit(experiment.model.apply)({"params": state.carry.params}, (images - data.mean) / data.std)
+    accuracy = float((logits.argmax(-1) == data.test.arrays()["label"]).mean())
+    assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
+
+
+@pytest.mark.gpu
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(finished, tmp_path):
+    assert_resumes_bit_for_bit(tiny, (4, 11), finished, tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_one(tmp_path):
+    train_and_evaluate(conv_run(), tmp_path / "whole")
+    assert_resumes_bit_for_bit(conv_run, (5,), tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_resumes_bit_for_bit(config, stops, whole, parts):
+    expected = unsealed((whole / "result.json").read_text())
+    for stop in stops:
+        with interrupted_before(stop):
+            train_and_evaluate(config(), parts)
+        with (parts / "metrics.jsonl").open("a") as torn:
+            torn.write('{"step": 99, "tra')
+    result = train_and_evaluate(config(), parts)
+    assert_same_run(whole, parts)
+    assert losses(whole) == losses(parts)
+    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
+        assert result[key] == expected[key]
+
+
+@pytest.mark.gpu
+def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
+    train_and_evaluate(tiny(), tmp_path)
+    assert_same_run(finished, tmp_path)
+    assert losses(finished) == losses(tmp_path)
+
+
+def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, logged):
+    before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert train_and_evaluate(tiny(), copied) == unsealed((copied / "result.json").read_text())
+    assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    assert "holds this run already" in logged.text
+
+
+def test_streamed_and_in_memory_training_are_bit_identical(finished, tmp_path):
+    train_and_evaluate(tiny(data={"placement": "stream"}), tmp_path)
+    assert_same_run(finished, tmp_path)
+
+
+@pytest.mark.slow
+def test_streamed_and_in_memory_training_are_bit_identical_with_augmentation(tmp_path):
+    for placement in ("device", "stream"):
+        train_and_evaluate(tiny(data={"placement": placement, "augment": "imagenet"}), tmp_path / placement)
+    assert_same_run(tmp_path / "device", tmp_path / "stream")
+
+
+def trained_on_one_and_on_eight_devices(config, tmp_path):
+    """The last states; one device is that of this process."""
+    process = processes.Process(tmp_path / "8.log", processes.on_devices, 8, processes.train, config, tmp_path / "8")
+    assert jax.device_count() == 1
+    train_and_evaluate(config, tmp_path / "1")
+    assert process.wait() == 0, process.text()
+    assert "on 8 cpu device(s)" in process.text()
+    return (saved_state(tmp_path / devices, config.train.steps) for devices in ("1", "8"))
+
+
+@pytest.mark.slow
+def test_eight_devices_train_like_one(tmp_path):
+    """Float sums in another order: the tolerance is rounding, not luck."""
+    config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
+    one, eight = (state["carry"]["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
+    first, last = (unsealed((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
+    assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
+    read = load_run(tmp_path / "8")  # on this process's one device
+    jax.tree.map(np.testing.assert_array_equal, read.params, eight)
+    test = read_data(config.data).test.arrays()
+    accuracy = (read.predict(test["image"]).argmax(-1) == test["label"]).mean()
+    assert accuracy == pytest.approx(last["test_accuracy"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
+    """Per device, a batch of 16 would be normalized two images at a time."""
+    config = tiny(
+        "simple_resnet",
+        model={"width": 8, "depth": 3, "norm": "batch"},
+        optimizer={
+            "name": "sgd",
+            "learning_rate": 0.05,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": 0.0,
+            "clip_rms": 0.0,
+        },
+        train={"steps": 3, "eval_every": 0},
+    )
+    one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
+    one, eight = ({**state["carry"]["collections"], **state["carry"]} for state in (one, eight))
+    assert {x.shape[-1] for x in jax.tree.leaves(one["batch_stats"])} == {1, 2, 4, 8}  # channels of the stages
+    for part in ("batch_stats", "params"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
+
+
+def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
+    config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12, "warmup_steps": 0, "clip_rms": 0.0})
+    result = train_and_evaluate(config, tmp_path)
+    assert result["status"] == "diverged"
+    assert 1 <= result["diverged_at_step"] <= 4
+    assert result["train_loss"] is None
+    assert result["test_loss"] is None
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # no NaN in the file
+    assert "diverged: the loss was not finite at step" in logged.text
+    assert train_and_evaluate(config, tmp_path) == result
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
+    config = tiny()
+    experiment = build(config)
+    from depthmup_flax import adamw
+    from depthmup_flax.data import batch_indices
+
+    data = experiment.dataset
+    batches = [data.train.read(batch_indices(0, t, len(data.train), 16)) for t in range(8)]
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)
+
+    def curve(eta):
+        optimizer = adamw(eta, experiment.info, experiment.parametrization)
+        prepare = functools.partial(data.prepare, "none")
+        init, step = make_train_step(experiment.model, optimizer, prepare=prepare, seed=0)
+
+        def body(state, batch):
+            state, _ = step(state, batch)
+            return state, state.last_loss
+
+        return jax.lax.scan(body, init(data.input_spec), stacked)[1]
+
+    etas = jnp.array([1e-3, 3e-3, 1e-2, jnp.nan])
+    together, alone = jax.jit(jax.vmap(curve))(etas), jax.jit(curve)
+    for i in range(3):  # the lane that is NaN leaves the others alone
+        np.testing.assert_allclose(together[i], alone(etas[i]), rtol=1e-4)
+    assert not jnp.isfinite(together[3, -1])
+
+
+def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
+    train_and_evaluate(tiny(train={"steps": 16, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path)
+    accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
+    kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
+    assert 16 in kept
+    assert max(accuracies[step] for step in kept) == max(accuracies.values())
+    assert len(kept) <= 2
+
+
+def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
+    def save(steps):
+        checkpointer = Checkpointer(tmp_path, keep=1)
+        checkpointer.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
+        for step, accuracy in steps:
+            checkpointer.save(step, {"w": jnp.ones(2)}, {"config": {}}, {"test_accuracy": accuracy})
+        checkpointer.close()
+        return {int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()}
+
+    assert save([(1, 0.9), (2, 0.5), (3, 0.4)]) == {1, 3}
+    assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
+
+
+def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(copied):
+    (copied / "config.json").unlink()
+    other = tiny(optimizer={"learning_rate": 0.5})
+    with pytest.raises(InputError, match=r"result.json belongs to another config"):
+        train_and_evaluate(other, copied)
+    (copied / "result.json").unlink()
+    with pytest.raises(InputError, match=r"the checkpoints in .* belong to another config"):
+        train_and_evaluate(other, copied)
+    assert not (copied / "config.json").exists()
+
+
+def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.storage.workdir.lock.WAIT_S", 0.0)
+    with claimed(tmp_path, RUN), pytest.raises(Busy, match=r"is in use by process \d+ on .*: rerun the command later"):
+        train_and_evaluate(tiny(), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
+    config = tiny(optimizer={"learning_rate": 1e36, "warmup_steps": 0, "clip_rms": 0.0}, train={"steps": 1})
+    result = train_and_evaluate(config, tmp_path)
+    assert (result["status"], result["diverged_at_step"], result["test_loss"]) == ("diverged", 1, None)
+    assert train_and_evaluate(config, tmp_path) == result
+
+
+def test_a_work_directory_with_another_config_is_refused_and_untouched(copied):
+    before = {p: p.read_bytes() for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
+    with pytest.raises(InputError) as error:
+        train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied)
+    assert "optimizer.learning_rate: 0.001 there, 0.5 here" in str(error.value)
+    assert "--overwrite" in str(error.value)
+    assert {p: p.read_bytes() for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    other = copied / "notes.txt"
+    other.write_text("mine")
+    result = train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied, overwrite=True)
+    assert result["steps"] == 12
+    assert rows(copied)[0]["step"] == 3
+    assert other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_garbled_file_of_a_run_is_named_and_kept(name, copied):
+    (copied / name).write_text("{")
+    with pytest.raises(InputError, match=f"{name} is not what was written .*--overwrite"):
+        train_and_evaluate(tiny(), copied)
+    assert (copied / name).read_text() == "{"
+
+
+def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match=r"workdir .*file/run' cannot be written .*choose another"):
+        train_and_evaluate(tiny(), file / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"batch_size": 0}}, "train.batch_size is 0"),
+        ({"train": {"batch_size": 5000}}, "batch_size"),
+        ({"train": {"epochs": 0.0, "steps": 0}}, "train.epochs and train.steps are both 0"),
+        ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate is nan"),
+        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear'"),
+        ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
+        ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
+        (
+            {"optimizer": {"name": "muon", "kwargs": {"momentum": 0.9}}},
+            "optimizer.kwargs of 'muon' has 'momentum'; it takes",
+        ),
+        ({"optimizer": {"frozen": ("head",)}}, "'head', which matches no parameter"),
+        (
+            {"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}},
+            "Use parametrization.preset='depth_mup', which scales only the block with SGD",
+        ),
+        ({"parametrization": {"preset": "dmup"}}, "parametrization.preset is 'dmup'"),
+        ({"parametrization": {"gamma0": 0.0}}, "parametrization.gamma0 is 0.0"),
+        ({"model": {"width": 0}}, "model.width is 0"),
+        ({"model": {"name": "vgg"}}, "model.name is 'vgg'"),
+        ({"data": {"name": "imagenet1k"}}, "data.name"),
+        ({"data": {"augment": "mixup"}}, "augment"),
+    ],
+)
+def test_bad_configuration_is_one_sentence_before_anything_is_written(changes, message, tmp_path):
+    with pytest.raises(InputError) as error:
+        train_and_evaluate(tiny(**changes), tmp_path / "run")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_fields_are_named_with_the_closest_known_one(tmp_path):
+    config = tiny()
+    with config.unlocked():
+        config.train.batchsize = 3
+    with pytest.raises(InputError, match=r"config has no field 'train.batchsize': did you mean 'train.batch_size'"):
+        train_and_evaluate(config, tmp_path)
+    config = tiny()
+    with config.unlocked():
+        del config.train.epochs
+    with pytest.raises(InputError, match=r"config lacks 'train.epochs'"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_differences_names_every_leaf_that_differs():
+    assert differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 4}}) == [
+        "b.c: 2 there, 3 here",
+        "b.d: '(not set)' there, 4 here",
+    ]

@@ -1,0 +1,68 @@
+"""What is compared between the processes of a run."""
+
+import copy
+import dataclasses
+
+import pytest
+from small_runs import config
+
+from depthmup_flax.data import stored_dataset
+from depthmup_flax.data.dataset import ArraySplit
+from depthmup_flax.storage.records import provenance
+from depthmup_flax.trainer import process_agreement
+from depthmup_flax.trainer.engine.from_config import build
+
+
+def facts(experiment):
+    return process_agreement.facts(experiment, stored_dataset.to_json(experiment.dataset))
+
+
+def changed(name, value):
+    experiment = build(config())
+    section, field = name.split(".")
+    experiment.config[section][field] = value  # digits would refuse a directory
+    return experiment
+
+
+def differing(experiment):
+    ours, theirs = facts(build(config())), facts(experiment)
+    return {name for name in ours | theirs if ours.get(name) != theirs.get(name)}
+
+
+@pytest.mark.parametrize("field", ["train.log_every", "optimizer.learning_rate", "mesh.fsdp"])
+def test_every_field_counts_because_each_decides_when_processes_communicate(field):
+    assert differing(changed(field, 2)) == {f"config.{field}"}
+
+
+@pytest.mark.parametrize(("field", "value"), [("data.data_dir", "/local"), ("data.read_threads", 3)])
+def test_what_may_differ_between_hosts_does_not_count(field, value):
+    assert not differing(changed(field, value))
+
+
+def test_another_example_or_another_number_of_them_counts():
+    def with_train(change):
+        experiment = build(config())
+        fields = copy.deepcopy(experiment.dataset.train.arrays())
+        split = ArraySplit(change(fields))
+        return dataclasses.replace(experiment, dataset=dataclasses.replace(experiment.dataset, train=split))
+
+    def other_pixel(fields):
+        fields["image"][0, 3, 3, 0] += 1
+        return fields
+
+    fewer = with_train(lambda fields: {name: values[:-1] for name, values in fields.items()})
+    assert differing(with_train(other_pixel)) == {"the content of training examples"}
+    assert "the number of training examples" in differing(fewer)
+
+
+def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
+    ours = facts(build(config()))
+    packages = [name for name in provenance.PACKAGES if name not in ("orbax-checkpoint", "pillow")]
+    monkeypatch.setattr(provenance, "PACKAGES", packages)
+    monkeypatch.setattr("depthmup_flax.trainer.process_agreement._source_digest", lambda: "0123456789ab")
+    theirs = facts(build(config()))
+    assert {name for name in ours if ours[name] != theirs.get(name)} == {
+        "the hash of the code",
+        "the version of orbax-checkpoint",
+        "the version of pillow",
+    }

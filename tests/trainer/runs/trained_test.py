@@ -1,0 +1,271 @@
+"""`load_run`: what it reads is what the run saved, and its predictions are those of the evaluation."""
+
+import json
+import math
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from processes import Process, on_devices, train
+from small_runs import a_sweep, config, last_state
+
+import depthmup_flax as dm
+from depthmup_flax.config.fields import config_hash, default_config
+from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
+from depthmup_flax.data.dataset import ArraySplit
+from depthmup_flax.data.text import TextDataset
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.trainer.runs import trained as trained_run
+from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
+from depthmup_flax.trainer.runs.metrics_table import read_metrics
+
+
+@pytest.fixture
+def copied(undisturbed, tmp_path):
+    return shutil.copytree(undisturbed, tmp_path / "copy")
+
+
+def mean_loss(logits, labels):
+    """Cross-entropy, in double precision."""
+    logits = logits.astype(np.float64)
+    top = logits.max(-1, keepdims=True)
+    logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    return -np.take_along_axis(logs, labels[..., None], -1).mean()
+
+
+def assert_agrees_with_its_evaluation(run, images, labels):
+    logits = run.predict(images)
+    assert (logits.argmax(-1) == labels).mean() == pytest.approx(run.result["test_accuracy"], abs=1e-6)
+    assert mean_loss(logits, labels) == pytest.approx(run.result["test_loss"], rel=1e-4)
+
+
+def test_predictions_of_the_test_set_have_the_accuracy_and_the_loss_of_the_result(undisturbed):
+    run = dm.load_run(undisturbed)
+    test = load(run.config.data).test.arrays()
+    assert_agrees_with_its_evaluation(run, test["image"], test["label"])
+    np.testing.assert_allclose(run.predict(test["image"] / 255.0, batch_size=64), run.predict(test["image"]), atol=1e-4)
+    assert run.predict(test["image"][:0]).shape == (0, 10)
+
+
+def test_a_run_has_the_numbers_the_config_and_the_roles_that_it_saved(undisturbed):
+    run = dm.load_run(str(undisturbed))
+    jax.tree.map(np.testing.assert_array_equal, run.params, last_state(undisturbed)["carry"]["params"])
+    assert run.result == unsealed((undisturbed / "result.json").read_text())
+    assert config_hash(run.config) == run.result["config_hash"]
+    assert repr(run) == f"TrainedRun({str(undisturbed)!r}, step 240: res_mlp, width 16, depth 4, 2,208 parameters)"
+    assert run.class_names == tuple("0123456789")
+    assert run.metrics["step"].tolist() == list(range(20, 241, 20))
+    assert run.metrics["test_loss"][-1] == run.result["test_loss"]
+    assert np.isnan(run.metrics["test_loss"][0])
+    optimizer = dm.adamw(1e-3, run.info, run.rule)  # training goes on from here, in anybody's loop
+    updates, _ = optimizer.update(run.params, optimizer.init(run.params), run.params)
+    assert jax.tree.structure(updates) == jax.tree.structure(run.params)
+
+
+def test_images_are_prepared_as_in_the_evaluation(undisturbed):
+    run, dataset = dm.load_run(undisturbed), load(config().data)
+    batch = dataset.test.arrays()
+    expected, _ = dataset.prepare("none", None, batch)
+    np.testing.assert_allclose(run.preprocess(batch["image"]), expected, rtol=1e-6, atol=1e-6)
+    logits = run.model.apply(run.variables, run.preprocess(batch["image"][:5]), train=False)
+    np.testing.assert_allclose(logits, run.predict(batch["image"][:5]), atol=1e-4)
+
+
+def test_the_best_checkpoint_is_the_one_with_the_highest_test_accuracy(copied):
+    """The accuracies are changed so that the best one is not the latest."""
+    (copied / "checkpoints/180/metrics/metrics").write_text('{"test_accuracy": 0.99, "test_loss": 0.1}')
+    assert dm.load_run(copied).step == 240
+    best = dm.load_run(copied, which="best")
+    assert best.step == 180
+    state, _ = read_checkpoint(copied / "checkpoints" / "180")
+    jax.tree.map(np.testing.assert_array_equal, best.params, state["carry"]["params"])
+    assert dm.load_run(copied, which=180).step == 180
+    shutil.rmtree(copied / "checkpoints/180/metrics")
+    assert dm.load_run(copied, which="best").step == 240
+
+
+def test_a_damaged_checkpoint_is_one_sentence(copied):
+    for path in (copied / "checkpoints/240/state").rglob("*"):
+        if path.is_file() and "/d/" in str(path):
+            path.write_bytes(bytes(len(path.read_bytes())))
+    with pytest.raises(dm.InputError, match=r"checkpoints/240 cannot be read as a checkpoint .*: name another one\."):
+        dm.load_run(copied)
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_replaced_by_the_next(copied, monkeypatch):
+    def read(path, parts):
+        if path.name == "240":  # as if training went on
+            path.rename(path.with_name("300"))
+        return read_checkpoint(path, parts)
+
+    monkeypatch.setattr(trained_run, "read_checkpoint", read)
+    assert dm.load_run(copied).step == 300
+
+
+def test_a_run_without_the_description_of_its_data_is_one_sentence(copied):
+    (copied / "data.json").unlink()
+    with pytest.raises(dm.InputError, match=r"has no data\.json: restore the file"):
+        dm.load_run(copied)
+
+
+def test_a_run_without_checkpoints_says_what_to_do(copied):
+    shutil.rmtree(copied / "checkpoints")
+    with pytest.raises(dm.InputError, match="has saved no checkpoint yet: wait for its first evaluation"):
+        dm.load_run(copied)
+    stored = unsealed((copied / "config.json").read_text())
+    stored["train"]["checkpoint"] = False
+    (copied / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(dm.InputError, match=r"train again with train\.checkpoint=True"):
+        dm.load_run(copied)
+    (copied / "config.json").unlink()
+    with pytest.raises(dm.InputError, match="has saved nothing yet"):
+        dm.load_run(copied)
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ('{"kind": "sweep"}', "holds a sweep, not a training run: .*depthmup report"),
+        (
+            '{"kind": "tune"}',
+            "holds a search for hyperparameters, not a training run: name the --workdir of a training run",
+        ),
+        (None, "holds no training run"),
+    ],
+)
+def test_another_directory_is_one_sentence(mark, says, tmp_path):
+    if mark:
+        (tmp_path / "workdir.json").write_text(mark)
+    with pytest.raises(dm.InputError, match=says):
+        dm.load_run(tmp_path)
+    with pytest.raises(dm.InputError, match="does not exist"):
+        dm.load_run(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(dm.InputError, match="file' is a file"):
+        dm.load_run(tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_the_directory_of_a_real_sweep_is_refused(tmp_path):
+    sweep(a_sweep(rates=1, depths=(2,)), tmp_path)
+    with pytest.raises(dm.InputError, match="holds a sweep"):
+        dm.load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (np.zeros((8, 8, 1)), r"images have shape \[8, 8, 1\]: .*\[B, 8, 8, 1\]. Add the axis B"),
+        (np.zeros((2, 28, 28, 1)), r"images have shape \[2, 28, 28, 1\]: .*Resize them"),
+        (np.full((1, 8, 8, 1), 16.0), "images are float64 from 16 to 16: give integers in 0..255, or floats in 0..1"),
+        (np.full((1, 8, 8, 1), -1), "images are int64 from -1 to -1"),
+        (np.full((1, 8, 8, 1), np.nan), "from nan to nan"),
+        (np.full((1, 8, 8, 1), "a"), "use an array of images"),
+    ],
+)
+def test_images_that_the_network_does_not_read_are_one_sentence(undisturbed, inputs, says):
+    with pytest.raises(dm.InputError, match=says):
+        dm.load_run(undisturbed).predict(inputs)
+
+
+@pytest.mark.parametrize("which", ["last", 7, "180"])
+def test_a_checkpoint_that_is_not_there_is_one_sentence(undisturbed, which):
+    with pytest.raises(dm.InputError, match=re.escape(f"which is {which!r}: use 'latest', 'best' or a saved step: ")):
+        dm.load_run(undisturbed, which=which)
+
+
+@pytest.mark.slow
+def test_a_language_model_gives_the_logits_of_its_evaluation_and_continues_a_prompt(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the rain in spain stays mainly in the plain.\n" * 60)
+    gpt = default_config("gpt")
+    gpt.model.update(width=16, depth=1, num_heads=2)
+    gpt.data.update(name=f"text:{text}", context=16)
+    gpt.train.update(batch_size=16, steps=6, eval_every=6, log_every=6)
+    gpt.optimizer.learning_rate = 1e-2
+    train_and_evaluate(gpt, tmp_path / "run")
+    windows = load(gpt.data).test.arrays()["tokens"]
+    text.unlink()  # predictions need no data
+    run = dm.load_run(tmp_path / "run")
+    assert_agrees_with_its_evaluation(run, windows[:, :-1], windows[:, 1:])
+    written = run.generate("the rain", 40, seed=1)
+    assert (len(written), run.generate("the rain", 40, seed=1)) == (40, written)
+    for call, says in [
+        (lambda: run.generate("THE"), "the text has 'T' at position 0, which is not among the"),
+        (lambda: run.generate(""), "the prompt is empty"),
+        (lambda: run.generate("the", 0), "tokens is 0"),
+        (lambda: run.generate("the", 2.0), "tokens is 2.0"),
+        (lambda: run.generate("the", temperature=0.0), "temperature is 0.0"),
+        (lambda: run.generate("the", temperature=math.nan), "temperature is nan"),
+        (lambda: run.predict(windows[:, :-1] + 99), "tokens run from"),
+        (lambda: run.predict(windows), r"tokens have shape \[\d+, 17\].*T at most 16"),
+        (lambda: run.preprocess(windows), "holds a language model"),
+    ]:
+        with pytest.raises(dm.InputError, match=says):
+            call()
+    with pytest.raises(dm.InputError, match="holds a language model"):
+        _ = run.class_names
+
+
+def batch_norm_network(**mesh):
+    run = config()
+    run.model = default_config("simple_resnet").model
+    run.model.update(width=16, depth=3, norm="batch")
+    run.data.update(name="synthetic", train_examples=128, test_examples=64)
+    run.train.update(steps=6, eval_every=6, log_every=6)
+    run.mesh.update(**mesh)
+    return run
+
+
+@pytest.mark.slow
+def test_a_network_with_batch_norm_that_eight_devices_split_is_read_on_one(tmp_path):
+    path, run = tmp_path / "run", batch_norm_network(data=2, fsdp=2, tensor=2)
+    process = Process(tmp_path / "log", on_devices, 8, train, run, path)
+    assert process.wait() == 0, process.text()
+    run = dm.load_run(path)
+    assert {len(x.devices()) for x in jax.tree.leaves(run.variables)} == {1}
+    assert jax.tree.leaves(run.batch_stats)
+    test = load(run.config.data).test.arrays()
+    assert_agrees_with_its_evaluation(run, test["image"], test["label"])
+
+
+def test_the_table_of_metrics_leaves_out_torn_lines_and_has_a_row_for_each_step(tmp_path):
+    lines = [
+        '{"step": 10, "train_loss": 1.5}',
+        '{"step": 10, "test_loss": 2}',
+        '{"step": 5, "train_loss": null}',
+        '{"no step": 1}',
+        '{"step": 20, "train_l',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    columns = read_metrics(tmp_path / "metrics.jsonl")
+    assert columns["step"].tolist() == [5, 10]
+    np.testing.assert_array_equal(columns["train_loss"], [np.nan, 1.5])
+    np.testing.assert_array_equal(columns["test_loss"], [np.nan, 2])
+    assert {name: len(column) for name, column in read_metrics(tmp_path / "none").items()} == {"step": 0}
+
+
+@pytest.mark.parametrize("augment", ["none", "cifar"])
+def test_a_stored_description_prepares_images_as_the_data_set_does(augment):
+    fields = default_config().data
+    fields.update(name="synthetic", train_examples=20, test_examples=10)
+    dataset = load(fields)
+    read = stored_dataset.from_json(json.loads(json.dumps(stored_dataset.to_json(dataset))))
+    batch = dataset.test.arrays()
+    np.testing.assert_array_equal(read.prepare(augment, None, batch)[0], dataset.prepare(augment, None, batch)[0])
+    assert isinstance(read, ImageDataset)
+    assert (read.input_spec, read.num_classes, read.class_names) == (dataset.input_spec, 10, ())
+
+
+@pytest.mark.parametrize("characters", [None, "ab\u00e9"])
+def test_a_stored_description_has_the_tokenizer(characters):
+    tokenizer = Tokenizer(characters)
+    empty = ArraySplit({"tokens": np.zeros((0, 16), np.uint8)})
+    text = TextDataset("text:x", empty, empty, tokenizer.vocab_size, "device", 8, tokenizer)
+    read = stored_dataset.from_json(json.loads(json.dumps(stored_dataset.to_json(text))))
+    assert isinstance(read, TextDataset)
+    assert (read.tokenizer, read.context, read.input_spec) == (tokenizer, 8, text.input_spec)

@@ -1,0 +1,203 @@
+"""Training a GPT on a text: it learns, writes a sample and resumes bit for bit, and its dropout is its own."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from data_sets import error, load
+from interruption import interrupted_before
+
+from depthmup_flax import data
+from depthmup_flax.config import default_config
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.losses import CrossEntropy
+from depthmup_flax.trainer.engine.means import Means
+from depthmup_flax.trainer.engine.network import make_train_step
+from depthmup_flax.trainer.loop import train_and_evaluate
+
+PATTERN = "the rain in spain stays mainly in the plain.\n"
+
+
+@pytest.fixture
+def pattern(tmp_path):
+    path = tmp_path / "pattern.txt"
+    path.write_text(PATTERN * 200)
+    return path
+
+
+def tiny(path, **sections):
+    config = default_config("gpt")
+    config.model.update(width=32, depth=1, num_heads=2, dropout=0.1)
+    config.data.update(name=f"text:{path}", context=24, augment="shift")
+    config.train.update(batch_size=16, steps=8, eval_every=4, log_every=2)
+    for section, fields in sections.items():
+        config[section].update(fields)
+    return config
+
+
+@pytest.mark.slow
+def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_path, logged):
+    result = train_and_evaluate(
+        tiny(pattern, optimizer={"learning_rate": 5e-3}, train={"steps": 150, "eval_every": 150, "log_every": 50}),
+        tmp_path / "run",
+    )
+    assert result["status"] == "completed"
+    assert result["test_loss"] < 0.2 * math.log(len(set(PATTERN)))
+    assert result["test_accuracy"] > 0.9
+    sample = (tmp_path / "run" / "sample.txt").read_text()
+    assert len(sample) == 301
+    assert "spain" in sample
+    printed = logged.text
+    assert f"examples of 24 tokens, vocabulary {len(set(PATTERN))}, on the device" in printed
+    assert " tokens/s" in printed
+    assert sample.strip().splitlines()[0] in printed
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "tokens_per_s" in metrics
+    assert "images" not in printed + metrics
+
+
+@pytest.mark.slow
+def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
+    pattern, tmp_path, monkeypatch, logged
+):
+    tokens = np.array([27, 91, 65, 10, 66])
+    monkeypatch.setattr("depthmup_flax.trainer.runs.text_generation.generate", lambda *args, **kwargs: tokens)
+    short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
+    train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
+    assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
+    assert "sample\n  \\x1b[A\n  B\n" in "\n".join([*logged.messages, ""])
+    diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, **short)
+    assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
+    assert not (tmp_path / "run" / "sample.txt").exists()
+
+
+def last_state(directory):
+    path = directory.absolute() / "checkpoints" / "8" / "state"
+    return ocp.StandardCheckpointer().restore(path)
+
+
+@pytest.mark.slow
+def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, tmp_path):
+    config = tiny(pattern, data={"placement": "stream"})
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = train_and_evaluate(config, whole)
+    with interrupted_before(6):
+        train_and_evaluate(config, parts)
+    assert not (parts / "sample.txt").exists()
+    result = train_and_evaluate(config, parts)
+    assert result["train_loss"] == expected["train_loss"]
+    jax.tree.map(np.testing.assert_array_equal, last_state(whole), last_state(parts))
+    assert (whole / "sample.txt").read_text() == (parts / "sample.txt").read_text()
+
+
+class Probe(nn.Module):
+    """Logits that do not depend on the input, under dropout."""
+
+    vocab_size: int = 5
+
+    @nn.compact
+    def __call__(self, tokens, *, train=False):
+        logits = self.param("logits", nn.initializers.normal(), (self.vocab_size,))
+        ones = jnp.ones((*tokens.shape, self.vocab_size))
+        return logits * nn.Dropout(0.5, deterministic=not train)(ones)
+
+
+def probe_losses(steps, seed):
+    prepare = lambda key, batch: (batch["x"], batch["x"])
+    init, step = make_train_step(Probe(), optax.sgd(0.0), prepare=prepare, seed=seed)
+    step = jax.jit(step)
+    state = jax.jit(lambda: init(jax.ShapeDtypeStruct((1, 8), jnp.int32)))()
+    batch = {"x": jnp.zeros((4, 8), jnp.int32)}
+    losses = []
+    for _ in range(steps):
+        state, _ = step(state, batch)
+        losses.append(float(state.last_loss))
+    return losses
+
+
+def test_dropout_differs_from_step_to_step_and_seed_to_seed_and_repeats():
+    losses = probe_losses(3, seed=0)
+    assert len(set(losses)) == 3
+    assert probe_losses(3, seed=0) == losses
+    assert probe_losses(1, seed=1) != losses[:1]
+
+
+def test_the_key_of_dropout_is_none_that_augmentation_uses():
+    seen = {}
+
+    def record(name, key):
+        jax.debug.callback(lambda bits: seen.update({name: np.asarray(bits).tobytes()}), jax.random.key_data(key))
+
+    class Spy(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train=False):
+            if train:
+                record("dropout", self.scope.rngs["dropout"].rng)
+            return nn.Dense(3)(x)
+
+    def prepare(key, batch):
+        record("augmentation", key)
+        return batch["x"], batch["y"]
+
+    init, step = make_train_step(Spy(), optax.sgd(0.1), prepare=prepare, seed=0)
+    state = jax.jit(lambda: init(jax.ShapeDtypeStruct((1, 2), jnp.float32)))()
+    jax.block_until_ready(jax.jit(step)(state, {"x": jnp.ones((4, 2)), "y": jnp.zeros(4, jnp.int32)}))
+    jax.effects_barrier()
+
+    @jax.jit
+    def keys_of_augmentation(steps):
+        keys = jax.vmap(lambda step: jax.random.fold_in(jax.random.key(0), step))(steps)
+        per_example = jax.vmap(lambda key: jax.random.split(key, 4))(keys)
+        return jax.random.key_data(jnp.concatenate([keys, per_example.ravel()]))
+
+    used = {bits.tobytes() for bits in np.asarray(keys_of_augmentation(jnp.arange(64)))}
+    assert seen["augmentation"] in used
+    assert seen["dropout"] not in used
+
+
+@pytest.fixture
+def file(tmp_path):
+    """1000 random characters."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(np.random.default_rng(0).choice(list("abcd e\n"), 1000)))
+    return path
+
+
+@pytest.mark.slow
+def test_the_test_loss_is_the_mean_over_all_tokens_whatever_the_batch_size(file):
+    dataset = load(f"text:{file}", context=16)
+    model = Probe(vocab_size=dataset.num_classes)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
+
+    @jax.jit
+    def step(batch):
+        inputs, labels = dataset.prepare("shift", None, batch)
+        outputs = functools.partial(model.apply, variables, inputs)
+        return CrossEntropy(model).evaluate(outputs, labels, batch["mask"])
+
+    inputs, labels = dataset.prepare("none", None, dataset.test.arrays())
+    logits = model.apply(variables, inputs)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    for batch_size in (1, 4, 6):
+        batches = data.eval_batches(dataset.test, batch_size)
+        values = functools.reduce(Means.merge, map(step, batches)).means()
+        assert float(values["loss"]) == pytest.approx(float(expected), rel=1e-5)
+        assert float(values["accuracy"]) == pytest.approx(float((logits.argmax(-1) == labels).mean()), rel=1e-5)
+
+
+def test_a_model_that_does_not_read_the_data_is_refused(file):
+    gpt = default_config("gpt")
+    message = error(build, gpt)
+    assert "model.name is 'gpt', which reads text, but data.name is 'digits', which holds images" in message
+    assert "'vit'" in message
+    mlp = default_config()
+    mlp.data.name = f"text:{file}"
+    message = error(build, mlp)
+    assert "model.name is 'res_mlp', which reads images, but data.name is 'text:" in message
+    assert "which holds text: use model.name = 'gpt', or other data." in message
