@@ -3,7 +3,7 @@
     python -m benchmarks.what_to_tune digits_deep OUT [--searches=3] [--set FIELD=VALUE ...]
 
 Each search, with seeds of its own, tunes the rate alone, with 10 seeds for a rate, then the rate with other
-hyperparameters (`depthmup_flax.search.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
+hyperparameters (`search.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
 command resumes; the last lines are the table.
 """
 

@@ -64,7 +64,7 @@ def train_and_evaluate(
     that are not finite at a checkpoint, end the run with the status ``diverged`` (see ``train.stop_on_divergence``).
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
-    processes (`depthmup_flax.devices.process.distributed`), each makes this call with a ``workdir`` that they share. Every
+    processes (`devices.process.distributed`), each makes this call with a ``workdir`` that they share. Every
     process writes the arrays of its devices to checkpoints; process 0 writes the rest.
 
     Args:

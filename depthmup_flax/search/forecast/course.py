@@ -1,7 +1,7 @@
 """The course of a target: the training loss to expect in each part of its run, with a band, from the rungs' curves.
 
 A run is cut into blocks of steps, short at first and longer later. In each block a law is fitted to the rungs' mean
-losses, as at the end of the runs (`depthmup_flax.search.forecast.law`). The band holds for all blocks together: fewer than
+losses, as at the end of the runs (`search.forecast.law`). The band holds for all blocks together: fewer than
 2 % of healthy runs leave it anywhere (docs/forecast.md has the measurement).
 """
 

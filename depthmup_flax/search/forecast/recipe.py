@@ -1,6 +1,6 @@
 """A larger run for a compute budget: width, depth, batch size, steps and what follows from them, together.
 
-Compute is counted as parameters times examples, as `depthmup_flax.search.forecast.law.Rung.cost`. Without a ladder, powers of
+Compute is counted as parameters times examples, as `search.forecast.law.Rung.cost`. Without a ladder, powers of
 the compute (`Allocation`) say how much of it goes where. With one, the size is chosen among all of that compute whose
 loss is lowest at the upper end of its interval: the median of a small ladder's law is flat, and lowest where one axis
 has all of the compute and the law is least certain. The optimum is read from the fitted surface, because parabolas

@@ -264,7 +264,7 @@ class Study:
         is extended while the best value lies at its edge.
 
         With names to ``tune``, such as ``["branch_multiplier", "output_lr_factor"]``, these and the learning rate are
-        tuned in rounds of random points (`depthmup_flax.search.tune.rounds.Rounds`); without names and values, the learning
+        tuned in rounds of random points (`search.tune.rounds.Rounds`); without names and values, the learning
         rate, a, and the factors of input and readout. With a ``sampler`` of Optuna, or
         ``trials`` alone, it asks for the points. Values are then ranges: ``learning_rate=(1e-4, 1e-1)``.
 

@@ -84,7 +84,7 @@ def sweep(
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
     Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``) when a run ends; see
-    `depthmup_flax.storage.records.table`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
+    `storage.records.table`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
     seconds and on SIGTERM or Ctrl-C; a later call resumes from it.
 
     Args:

@@ -115,7 +115,7 @@ class Sweep:
 
 
 class RecordWriter:
-    """Appends records to a file, or writes parts of it to a bucket; see `depthmup_flax.storage.workdir.files.open_lines`."""
+    """Appends records to a file, or writes parts of it to a bucket; see `storage.workdir.files.open_lines`."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._lines = open_lines(path)
