@@ -20,7 +20,6 @@ GROUPS = {
     },
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",
-        "benchmark-rule": "compare a rule of yours with known ones on ten small tasks",
         "plan": "memory, time and communication on devices that you do not have",
         "doctor": "what is installed and what is missing",
     },
@@ -28,7 +27,6 @@ GROUPS = {
         "config": "list the shipped configs; explain or copy one",
         "completion": "a script for the TAB key of bash, zsh, fish",
     },
-    "papers": {"limits": "theory of infinite networks against trained ones"},
 }
 COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 
