@@ -1,6 +1,6 @@
 """Coordinate checks that take recorded sizes in place of training: they trace, judge and diagnose as any other.
 
-``RECORD=1 python -m pytest tests/check tests/zoo`` trains and records again, after a change of what is measured.
+``RECORD=1 python -m pytest tests/check`` trains and records again, after a change of what is measured.
 """
 
 import contextlib

@@ -1,40 +1,33 @@
-"""What the audit and the coordinate check say of models in the styles of public code, right and with mistakes.
+"""What the audit says of each kind of model, right and with mistakes.
 
-python -m tests.zoo audit             all cases of the audit
-python -m tests.zoo check 'gpt*'      some cases of the check; all of them take long
+python -m tests.zoo                 all kinds
+python -m tests.zoo 'streams/*'     some
 """
 
 import argparse
-import concurrent.futures
 import fnmatch
-import multiprocessing
 
-from .outcomes import RIGHT, TOOLS, confusion, names_of, outcome
+from .catalog import KINDS
+from .outcomes import RIGHT, outcomes, table
 
 
 def main() -> None:
-    """Prints what is not as it should be, and the confusion table."""
+    """Prints what is not as it should be, and a table."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
-    parser.add_argument("tool", choices=(*TOOLS, "both"))
-    parser.add_argument("cases", nargs="*", default=["*"], help="globs of names, such as 'gpt*'")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("kinds", nargs="*", default=["*"], help="globs of names, such as 'streams/*'")
     parser.add_argument("--all", action="store_true", help="print every case")
+    parser.add_argument("--every", action="store_true", help="try all mistakes of each kind, not a third of them")
     arguments = parser.parse_args()
-    tools = TOOLS if arguments.tool == "both" else (arguments.tool,)
-    work = [
-        (tool, name)
-        for tool in tools
-        for name in names_of(tool)
-        if any(fnmatch.fnmatchcase(name, glob) for glob in arguments.cases)
-    ]
-    outcomes = []
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(outcome, *item) for item in work]):
-            outcomes.append(done.result())
-            if arguments.all or outcomes[-1].kind != RIGHT:
-                print(outcomes[-1], flush=True)
-    print(confusion(outcomes))
+    found = []
+    for name in KINDS:
+        if not any(fnmatch.fnmatchcase(name, glob) for glob in arguments.kinds):
+            continue
+        for outcome in outcomes(name, arguments.every):
+            found.append(outcome)
+            if arguments.all or outcome.kind != RIGHT:
+                print(outcome, flush=True)
+    print(table(found))
+    print(f"{sum(outcome.seconds for outcome in found) / len(found):.2f} s per case")
 
 
 if __name__ == "__main__":

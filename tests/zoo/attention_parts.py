@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-
-from .edits import BASE_WIDTH, Edits
 
 
 def attend(q_BTHd: jax.Array, k_BSKd: jax.Array, v_BSKd: jax.Array, scale: float, causal: bool = True) -> jax.Array:
@@ -39,16 +34,3 @@ def sines(length: int, width: int) -> jax.Array:
     """Fixed positions ``[T, D]``."""
     angles = jnp.arange(length)[:, None] * 100.0 ** (-jnp.arange(width // 2) / (width // 2))
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-
-
-def flax_attention(width: int, heads: int, edits: Edits, name: str) -> nn.MultiHeadDotProductAttention:
-    """Flax's own module; the head dimension grows, and its 1/sqrt(d) is turned into the scale of ``edits``."""
-    d = width // heads
-    factor = edits.attention(d, BASE_WIDTH // heads) * d**0.5
-
-    @functools.wraps(nn.dot_product_attention)  # Flax passes the arguments that it finds in the signature
-    def attention_fn(query: jax.Array, *args: jax.Array, **kwargs: jax.Array) -> jax.Array:
-        return nn.dot_product_attention(query * factor, *args, **kwargs)
-
-    kernels = {"kernel_init": edits.hidden, "out_kernel_init": edits.last}
-    return nn.MultiHeadDotProductAttention(heads, use_bias=False, attention_fn=attention_fn, name=name, **kernels)

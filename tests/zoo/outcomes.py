@@ -1,83 +1,99 @@
-"""What the check and the audit say of each case, beside what is so."""
+"""What the audit says of each kind, right and with each mistake, beside what is so."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from depthmup_flax.check.judgment import NO_ANSWER
-from depthmup_flax.util.errors import InputError
+from .cases import Kind
+from .catalog import KINDS
 
-from .cases import CASES
-
-PASS, FAIL, UNCLEAR, REFUSED = "PASS", "FAIL", "UNCLEAR", "REFUSED"
-RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "unclear"
-TOOLS = ("check", "audit")
+PASS, FAIL, NOT_JUDGED, REFUSED = "ok", "missing", "not judged", "refused"
+RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One case under one tool."""
+    """One case."""
 
-    tool: str
-    case: str
+    kind_name: str
+    mistake: str
     verdict: str
-    names: tuple[str, ...]  # causes or findings, in the order in which they are printed
-    wanted: str | None  # the right name; ``None`` if nothing is wrong
+    names: tuple[str, ...]
+    wanted: str | None
     seconds: float
+    rare: bool
 
     @property
     def kind(self) -> str:
         """How the verdict compares with what is so."""
-        if self.verdict == UNCLEAR:
+        if self.verdict == NOT_JUDGED:
             return OPEN
         if self.verdict == PASS:
-            return RIGHT if self.wanted is None else FALSE_PASS
+            return FALSE_PASS if self.wanted is not None or self.names else RIGHT
         if self.wanted is None:
-            return FALSE_FAIL
-        return RIGHT if self.names[:1] == (self.wanted,) else WRONG_CAUSE
+            return OPEN if self.verdict == REFUSED else FALSE_FAIL
+        return RIGHT if self.wanted in self.names[:1] else OPEN if self.verdict == REFUSED else WRONG_CAUSE
 
     def __str__(self) -> str:
-        said = ", ".join((self.verdict, *self.names))
-        return f"{self.kind:<11} {self.tool} {self.case}: {said}; it is {self.wanted or 'right'} ({self.seconds:.0f} s)"
+        said = ", ".join((self.verdict, *self.names))[:300]
+        name = self.kind_name + (f"-{self.mistake}" if self.mistake else "")
+        return f"{self.kind:<11} {name}: {said}; it is {self.wanted or 'right'} ({self.seconds:.2f} s)"
 
 
-def names_of(tool: str) -> list[str]:
-    """The cases for a tool: the audit sees neither initial values nor optimizers."""
-    return [name for name, case in CASES.items() if tool == "check" or not case.mistake or case.mistake.in_audit]
+MOST = 6
 
 
-def outcome(tool: str, name: str) -> Outcome:
-    """Runs one case."""
-    case, start = CASES[name], time.perf_counter()
-    wanted = case.mistake and case.mistake.cause
+def tried(name: str, every: bool = False) -> list[str]:
+    """The mistakes of a kind that are tried: a third, another one for each kind, if there are many."""
+    found = KINDS[name].mistakes()
+    own = [mistake for mistake in found if mistake.startswith("only_")]
+    return found if every or len(found) <= MOST else [*found[list(KINDS).index(name) % 3 :: 3], *own[:1]]
+
+
+def outcomes(name: str, every: bool = False) -> Iterator[Outcome]:
+    """The right model of a kind, and its mistakes."""
+    for mistake in dict.fromkeys(("", *tried(name, every))):
+        yield outcome(name, KINDS[name], mistake)
+
+
+def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
+    """One case; a right model that is "ok" with wrong widths of parameters is a false PASS that names them."""
+    from depthmup_flax.util.errors import InputError
+
+    from .scales import fault
+
+    start, wanted, names = time.perf_counter(), fault(mistake).cause if mistake else None, ()
     try:
-        if tool == "check":
-            report = case.check()
-            open_only = report.failures and all(q.verdict in NO_ANSWER for q in report.failures)
-            verdict = PASS if report.ok else UNCLEAR if open_only else FAIL
-            names = tuple(cause.name for cause in report.causes)
-        else:
-            audit = case.audit()
-            verdict, names = PASS if audit.ok else FAIL, tuple(finding.name for finding in audit.findings)
+        audit = kind.audit(mistake)
+        seconds = time.perf_counter() - start
+        verdict, names = audit.verdict, tuple(dict.fromkeys(finding.name for finding in audit.findings))
+        if verdict == PASS:
+            names = () if mistake else tuple(kind.wrong_widths(audit))
     except InputError as error:
-        verdict, names = REFUSED, (str(error),)
-    return Outcome(tool, name, verdict, tuple(dict.fromkeys(names)), wanted, time.perf_counter() - start)
+        verdict, names, seconds = REFUSED, (str(error),), time.perf_counter() - start
+    return Outcome(name, mistake, verdict, names, wanted, seconds, kind.rare)
 
 
-def confusion(outcomes: Sequence[Outcome]) -> str:
-    """The table of both tools."""
-    kinds = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)
-    lines = [f"{'tool':<6} {'cases':>6} " + " ".join(f"{kind:>12}" for kind in kinds) + f" {'time':>8}"]
-    for tool in TOOLS:
-        of_tool = [o for o in outcomes if o.tool == tool]
-        counts = Counter(o.kind for o in of_tool)
-        right = sum(o.wanted is None for o in of_tool)
-        totals = {FALSE_PASS: len(of_tool) - right, FALSE_FAIL: right, WRONG_CAUSE: len(of_tool) - right}
-        cells = [f"{counts[kind]} of {totals.get(kind, len(of_tool))}" for kind in kinds]
-        seconds = sum(o.seconds for o in of_tool)
-        if of_tool:
-            lines.append(f"{tool:<6} {len(of_tool):>6} " + " ".join(f"{c:>12}" for c in cells) + f" {seconds:>6.0f} s")
-    return "\n".join(lines)
+COLUMNS = (FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN)
+
+
+def row(title: str, found: Sequence[Outcome]) -> str:
+    """Counts of these cases: right models, wrong ones, and what the audit got wrong, as a row of Markdown."""
+    counts, right = Counter(o.kind for o in found), sum(o.wanted is None for o in found)
+    return _cells(title, right, len(found) - right, *(counts[column] for column in COLUMNS))
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Counts by group."""
+    group_of = lambda o: o.kind_name.partition("/")[0]
+    lines = [_cells("kinds", "right", "wrong", *COLUMNS), "|---" * (len(COLUMNS) + 3) + "|"]
+    lines += [row(group, [o for o in found if group_of(o) == group]) for group in dict.fromkeys(map(group_of, found))]
+    return "\n".join([*lines, row("all", found)])
+
+
+def _cells(*cells: Any) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"

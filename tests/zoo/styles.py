@@ -1,180 +1,498 @@
-"""The models of the zoo, and what a user says about each."""
+"""Models in the styles of public code, in modules of Linen and NNX."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-import depthmup_flax as dm
-from depthmup_flax.auditing.parameter_trees import Globs
+from .attention_parts import attend, rotate, sines, unit_rms
+from .cases import Kind
+from .scales import HEADS, Scales
+from .settings import BASE_WIDTH, LOOPED_RULE
 
-from . import image_models, language_models, mlps
-from .edits import LOOPED_RULE, RULE, Edits
-from .mistakes import Mistake, extra_depth, extra_width, wrong_axes, wrong_globs
-
-Overrides = Mapping[str, dm.Axes]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
-    """What a model reads, and its integer labels."""
-
-    x: jax.Array
-    labels: jax.Array
+VOCABULARY, CLASSES, HEAD_DIM = 11, 4, 8  # HEAD_DIM where the number of heads grows, HEADS where their dimension does
+TEXT = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
+VECTORS = jax.ShapeDtypeStruct((3, 12), jnp.float32)
+Dense = functools.partial(nn.Dense, use_bias=False)
 
 
-def _tokens(seed: int) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (4, language_models.LENGTH), 0, language_models.VOCABULARY)
+class Module(nn.Module):
+    """A part of a network of one size."""
+
+    e: Scales
 
 
-TEXT = Batch(_tokens(0), _tokens(1))
-VECTORS = Batch(jax.random.normal(jax.random.key(2), (6, mlps.FEATURES)), jnp.arange(6) % mlps.CLASSES)
-IMAGES = Batch(jax.random.normal(jax.random.key(3), (4, 8, 8, 3)), jnp.arange(4) % image_models.CLASSES)
+def scanned(block: type[nn.Module], e: Scales, name: str, **options: Any) -> Any:
+    """A stack of ``block``s under ``nn.scan``."""
+    options = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, **options}
+    return nn.scan(block, length=e.depth, **options)(e, name=name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Style:
-    """A model of any width and depth, a batch, the right arguments of ``infer_info``, and mistakes.
+def flax_attention(e: Scales, width: int, name: str) -> nn.MultiHeadDotProductAttention:
+    """Flax's own module; the head dimension grows, and its 1/sqrt(d) is turned into the scale of ``e``."""
 
-    ``mistakes`` has names of `mistakes.GENERAL`, and mistakes of this model alone.
-    """
+    @functools.wraps(nn.dot_product_attention)  # Flax passes the arguments that it finds in the signature
+    def attention_fn(query: jax.Array, *args: jax.Array, **kwargs: jax.Array) -> jax.Array:
+        d = query.shape[-1]
+        return nn.dot_product_attention(query * e.heads(d) * d**0.5, *args, **kwargs)
 
-    make: Callable[[int, int, Edits], Any]  # a Linen module, or what ``kind`` says
-    mistakes: tuple[str, ...]
-    in_branch: Globs = ()
-    readout: Globs = "head"
-    stacked: Globs = ()
-    overrides: Overrides = dataclasses.field(default_factory=dict)
-    own_mistakes: Mapping[str, Mistake] = dataclasses.field(default_factory=dict)
-    batch: Batch = VECTORS
-    kind: str = "linen"  # or "nnx": ``rngs -> module``; or "function": (function, init)
-    rule: dm.Parametrization = RULE
-    output: Any = None  # which output the loss takes, of several
-    grows_with_depth: bool = True
-    # The smallest sizes that decide.
-    width: int = 64  # of networks whose depth varies
-    depth: int = 2  # of networks whose width varies
-    widths: tuple[int, ...] = (32, 64, 128, 256)
-    depths: tuple[int, ...] = (4, 8, 16)
-    seeds: int = 3
+    return nn.MultiHeadDotProductAttention(HEADS, use_bias=False, attention_fn=attention_fn, name=name)
 
 
-def language(make: Callable[[int, int, Edits], Any], mistakes: tuple[str, ...], **fields: Any) -> Style:
-    """A model of tokens."""
-    return Style(make, mistakes, batch=TEXT, **fields)
+class SetupBlock(Module):
+    """Pre-norm attention and GELU feed-forward, in ``setup``."""
+
+    def setup(self):
+        n = self.e.width
+        heads = lambda: nn.DenseGeneral((HEADS, n // HEADS), use_bias=False)
+        self.query, self.key, self.value = heads(), heads(), heads()
+        self.attn_out = nn.DenseGeneral(n, axis=(-2, -1), use_bias=False)
+        self.norm_attn, self.norm_mlp = nn.LayerNorm(use_bias=False), nn.LayerNorm(use_bias=False)
+        self.up, self.down = Dense(4 * n), Dense(n)
+
+    def __call__(self, x):
+        e, y = self.e, self.norm_attn(x)
+        mixed = attend(self.query(y), self.key(y), self.value(y), e.heads(e.width // HEADS))
+        x = e.stream() * x + e.branch("attention") * self.attn_out(mixed)
+        return x + e.branch("mlp") * self.down(nn.gelu(e.inner() * self.up(self.norm_mlp(x))))
 
 
-def images(make: Callable[[int, int, Edits], Any], mistakes: tuple[str, ...], **fields: Any) -> Style:
-    """A model of images."""
-    fields = {"widths": (16, 32, 64, 128), "width": 32, **fields}
-    return Style(make, mistakes, batch=IMAGES, **fields)
+class SetupGPT(Module):
+    """nanodo's: everything in ``setup``, learned positions, the embedding is the readout too."""
+
+    def setup(self):
+        self.embed = nn.Embed(VOCABULARY, self.e.width)
+        self.pos_embed = nn.Embed(6, self.e.width)
+        self.blocks = [SetupBlock(self.e) for _ in range(self.e.depth)]
+        self.out_norm = nn.LayerNorm(use_bias=False)
+
+    def __call__(self, tokens):
+        x = self.e.embedding() * self.embed(tokens) + self.pos_embed(jnp.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.e.readout() * self.embed.attend(self.out_norm(x))
 
 
-_REDUCE = "trunk/se/reduce/kernel"
-_ADAPTERS = {f"blocks/{name}_lora_a": dm.Axes(("layers", "width_in", "width_out")) for name in ("first", "second")}
+class ReluMlp(Module):
+    """A feed-forward with biases, in modules that Flax numbers."""
 
-STYLES: Mapping[str, Style] = {
-    "plain_mlp": Style(
-        mlps.plain_mlp, ("no_readout", "fixed_std", "plain_adam"), readout="w2", kind="function",
-        own_mistakes={"slow_hidden": extra_width("w1")}, grows_with_depth=False,
-    ),
-    "mlp": Style(
-        mlps.ResidualMLP, ("novograd", "no_gamma", "depth_init"), in_branch="blocks", stacked="blocks", depth=4,
-        own_mistakes={"slow_down": extra_width("blocks/down/kernel")},
-    ),
-    "mlp_post_norm": Style(
-        lambda width, depth, edits: mlps.ResidualMLP(width, depth, edits, post_norm=True),
-        ("before_norm", "no_multiplier", "plain_adam"), in_branch="blocks", stacked="blocks",
-        own_mistakes={"slow_in_depth": extra_depth("blocks/down/kernel")},
-    ),
-    "mlp_projection": Style(
-        mlps.ProjectionMLP, ("shortcut", "decay_inside"), in_branch=("block_*_dense", "block_*_norm"),
-        own_mistakes={
-            "glob": wrong_globs("shortcut_in_branch", "block_*"),
-            "norms_only": wrong_globs("in_branch_incomplete", "block_*_norm"),
-        },
-    ),
-    "boxed": Style(
-        mlps.BoxedMLP, ("no_multiplier", "fixed_std", "depth_init", "update_norm"), in_branch="layer_*",
-    ),
-    "lora": Style(
-        mlps.LoraMLP, ("no_multiplier", "no_readout", "lamb", "random_narrow"), in_branch="blocks", stacked="blocks",
-        overrides=_ADAPTERS,
-        own_mistakes={"adapters_as_readouts": wrong_axes("blocks/*_lora_a", "layers", "width_in", "fixed_out")},
-    ),
-    "gpt_setup": language(
-        language_models.SetupGPT, ("no_multiplier", "no_readout", "falling_input", "root_heads"),
-        in_branch="blocks_*", readout="embed",
-    ),
-    "gpt_rotary": language(
-        language_models.RotaryGPT, ("depth_init", "double_readout", "root_embedding"), in_branch="block_*",
-        own_mistakes={
-            "half_of_globs": wrong_globs(
-                "in_branch_incomplete", *(f"block_*_{name}" for name in ("norm", "query", "key", "value", "out"))
-            )
-        },
-    ),
-    "lm1b": language(
-        language_models.SineDecoder, ("kept_readout", "root_readout", "second_branch", "root_heads"),
-        in_branch="decoderblock_*", readout="shared_embedding",
-    ),
-    "gemma": language(
-        lambda width, depth, edits: lambda rngs: language_models.Gemma(width, depth, edits, rngs),
-        ("root_embedding", "no_readout", "fixed_std", "second_branch"), kind="nnx",
-        in_branch="layers", readout="embedder",
-        overrides={
-            "layers/*/q_einsum/w": dm.Axes(("width_out", "width_in", None)),
-            "layers/*/kv_einsum/w": dm.Axes((None, "width_out", "width_in", None)),
-        },
-    ),
-    "llama": language(
-        language_models.ScannedLlama, ("root_heads", "root_embedding", "second_branch", "decay_inside"),
-        in_branch="layers", readout="lm_head", stacked="layers",
-    ),
-    "qk_norm": language(
-        language_models.QKNormGPT, ("root_heads", "double_readout", "no_gamma", "no_multiplier"),
-        in_branch="blocks", stacked="blocks",
-    ),
-    "moe": language(
-        language_models.MoE, ("no_multiplier", "no_readout", "update_norm"), in_branch="layers", stacked="layers",
-        readout="unembed",
-        overrides={"layers/moe/router/kernel": dm.Axes(("layers", "width_in", "width_out"))},
-        own_mistakes={
-            "router_as_readout": wrong_axes("layers/moe/router/kernel", "layers", "width_in", "fixed_out")
-        },
-    ),
-    "looped": language(
-        language_models.Looped, ("root_rule", "no_readout", "falling_input", "sgd_on_repeated"),
-        in_branch="block", rule=LOOPED_RULE,
-    ),
-    "resnet": images(
-        image_models.BatchNormResNet, ("before_norm", "no_readout", "shortcut"),
-        in_branch=("ResNetBlock_*/Conv_*", "ResNetBlock_*/BatchNorm_*"), readout="Dense_0",
-        own_mistakes={"glob": wrong_globs("shortcut_in_branch", "ResNetBlock_*")},
-        seeds=4,  # averages over a batch of a few images are noisy
-    ),
-    "convnext": images(
-        image_models.ConvNeXt, ("no_multiplier", "double_readout"), in_branch="stages_[0-9]*",
-        own_mistakes={
-            "glob": wrong_globs("shortcut_in_branch", "stages_*"),
-            "depthwise_as_dense": wrong_axes("stages_[0-9]*/dwconv/kernel", None, None, "width_in", "width_out"),
-        },
-    ),
-    "squeeze_excite": images(
-        image_models.SENet, ("no_multiplier", "no_readout", "novograd"), in_branch="trunk", stacked="trunk",
-        overrides={_REDUCE: dm.Axes(("layers", "width_in", "width_out"))},
-        own_mistakes={"reduce_as_readout": wrong_axes(_REDUCE, "layers", "width_in", "fixed_out")},
-    ),
-    "map_vit": images(
-        image_models.MapViT, ("root_heads", "second_branch", "kept_readout", "falling_input"), output=0,
-        in_branch="encoderblock", stacked="encoderblock", widths=(32, 64, 128, 256), width=64,
-    ),
-    "mixer": images(
-        image_models.Mixer, ("no_multiplier", "second_branch", "depth_init", "no_gamma"),
-        in_branch="blocks", stacked="blocks", widths=(32, 64, 128, 256), width=64,
-    ),
-}  # fmt: skip
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.e.width)(nn.relu(self.e.inner() * nn.Dense(2 * self.e.width)(x)))
+
+
+class SineDecoder(Module):
+    """lm1b's: fixed positions, tied logits that had a 1/sqrt(D) of their own."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        e = self.e
+        embed = nn.Embed(VOCABULARY, e.width, name="shared_embedding")
+        x = e.embedding() * embed(tokens) + sines(tokens.shape[1], e.width)
+        mask = nn.make_causal_mask(tokens)
+        for i in range(e.depth):
+            y = nn.LayerNorm(name=f"decoderblock_{i}_norm_1")(x)
+            x = x + e.branch("attention", i) * flax_attention(e, e.width, f"decoderblock_{i}_attention")(y, mask=mask)
+            y = nn.LayerNorm(name=f"decoderblock_{i}_norm_2")(x)
+            x = x + e.branch("mlp", i) * ReluMlp(e, name=f"decoderblock_{i}_mlp")(y)
+        return e.readout() * BASE_WIDTH**-0.5 * embed.attend(nn.LayerNorm(name="decoder_norm")(x))
+
+
+class LlamaBlock(Module):
+    """Rotary attention with a growing head dimension and a gated feed-forward."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+        y = nn.RMSNorm(name="attention_norm")(x)
+        heads = lambda name: Dense(n, name=name)(y).reshape(*y.shape[:2], HEADS, n // HEADS)
+        q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
+        y = attend(rotate(q), rotate(k), v, e.heads(n // HEADS)).reshape(y.shape)
+        x = e.stream() * x + e.branch("attention") * Dense(n, name="o_proj")(y)
+        y = nn.RMSNorm(name="mlp_norm")(x)
+        y = nn.silu(e.inner() * Dense(2 * n, name="gate_proj")(y)) * Dense(2 * n, name="up_proj")(y)
+        return x + e.branch("mlp") * Dense(n, name="down_proj")(y), None
+
+
+class ScannedLlama(Module):
+    """SwiGLU, rotary positions, layers under ``nn.scan``, a readout of its own behind its multiplier."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        e = self.e
+        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed_tokens")(tokens)
+        x, _ = scanned(LlamaBlock, e, "layers")(x, None)
+        return Dense(VOCABULARY, name="lm_head")(nn.RMSNorm(name="norm")(x) * e.readout())
+
+
+class ParallelBlock(Module):
+    """Attention with normalized queries and keys, beside the feed-forward: one branch."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+        y = nn.LayerNorm(name="norm")(x)
+        heads = lambda name: nn.DenseGeneral((HEADS, n // HEADS), use_bias=False, name=name)(y)
+        q = nn.LayerNorm(use_bias=False, name="query_norm")(heads("query"))
+        k = nn.LayerNorm(use_bias=False, name="key_norm")(heads("key"))
+        mixed = attend(q, k, heads("value"), e.heads(n // HEADS))
+        mixed = nn.DenseGeneral(n, axis=(-2, -1), use_bias=False, name="out")(mixed)
+        y = nn.Dense(n, name="down")(nn.gelu(e.inner() * nn.Dense(2 * n, name="up")(y)))
+        return e.stream() * x + e.branch("both") * (mixed + y), None
+
+
+class QKNormGPT(Module):
+    """Query-key norm and parallel branches, as in the largest ViTs."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        e = self.e
+        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
+        x = x + self.param("pos_embedding", nn.initializers.normal(), (1, tokens.shape[1], e.width))
+        x, _ = scanned(ParallelBlock, e, "blocks")(x, None)
+        return e.readout() * Dense(VOCABULARY, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+class ExpertsBlock(Module):
+    """A norm and a soft mixture of four feed-forwards, by a router with a fixed number of outputs."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+        y = nn.RMSNorm(name="norm")(x)
+        weights = jax.nn.softmax(Dense(4, kernel_init=nn.initializers.zeros, name="router")(y))
+        wi = self.param("wi", nn.initializers.lecun_normal(batch_axis=0), (4, n, 2 * n))
+        wo = self.param("wo", nn.initializers.lecun_normal(batch_axis=0), (4, 2 * n, n))
+        h = nn.gelu(e.inner() * jnp.einsum("btd,edf->btef", y, wi))
+        return e.stream() * x + e.branch("moe") * jnp.einsum("btef,efd,bte->btd", h, wo, weights), None
+
+
+class MoE(Module):
+    """A mixture of experts in every layer; tokens do not mix."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        e = self.e
+        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
+        x, _ = scanned(ExpertsBlock, e, "layers")(x, None)
+        return e.readout() * Dense(VOCABULARY, name="unembed")(nn.RMSNorm(name="norm")(x))
+
+
+class MlpBlock(Module):
+    """Norm, up, down; the norm ends the branch instead if ``post_norm``."""
+
+    post_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, x.shape[-1]
+        norm = nn.LayerNorm(name="norm")
+        y = nn.gelu(e.inner() * nn.Dense(2 * n, name="up")(x if self.post_norm else norm(x)))
+        y = nn.Dense(n, name="down")(y)
+        return e.stream() * x + e.branch("mlp") * (norm(e.before() * y) if self.post_norm else y), None
+
+
+class EndNormMLP(Module):
+    """A stem, blocks that end in a norm, a readout."""
+
+    @nn.compact
+    def __call__(self, x):
+        x, _ = scanned(functools.partial(MlpBlock, post_norm=True), self.e, "blocks")(nn.Dense(self.e.width)(x), None)
+        return self.e.readout() * Dense(CLASSES, name="head")(x)
+
+
+class Looped(Module):
+    """One block, used as often as the network is deep."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        e = self.e
+        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
+        shared = {"variable_axes": {}, "variable_broadcast": "params", "split_rngs": {"params": False}}
+        x, _ = scanned(MlpBlock, e, "block", **shared)(x, None)
+        return e.readout() * Dense(VOCABULARY, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+class ProjectionMLP(Module):
+    """The width doubles half-way, where the shortcut has a projection; modules of a block share its name."""
+
+    @nn.compact
+    def __call__(self, x):
+        e, x = self.e, nn.Dense(self.e.width, name="stem")(x)
+        for i in range(e.depth):
+            n = e.width * (1 + (i >= e.depth // 2))
+            y = nn.relu(nn.LayerNorm(name=f"block_{i}_norm")(x))
+            y = nn.Dense(n, name=f"block_{i}_dense")(y)
+            if n != x.shape[-1]:
+                x = nn.Dense(n, name=f"block_{i}_shortcut")(x)
+            x = e.stream() * x + e.branch("mlp", i) * y
+        return e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="final_norm")(x))
+
+
+class BoxedMLP(Module):
+    """Parameters in Flax's boxes, which name the axes of a mesh."""
+
+    @nn.compact
+    def __call__(self, x):
+        e = self.e
+        boxed = lambda *names: nn.with_partitioning(nn.initializers.lecun_normal(), names)
+        x = nn.Dense(e.width, kernel_init=boxed(None, "model"), name="stem")(x)
+        for i in range(e.depth):
+            y = nn.tanh(nn.LayerNorm(name=f"layer_{i}_norm")(x))
+            y = nn.Dense(e.width, kernel_init=boxed("data", "model"), name=f"layer_{i}_dense")(y)
+            x = e.stream() * x + e.branch("mlp", i) * y
+        return nn.Dense(CLASSES, kernel_init=boxed("model", None), name="head")(e.readout() * x)
+
+
+class LoraBlock(Module):
+    """Two dense layers, each with an adapter of rank 4 that is trained together with it."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+
+        def adapted(name, y):
+            a = self.param(f"{name}_lora_a", nn.initializers.zeros, (n, 4))
+            b = self.param(f"{name}_lora_b", nn.initializers.normal(0.5), (4, n))
+            return Dense(n, name=name)(y) + y @ a @ b
+
+        y = nn.gelu(adapted("first", nn.LayerNorm(name="norm")(x)))
+        return e.stream() * x + e.branch("mlp") * adapted("second", y), None
+
+
+class LoraMLP(Module):
+    """Low-rank adapters beside every weight of the branches."""
+
+    @nn.compact
+    def __call__(self, x):
+        x, _ = scanned(LoraBlock, self.e, "blocks")(nn.Dense(self.e.width, name="stem")(x), None)
+        return self.e.readout() * Dense(CLASSES, name="head")(x)
+
+
+class ResNetBlock(Module):
+    """Two convolutions, each with BatchNorm; a projection in the shortcut where shapes change."""
+
+    features: int = 0
+    strides: int = 1
+
+    @nn.compact
+    def __call__(self, x, i):
+        e, norm = self.e, functools.partial(nn.BatchNorm, use_running_average=False, axis_name="devices")
+        conv = functools.partial(nn.Conv, self.features, use_bias=False)
+        y = nn.relu(norm()(conv((3, 3), (self.strides, self.strides))(x)))
+        y = norm()(e.before() * conv((3, 3))(y))
+        if x.shape != y.shape:
+            x = norm(name="norm_proj")(conv((1, 1), (self.strides, self.strides), name="conv_proj")(x))
+        return nn.relu(e.stream() * x + e.branch("block", i) * y)
+
+
+class BatchNormResNet(Module):
+    """flax's ImageNet ResNet: two stages, modules that Flax numbers, BatchNorm over a named axis of devices."""
+
+    @nn.compact
+    def __call__(self, x):
+        e, n = self.e, self.e.width
+        x = nn.Conv(n, (3, 3), use_bias=False, name="conv_init")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=False, axis_name="devices", name="bn_init")(x))
+        for i in range(e.depth):
+            second = i >= e.depth // 2
+            x = ResNetBlock(e, n * (1 + second), 1 + (i == e.depth // 2))(x, i)
+        return nn.Dense(CLASSES)(e.readout() * x.mean((1, 2)))
+
+
+class ConvNeXtBlock(Module):
+    """A depthwise convolution, two dense layers and a learned scale."""
+
+    @nn.compact
+    def __call__(self, x, i):
+        e, n = self.e, x.shape[-1]
+        y = nn.Conv(n, (3, 3), feature_group_count=n, name="dwconv")(x)
+        y = nn.Dense(2 * n, name="pwconv1")(nn.LayerNorm(name="norm")(y))
+        y = nn.Dense(n, name="pwconv2")(nn.gelu(e.inner() * y))
+        gamma = self.param("gamma", nn.initializers.constant(0.5), (n,))
+        return e.stream() * x + e.branch("block", i) * gamma * y
+
+
+class ConvNeXt(Module):
+    """Two stages with a norm and a strided convolution between them."""
+
+    @nn.compact
+    def __call__(self, x):
+        e, n = self.e, self.e.width
+        x = nn.LayerNorm(name="stem_norm")(nn.Conv(n, (2, 2), strides=(2, 2), name="stem")(x))
+        for i in range(e.depth):
+            if i == e.depth // 2:
+                x = nn.LayerNorm(name="stages_norm")(x)
+                x = e.outer() * nn.Conv(2 * n, (2, 2), strides=(2, 2), name="stages_down")(x)
+            x = ConvNeXtBlock(e, name=f"stages_{i}")(x, i)
+        return e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="head_norm")(x.mean((1, 2))))
+
+
+class SEBlock(Module):
+    """A norm and a convolution, whose channels are gated by what a network of fixed size makes of their means."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+        y = nn.Conv(n, (3, 3), use_bias=False, name="conv")(nn.relu(nn.LayerNorm(name="norm")(x)))
+        gate = nn.silu(nn.Dense(4, kernel_init=nn.initializers.zeros, name="reduce")(y.mean((1, 2))))
+        return e.stream() * x + e.branch("se") * (y * nn.sigmoid(nn.Dense(n, name="expand")(gate))[:, None, None]), None
+
+
+class SENet(Module):
+    """Convolutions whose channels are gated."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(self.e.width, (3, 3), strides=(2, 2), name="stem")(x)
+        x, _ = scanned(SEBlock, self.e, "trunk")(x, None)
+        return self.e.readout() * Dense(CLASSES, name="head")(x.mean((1, 2)))
+
+
+class EncoderBlock(Module):
+    """Pre-norm attention and feed-forward."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, n = self.e, self.e.width
+        y = nn.LayerNorm(name="norm_attention")(x)
+        x = e.stream() * x + e.branch("attention") * flax_attention(e, n, "attention")(y)
+        return x + e.branch("mlp") * ReluMlp(e, name="mlp")(nn.LayerNorm(name="norm_mlp")(x)), None
+
+
+class MapHead(Module):
+    """Attention from one learned probe to all tokens, and a feed-forward around it, in every depth once."""
+
+    @nn.compact
+    def __call__(self, x):
+        n = self.e.width
+        probe = jnp.tile(self.param("probe", nn.initializers.normal(), (1, 1, n)), (x.shape[0], 1, 1))
+        x = flax_attention(self.e, n, "attention")(probe, x)
+        y = nn.Dense(2 * n, name="up")(nn.LayerNorm(name="norm")(x))
+        return (x + nn.Dense(n, name="down")(nn.gelu(y)))[:, 0]
+
+
+class MapViT(Module):
+    """big_vision's ViT: scanned blocks, a head that attends, logits and a dictionary of features as outputs."""
+
+    @nn.compact
+    def __call__(self, x):
+        e, n = self.e, self.e.width
+        x = nn.Conv(n, (4, 4), strides=(4, 4), padding="VALID", name="embedding")(x)
+        x = x.reshape(x.shape[0], -1, n)
+        x = x + self.param("pos_embedding", nn.initializers.normal(), (1, *x.shape[1:]))
+        x, _ = scanned(EncoderBlock, e, "encoderblock")(x, None)
+        out = {"encoded": nn.LayerNorm(name="encoder_norm")(x)}
+        out["head_input"] = MapHead(e, name="map_head")(out["encoded"])
+        return nn.Dense(CLASSES, name="head")(e.readout() * out["head_input"]), out
+
+
+class MixerBlock(Module):
+    """Feed-forwards over tokens, whose size is fixed, and over channels."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        e, tokens = self.e, x.shape[1]
+        y = nn.LayerNorm(name="norm_tokens")(x).swapaxes(1, 2)
+        y = nn.Dense(tokens, name="tokens_down")(nn.gelu(nn.Dense(8, name="tokens_up")(y)))
+        x = e.stream() * x + e.branch("tokens") * y.swapaxes(1, 2)
+        return x + e.branch("channels") * ReluMlp(e, name="channels")(nn.LayerNorm(name="norm_channels")(x)), None
+
+
+class Mixer(Module):
+    """MLP-Mixer."""
+
+    @nn.compact
+    def __call__(self, x):
+        n = self.e.width
+        x = nn.Conv(n, (4, 4), strides=(4, 4), padding="VALID", name="stem")(x)
+        x, _ = scanned(MixerBlock, self.e, "blocks")(x.reshape(x.shape[0], -1, n), None)
+        return self.e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="norm")(x).mean(1))
+
+
+class GemmaNorm(nnx.Module):
+    """Gemma's: the scale is stored minus 1."""
+
+    def __init__(self, width: int):
+        self.scale = nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x):
+        return unit_rms(x) * (1 + self.scale[...])
+
+
+class Einsum(nnx.Module):
+    """One weight in an einsum."""
+
+    def __init__(self, rngs: nnx.Rngs, *shape: int):
+        self.w = nnx.Param(jax.random.normal(rngs.params(), shape))
+
+    def __call__(self, equation, x):
+        return jnp.einsum(equation, x, self.w[...])
+
+
+class GemmaBlock(nnx.Module):
+    """Attention with half as many heads of keys and values, and a gated feed-forward."""
+
+    def __init__(self, e: Scales, rngs: nnx.Rngs):
+        self.e, n, heads = e, e.width, e.width // HEAD_DIM
+        self.pre_attention_norm, self.pre_ffw_norm = GemmaNorm(n), GemmaNorm(n)
+        self.q_einsum = Einsum(rngs, heads, n, HEAD_DIM)
+        self.kv_einsum = Einsum(rngs, 2, heads // 2, n, HEAD_DIM)
+        self.attn_vec_einsum = Einsum(rngs, heads, HEAD_DIM, n)
+        self.gating_einsum = Einsum(rngs, 2, n, 2 * n)
+        self.linear = Einsum(rngs, 2 * n, n)
+
+    def __call__(self, x, i):
+        e, y = self.e, self.pre_attention_norm(x)
+        q, (k, v) = self.q_einsum("btd,hde->bthe", y), self.kv_einsum("btd,ckde->cbtke", y)
+        y = attend(rotate(q), rotate(k), v, HEAD_DIM**-0.5)
+        x = e.stream() * x + e.branch("attention", i) * self.attn_vec_einsum("bthe,hed->btd", y)
+        gate, up = e.inner() * self.gating_einsum("btd,cdf->cbtf", self.pre_ffw_norm(x))
+        return x + e.branch("mlp", i) * self.linear("btf,fd->btd", jax.nn.gelu(gate) * up)
+
+
+class Gemma(nnx.Module):
+    """Einsum layouts, grouped queries, a tied table that goes in times sqrt(D) of the base; in NNX."""
+
+    def __init__(self, e: Scales, rngs: nnx.Rngs):
+        self.e = e
+        self.input_embedding = nnx.Param(jax.random.normal(rngs.params(), (VOCABULARY, e.width)))
+        self.layers = nnx.List([GemmaBlock(e, rngs) for _ in range(e.depth)])
+        self.final_norm = GemmaNorm(e.width)
+
+    def __call__(self, tokens):
+        x = self.input_embedding[...][tokens] * self.e.embedding() * BASE_WIDTH**0.5
+        for i, layer in enumerate(self.layers):
+            x = layer(x, i)
+        return self.final_norm(x) @ self.input_embedding[...].T * self.e.readout()
+
+
+def _kind(make: Any, x: Any, **fields: Any) -> Kind:
+    return Kind(make, x, None, **fields)
+
+
+STYLES: Mapping[str, Kind] = {
+    "styles/nanodo": _kind(SetupGPT, TEXT),
+    "styles/lm1b": _kind(SineDecoder, TEXT),
+    "styles/llama": _kind(ScannedLlama, TEXT),
+    "styles/qk_norm": _kind(QKNormGPT, TEXT),
+    "styles/experts": _kind(MoE, TEXT),
+    "styles/end_norm": _kind(EndNormMLP, VECTORS),
+    "styles/looped": _kind(Looped, TEXT, rule=LOOPED_RULE),
+    "styles/projection": _kind(ProjectionMLP, VECTORS),
+    "styles/boxed": _kind(BoxedMLP, VECTORS),
+    "styles/lora": _kind(LoraMLP, VECTORS),
+    "styles/flax_resnet": _kind(BatchNormResNet, IMAGES),
+    "styles/convnext": _kind(ConvNeXt, IMAGES),
+    "styles/squeeze_excite": _kind(SENet, IMAGES),
+    "styles/map_vit": _kind(MapViT, IMAGES, arguments={"output": 0}),
+    "styles/mixer": _kind(Mixer, IMAGES),
+    "styles/gemma": _kind(lambda e: nnx.eval_shape(lambda: Gemma(e, nnx.Rngs(0))), TEXT),
+}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import depthmup_flax as dm
 
-from ..edits import BASE_DEPTH, BASE_WIDTH, RULE
+from .settings import BASE_DEPTH, BASE_WIDTH, RULE
 
 A = RULE.branch_multiplier
 HEADS = 2

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..edits import BASE_WIDTH
 from .cases import Kind
 from .scales import Scales
+from .settings import BASE_WIDTH
 
 HEAD_DIM = 8  # where the number of heads grows; the same at the base width where the dimension grows
 Edit = tuple[str, str]  # a regular expression, and what replaces it; {} is the multiplier of a branch

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 import depthmup_flax as dm
 
-from ..edits import LOOPED_RULE
 from . import kernels, libraries, networks, packages, stacks, streams
 from .branches import BRANCHES, mlp
 from .cases import Kind
@@ -21,8 +20,10 @@ from .fresh import FRESH
 from .outsider import OUTSIDER
 from .scales import A, Scales
 from .scope import NAMINGS, Net, Scope
+from .settings import LOOPED_RULE
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
+from .styles import STYLES
 from .weightless import WEIGHTLESS
 
 LONG = jax.ShapeDtypeStruct((2, 128), jnp.int32)
@@ -298,6 +299,7 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
 }  # fmt: skip
 KINDS: Mapping[str, Kind] = {
     **{f"{group}/{name}": kind for group, kinds in GROUPS.items() for name, kind in kinds.items()},
+    **STYLES,
     **FRESH,
     **OUTSIDER,
     **(packages.package_kinds() if importlib.util.find_spec("transformers") else {}),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..attention_parts import attend
+from .attention_parts import attend
 from .scales import HEADS, Scales
 from .stacks import CLASSES, VOCABULARY
 

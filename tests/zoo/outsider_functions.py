@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..edits import LOOPED_RULE
 from .cases import Kind
 from .fresh_functions import linear, norm
 from .scales import Scales
 from .scope import Net, Scope
+from .settings import LOOPED_RULE
 
 L = jax.nn
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..attention_parts import attend
+from .attention_parts import attend
 from .branches import attention, dense, heads_of, mlp
 from .scales import HEADS, Scales
 from .scope import Net, Scope

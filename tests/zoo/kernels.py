@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
-from ..attention_parts import attend
+from .attention_parts import attend
 from .branches import Branch, attention_with, dense
 from .scales import Scales
 from .scope import Scope

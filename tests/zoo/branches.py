@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..attention_parts import attend, rotate, unit_rms
+from .attention_parts import attend, rotate, unit_rms
 from .scales import HEADS, Scales
 from .scope import Scope
 
