@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
-    from depthmup_flax.rule.guards.traits import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
+    from depthmup_flax.rule.traits import entrywise
     from depthmup_flax.search import forecast, sweep, tune
     from depthmup_flax.search.forecast.recipe import recipe
     from depthmup_flax.search.study.study import Study
@@ -127,7 +127,7 @@ _NAMES = {
     "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
-    "rule.guards.traits": "entrywise",
+    "rule.traits": "entrywise",
     "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",

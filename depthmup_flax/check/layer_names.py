@@ -14,8 +14,8 @@ import numpy as np
 
 from depthmup_flax.check.networks import Traced
 from depthmup_flax.check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
-from depthmup_flax.rule.guards.geometry import matrix_updates
 from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.rule.traits import matrix_updates
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
 _Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)

@@ -33,7 +33,7 @@ Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 def muon(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     *,
     beta: Scalar = 0.95,
     nesterov: bool = True,
@@ -56,7 +56,7 @@ def muon(
     singular values, times ``(m_out / m_in)^1/2``; optax's own factors would follow the larger shapes.
 
     Args:
-      learning_rate, info, parametrization: as in `depthmup_flax.depthmup`, and so are ``weight_decay``,
+      learning_rate, info, rule: as in `depthmup_flax.depthmup`, and so are ``weight_decay``,
         ``decay_width_exponent`` and ``clip_rms``.
       beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``; optax before 0.2.7 has no
         ``preconditioning`` but the default.
@@ -92,7 +92,7 @@ def muon(
     return depthmup(
         optax.partition(parts, lambda params: map_info(_label, info, params)),
         info,
-        parametrization,
+        rule,
         learning_rate,
         weight_decay=weight_decay,
         decay_width_exponent=decay_width_exponent,

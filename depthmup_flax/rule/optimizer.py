@@ -36,6 +36,7 @@ from depthmup_flax.rule.info_trees import (
     require_inner_layers,
 )
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.traits import check_direction
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -47,7 +48,7 @@ ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
 def scale_by_depthmup(
     inner: optax.GradientTransformation,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     *,
     geometry: str | ArrayTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -56,10 +57,10 @@ def scale_by_depthmup(
     The result is not yet multiplied by ``-learning_rate``.
 
     Args:
-      inner: an optax *direction* (`depthmup_flax.rule.guards`): no learning rate, no decay, such as
+      inner: an optax *direction* (`depthmup_flax.rule.traits`): no learning rate, no decay, such as
         ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD.
       info: tree of `ParamInfo` with the parameters' structure.
-      parametrization: the rule.
+      rule: the parametrization.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
         ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo, ``"rotated"`` for SOAP,
         ``"norm_matched"``; or a tree of these with the parameters' structure. ``None``: as known of optax's, or
@@ -67,15 +68,15 @@ def scale_by_depthmup(
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a
-        ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.guards.dependence`).
+        ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.dependence`).
     """
-    return optax.chain(*_scaled(inner, info, parametrization, geometry))
+    return optax.chain(*_scaled(inner, info, rule, geometry))
 
 
 def depthmup(
     inner: optax.GradientTransformation,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     learning_rate: ScalarOrSchedule,
     *,
     weight_decay: Scalar = 0.0,
@@ -86,14 +87,14 @@ def depthmup(
     """A finished optimizer from any optax direction: the six steps of this module's docstring.
 
     Args:
-      inner, info, parametrization, geometry: as in `scale_by_depthmup`, and so are the errors.
+      inner, info, rule, geometry: as in `scale_by_depthmup`, and so are the errors.
       learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
       weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
         width and depth (B24 App. L, Eq. 138).
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
-    first, *others = _scaled(inner, info, parametrization, geometry)
+    first, *others = _scaled(inner, info, rule, geometry)
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
     _require_at_least_0("learning_rate", learning_rate, schedule=True)
@@ -120,7 +121,7 @@ def _require_at_least_0(name: str, value: ScalarOrSchedule, *, schedule: bool = 
 def sgd(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     *,
     momentum: Scalar | None = None,
     nesterov: bool = False,
@@ -132,7 +133,7 @@ def sgd(
     return depthmup(
         sgd_direction(momentum, nesterov),
         info,
-        parametrization,
+        rule,
         learning_rate,
         weight_decay=weight_decay,
         decay_width_exponent=decay_width_exponent,
@@ -151,7 +152,7 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
 def adamw(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
@@ -172,7 +173,7 @@ def adamw(
     return depthmup(
         inner,
         info,
-        parametrization,
+        rule,
         learning_rate,
         weight_decay=weight_decay,
         decay_width_exponent=decay_width_exponent,
@@ -283,32 +284,16 @@ def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> lis
 def _scaled(
     inner: optax.GradientTransformation,
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     geometry: str | ArrayTree | None,
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     require_info(info)
-    inner, kinds = check_direction(inner, info, parametrization, geometry)
-    require_audited(info, parametrization)
-    require_inner_layers(info, parametrization)
-    before, after = parametrization.gradient_scale, parametrization.update_scale
+    inner, kinds = check_direction(inner, info, rule, geometry)
+    require_audited(info, rule)
+    require_inner_layers(info, rule)
+    before, after = rule.gradient_scale, rule.update_scale
     return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]
-
-
-def check_direction(
-    inner: optax.GradientTransformation,
-    info: InfoTree,
-    parametrization: Parametrization,
-    geometry: str | ArrayTree | None,
-) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
-    """``inner``, checked, and path -> geometry of its updates.
-
-    A copy of the rule without `depthmup_flax.rule.guards`, for entrywise directions, can return
-    ``inner, named_geometries(info, geometry or Geometry.SIGN)``.
-    """
-    from depthmup_flax.rule import guards
-
-    return guards.check_direction(inner, info, parametrization, geometry)
 
 
 def _scale_by_info(

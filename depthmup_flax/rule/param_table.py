@@ -29,7 +29,7 @@ class ParamTable(str):
 
 def param_table(
     info: InfoTree,
-    parametrization: Parametrization,
+    rule: Parametrization,
     *,
     degree: float | None = 0.0,
     eps: float | None = None,
@@ -49,8 +49,8 @@ def param_table(
 
     Args:
       info: from `param_info`.
-      parametrization: the rule.
-      degree: of the direction (see `guards.traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
+      rule: the parametrization.
+      degree: of the direction (see `traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay, decay_width_exponent, geometry: as in `depthmup_flax.depthmup`.
       learning_rate: eta, or ``None`` if it is not known.
@@ -64,18 +64,18 @@ def param_table(
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
-        rate = "?" if degree is None else f"{float(parametrization.lr_multiplier(leaf, degree, kinds[name])):.4g}"
+        rate = "?" if degree is None else f"{float(rule.lr_multiplier(leaf, degree, kinds[name])):.4g}"
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
         row = (
             name,
             "x".join(map(str, leaf.shape)) or "scalar",
             leaf.role + ("+branch" if leaf.in_branch else ""),
-            _initial_scale(leaf, parametrization),
-            f"{float(parametrization.forward_multiplier(leaf)):.4g}",
+            _initial_scale(leaf, rule),
+            f"{float(rule.forward_multiplier(leaf)):.4g}",
             "frozen" if name in frozen_names else rate,
             "-"
             if eps is None or kinds[name] not in (Geometry.LINEAR, Geometry.SIGN)
-            else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
+            else f"{eps / float(rule.gradient_scale(leaf)):.3g}",
             f"{decay:g}",
         )
         rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)

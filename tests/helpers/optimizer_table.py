@@ -23,8 +23,8 @@ import optax.contrib
 from optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 import depthmup_flax as dm
-from depthmup_flax.rule.guards.traits import TRAITS, Traits
 from depthmup_flax.rule.parametrization import Geometry
+from depthmup_flax.rule.traits import TRAITS, Traits
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
 TABLES = ("Directions", "Wrappers", "Refused", "Finished optimizers")

@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.guards.dependence import require_function_of_own_gradients
+from depthmup_flax.rule.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 
 RULE = PRESETS["depth_mup"]

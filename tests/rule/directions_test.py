@@ -15,7 +15,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.rule.directions import DIRECTIONS, direction, direction_eps
-from depthmup_flax.rule.guards.traits import TRAITS, homogeneity
+from depthmup_flax.rule.traits import TRAITS, homogeneity
 
 # Arguments of transformations that have required ones.
 ARGUMENTS = {
@@ -159,13 +159,13 @@ OPTIMIZERS = {
         {"a": dm.adamw(1e-2, info, rule), "b": dm.sgd(1e-2, info, rule)}, labels(params)
     ),
     "injected adamw": lambda params, info, rule: optax.inject_hyperparams(dm.adamw)(
-        learning_rate=1e-2, info=info, parametrization=rule, weight_decay=0.1
+        learning_rate=1e-2, info=info, rule=rule, weight_decay=0.1
     ),
     "injected schedule": lambda params, info, rule: optax.inject_hyperparams(dm.adamw)(
-        learning_rate=optax.linear_schedule(1e-2, 1e-3, 10), info=info, parametrization=rule
+        learning_rate=optax.linear_schedule(1e-2, 1e-3, 10), info=info, rule=rule
     ),
     "injected sgd": lambda params, info, rule: optax.inject_hyperparams(dm.sgd)(
-        learning_rate=1e-2, info=info, parametrization=rule, momentum=0.9
+        learning_rate=1e-2, info=info, rule=rule, momentum=0.9
     ),
     "injected direction": lambda params, info, rule: dm.depthmup(
         optax.inject_hyperparams(optax.scale_by_adam)(b1=0.8), info, rule, 1e-2
@@ -361,7 +361,7 @@ dm.adamw(1e-3, info, rule, weight_decay=0.1, clip_rms=1.0)
 dm.sgd(1e-3, info, rule, momentum=0.9)
 dm.depthmup(optax.masked(optax.scale_by_adam(), {"w": True}), info, rule, optax.cosine_decay_schedule(1.0, 10))
 dm.scale_by_depthmup(optax.scale_by_lion(), info, rule)
-optax.inject_hyperparams(dm.adamw)(learning_rate=1e-3, info=info, parametrization=rule)
+optax.inject_hyperparams(dm.adamw)(learning_rate=1e-3, info=info, rule=rule)
 for name in ("adam", "rmsprop", "novograd", "sm3"):
     try:
         dm.depthmup(__import__("depthmup_flax.rule.directions").rule.directions.direction(name), info, rule, 1.0)

@@ -25,12 +25,11 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
-from depthmup_flax.rule.guards.geometry import geometry_of
-from depthmup_flax.rule.guards.traits import homogeneity
 from depthmup_flax.rule.info_trees import param_count, path_name
 from depthmup_flax.rule.muon import muon_geometry
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.traits import geometry_of, homogeneity
 from depthmup_flax.storage.records.table import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.multi_step import Periods

@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import optimizer_kwargs
 from depthmup_flax.devices.parallel.sharding import on_whole_matrices
 from depthmup_flax.rule.directions import direction
-from depthmup_flax.rule.guards.traits import require_direction
 from depthmup_flax.rule.muon import muon
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.traits import require_direction
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
 

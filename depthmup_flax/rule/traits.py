@@ -19,10 +19,11 @@ import jax
 import numpy as np
 import optax
 
-from depthmup_flax.rule.guards.dependence import require_function_of_own_gradients
-from depthmup_flax.rule.parametrization import Geometry, Parametrization
+from depthmup_flax.rule.dependence import require_function_of_own_gradients
+from depthmup_flax.rule.info_trees import flatten_info, named_geometries
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +141,13 @@ def homogeneity(inner: optax.GradientTransformation) -> int | None:
     return _degree(inner.update)
 
 
-def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
-    """Raises `InputError` unless ``inner`` is a direction that ``parametrization`` allows, as far as its parts tell.
+def require_direction(inner: optax.GradientTransformation, rule: Parametrization) -> None:
+    """Raises `InputError` unless ``inner`` is a direction that ``rule`` allows, as far as its parts tell.
 
     Other people's transformations pass; `checked_at_init` reads them.
     """
-    if not isinstance(parametrization, Parametrization):
-        raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
+    if not isinstance(rule, Parametrization):
+        raise InputError(f"rule is {rule!r}: use depthmup_flax.get_parametrization(name).")
     if not hasattr(inner, "update"):
         raise InputError(f"inner is {inner!r}: use an optax transformation, such as optax.scale_by_adam().")
     parts = list(parts_of(inner.update))
@@ -157,8 +158,8 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
     if refused:
         name = next((name for name in refused if name != "add_decayed_weights"), refused[0])
         raise InputError(f"inner has {_described(name)}")
-    if parametrization.normalized_updates_only and homogeneity(inner) == 1:
-        alpha, gamma = parametrization.alpha, parametrization.gamma
+    if rule.normalized_updates_only and homogeneity(inner) == 1:
+        alpha, gamma = rule.alpha, rule.gamma
         raise InputError(
             f"the parametrization with alpha={alpha:g}, gamma={gamma:g} (preset 'block_only') is for Adam-like "
             f"optimizers: SGD's learning rate would grow as r^{alpha - gamma:g} with the depth ratio r. Use "
@@ -307,3 +308,93 @@ def _is_negative(value: Any) -> bool:
         return bool(np.all(np.asarray(value) < 0))
     except (jax.errors.TracerArrayConversionError, TypeError):  # a mapped value cannot be looked at
         return False
+
+
+def check_direction(
+    inner: optax.GradientTransformation,
+    info: InfoTree,
+    rule: Parametrization,
+    geometry: str | ArrayTree | None,
+) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
+    """``inner``, whose ``init`` reads updates that `TRAITS` does not list, and path -> geometry of its updates.
+
+    Raises:
+      InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter.
+    """
+    require_direction(inner, rule)
+    kinds = geometries(inner, info, geometry)
+    return (checked_at_init(inner) if geometry is None else inner), kinds
+
+
+# They apply what they wrap to some parameters only.
+_ALTERNATIVES = ("partition", "masked", "conditionally_mask")
+
+
+def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
+    """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
+
+    Parts that are not listed count as entrywise (`checked_at_init` reads them).
+    """
+    geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
+    for part in parts:
+        traits = TRAITS.get(part.name, Traits())
+        if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
+            raise InputError(
+                f"inner has {written(part.name)} without a normalization before it, which the rule does not cover: put "
+                "it after optax.scale_by_factored_rms()."
+            )
+        if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
+            return None
+        if traits.geometry is not None or traits.degree == 0:
+            geometry = traits.geometry or Geometry.SIGN
+    return geometry
+
+
+def geometries(
+    inner: optax.GradientTransformation, info: InfoTree, geometry: str | ArrayTree | None = None
+) -> Mapping[str, Geometry]:
+    """Path -> geometry of the updates of ``inner``: as `TRAITS` say or, of other people's, as ``geometry`` says.
+
+    ``geometry``: one for all parameters, or a tree with the structure of ``info``. `InputError` if there is no such
+    geometry, or it does not fit ``inner`` or a parameter.
+    """
+    known = geometry_of(inner)
+    if geometry is None and known is None:
+        raise InputError(
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
+            "one of 'linear', 'sign', 'orthogonal', 'two_sided', 'rotated' and 'norm_matched' for each parameter. For "
+            "Muon, use depthmup_flax.muon."
+        )
+    named = named_geometries(info, geometry if geometry is not None else known)
+    foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
+    for path, leaf in flatten_info(info).items():
+        name = named[path]
+        if known is not None and not foreign and known is not name:
+            what = f"but the updates of inner are {str(known)!r}"
+            raise InputError(f"geometry is {str(name)!r}, {what}: leave geometry out.")
+        _require_fit(path, leaf, name)
+    return named
+
+
+def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
+    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its parts tell."""
+    parts = list(parts_of(optimizer.update))
+    for part in parts:
+        if isinstance(kinds := part.closure.get("geometries"), dict):  # of depthmup
+            return {path for path, kind in kinds.items() if kind not in (Geometry.LINEAR, Geometry.SIGN)}
+    known = any(TRAITS[part.name].geometry is not None for part in parts if part.name in TRAITS)
+    return set(flatten_info(info)) if known else set()
+
+
+def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
+    if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
+        raise InputError(
+            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
+            "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
+        )
+    if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
+        raise InputError(
+            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
+            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
+            "geometries."
+        )
