@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from benchmarks import plain
 from benchmarks.timing import RATE, repeated, timed
+from depthmup_flax import sweep_config
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
@@ -22,7 +23,6 @@ from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import layers
 from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.search.sweep import sweep_config
 from depthmup_flax.trainer.engine import multi_step
 from depthmup_flax.trainer.engine.device_batches import calls as host_calls
 from depthmup_flax.trainer.engine.device_batches import put_train_data

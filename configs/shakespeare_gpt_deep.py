@@ -13,8 +13,8 @@ the base, both presets are one network, so one search tunes both. The argument i
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

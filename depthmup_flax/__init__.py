@@ -14,8 +14,7 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
 
-The modules `coord_check`, `forecast`, `report`, `sweep` and `tune` are attributes:
-``dm.coord_check.coord_check(...)``.
+* `coord_check`, `sweep`, `tune`, `forecast` and `make_report` are what the commands call, for a program.
 
 Importing this package starts no device and imports no TensorFlow.
 """
@@ -27,12 +26,12 @@ from typing import TYPE_CHECKING
 from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax import check as coord_check
-    from depthmup_flax import report
     from depthmup_flax.auditing import audit, infer_info, rescale_init
+    from depthmup_flax.check import Network, Source, coord_check, linen_network, nnx_network
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
+    from depthmup_flax.report.make_report import Report, make_report
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
@@ -49,10 +48,13 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
-    from depthmup_flax.search import forecast, sweep, tune
-    from depthmup_flax.search.forecast.recipe import recipe
+    from depthmup_flax.search.forecast.ladder import LadderPlan
+    from depthmup_flax.search.forecast.recipe import Allocation, recipe
+    from depthmup_flax.search.forecast.target_loss import forecast
     from depthmup_flax.search.study.study import Study
-    from depthmup_flax.search.sweep.grid import powers_of_two
+    from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
+    from depthmup_flax.search.sweep.runner import sweep
+    from depthmup_flax.search.tune.search import tune
     from depthmup_flax.storage.records.columns import read_records
     from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GPT",
     "PRESETS",
+    "Allocation",
     "Axes",
     "Classification",
     "Conv",
@@ -69,16 +72,20 @@ __all__ = [
     "Geometry",
     "Hyperparameters",
     "InputError",
+    "LadderPlan",
+    "Network",
     "Norm",
     "ParamInfo",
     "Parametrization",
     "Readout",
+    "Report",
     "ResMLP",
     "ResNet",
     "RescalingRule",
     "ResidualBranch",
     "Role",
     "SimpleResNet",
+    "Source",
     "Study",
     "Task",
     "TrainedRun",
@@ -86,6 +93,7 @@ __all__ = [
     "__version__",
     "adamw",
     "annotated",
+    "at_scale",
     "attention_fn",
     "audit",
     "classify",
@@ -98,21 +106,24 @@ __all__ = [
     "freeze",
     "get_parametrization",
     "infer_info",
+    "linen_network",
     "load_run",
+    "make_report",
     "muon",
     "muon_geometry",
+    "nnx_network",
     "param_info",
     "param_table",
     "powers_of_two",
     "read_records",
     "recipe",
-    "report",
     "rescale_init",
     "rescaled_hyperparameters",
     "residual_scope",
     "scale_by_depthmup",
     "sgd",
     "sweep",
+    "sweep_config",
     "tune",
 ]
 
@@ -121,7 +132,11 @@ _NAMES = {
     "util.errors": "InputError",
     "util.version": "__version__",
     "trainer.engine.task": "Task",
-    "search.forecast.recipe": "recipe",
+    "check": "Network Source coord_check linen_network nnx_network",
+    "search.forecast.ladder": "LadderPlan",
+    "search.forecast.recipe": "Allocation recipe",
+    "search.forecast.target_loss": "forecast",
+    "report.make_report": "Report make_report",
     "auditing": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",
@@ -137,20 +152,14 @@ _NAMES = {
     "rule.roles": "param_info",
     "storage.records.columns": "read_records",
     "search.study.study": "Study",
-    "search.sweep.grid": "powers_of_two",
+    "search.sweep.grid": "at_scale powers_of_two sweep_config",
+    "search.sweep.runner": "sweep",
+    "search.tune.search": "tune",
     "trainer.runs.trained": "TrainedRun load_run",
 }
-_MODULES = {
-    "coord_check": "check",
-    "forecast": "search.forecast",
-    "report": "report",
-    "sweep": "search.sweep",
-    "tune": "search.tune",
-}
-
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = imported_late(__name__, _NAMES, _MODULES)
+    __getattr__ = imported_late(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

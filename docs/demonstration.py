@@ -26,11 +26,11 @@ from generated_parts import with_part
 from ml_collections import ConfigDict
 from scipy import stats
 
+from depthmup_flax import sweep, sweep_config
 from depthmup_flax.commands import start
 from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.plan.programs import compile_run
-from depthmup_flax.search.sweep import sweep, sweep_config
 from depthmup_flax.storage.records.table import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
 
 RECORDS = pathlib.Path(__file__).parent / "demonstration"

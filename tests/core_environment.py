@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 
-import depthmup_flax as dm
+from depthmup_flax import check
 
 ROOMS = ("rule", "networks", "auditing", "check", "nn", "models", "util")
 FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "tqdm", "clu", "matplotlib")
@@ -56,7 +56,7 @@ def main():
     assert not present, f"not an environment with the core alone: it has {', '.join(present)}"
     import_all()
     front_page_example(pathlib.Path(__file__).parents[1])
-    report = docstring_example(dm.coord_check)["report"]
+    report = docstring_example(check)["report"]
     assert report.ok is not None
     commands_say_what_to_install()
     installed = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax", "numpy"))

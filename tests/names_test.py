@@ -1,9 +1,8 @@
-"""The names at the top of the package: all there, each imported at its first use, modules as modules."""
+"""The names at the top of the package: all there, each imported at its first use."""
 
 import ast
-import inspect
 import pathlib
-import sys
+import pkgutil
 import types
 
 import pytest
@@ -31,15 +30,7 @@ def test_type_checkers_and_editors_see_the_same_names_as_python():
                 assert value is getattr(__import__(node.module, fromlist=[alias.name]), alias.name)
 
 
-def test_a_module_has_its_name_and_its_function_the_same_name_inside():
+def test_no_module_shares_the_name_of_a_public_name():
     """Importing a module of a package sets the attribute: a function of that name would come and go."""
-    functions = {name: name for name in ("coord_check", "forecast", "sweep", "tune")} | {"theory": "gram"}
-    for name, function in functions.items():
-        module = getattr(dm, name)
-        place = f"depthmup_flax.papers.{name}" if name == "theory" else f"depthmup_flax.{name}"
-        __import__(place)
-        assert getattr(dm, name) is module is sys.modules[place]
-        assert inspect.isfunction(getattr(module, function))
-        assert function in module.__all__
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            _ = module.nothing
+    assert not set(dm.__all__) & {module.name for module in pkgutil.iter_modules(dm.__path__)}
+    assert not any(isinstance(getattr(dm, name), types.ModuleType) for name in dm.__all__)

@@ -12,8 +12,8 @@ orthogonal with the absolute value. 5 minutes on two cores.
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.search.sweep import at_scale
 from reproduction.limits import limits_config
 
 

@@ -13,7 +13,7 @@ ensemble of the largest in place of the limit.
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.search.sweep import at_scale
+from depthmup_flax import at_scale
 from reproduction.limits import limits_config
 
 

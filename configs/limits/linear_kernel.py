@@ -8,7 +8,7 @@ as N^-1 in square error. Theory is the corrected formula; B24 Eq. 7 as printed i
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.search.sweep import at_scale
+from depthmup_flax import at_scale
 from reproduction.limits import limits_config
 
 

@@ -8,7 +8,7 @@ kernel approaches theory at its depth as N^-1, with a constant that does not gro
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.search.sweep import at_scale
+from depthmup_flax import at_scale
 from reproduction.limits import limits_config
 
 

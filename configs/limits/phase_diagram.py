@@ -10,7 +10,7 @@ cores.
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.search.sweep import at_scale
+from depthmup_flax import at_scale
 from reproduction.limits import limits_config
 
 

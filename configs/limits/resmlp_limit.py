@@ -8,7 +8,7 @@ As configs/limits/limit_convergence.py, with the nonlinearity after the weights 
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.search.sweep import at_scale
+from depthmup_flax import at_scale
 from reproduction.limits import limits_config
 
 

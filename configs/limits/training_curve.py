@@ -11,8 +11,8 @@ the theory.
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.search.sweep import at_scale
 from reproduction.limits import limits_config
 
 

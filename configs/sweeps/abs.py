@@ -10,8 +10,8 @@ ReLU 1.895 (n = 3). At scale ``long``, 20 epochs of 5,000 images: abs 0.009, ReL
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

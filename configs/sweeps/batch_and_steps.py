@@ -11,8 +11,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 BATCH, STEPS = 128, 600  # at which no hyperparameter is rescaled
 

@@ -8,9 +8,9 @@ The times of decay, 1 / (rate * weight decay), are the same parts of the run at 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
 from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -9,8 +9,8 @@ Like batch_and_steps.py, at fewer sizes. An example is 16 characters. Batch size
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 BATCH, STEPS = 64, 150  # of the base run
 

@@ -8,8 +8,8 @@ The batch sizes and steps of batch_and_steps.py. Momentum averages over the same
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

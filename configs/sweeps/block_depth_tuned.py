@@ -13,8 +13,8 @@ ReLU 1.849 with one layer, 1.858 with two; abs 1.841 and 1.867. Exponents of the
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

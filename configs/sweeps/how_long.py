@@ -10,8 +10,8 @@ depths 6 and 18 stay within 0.5 octaves of the last; the shift between the depth
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

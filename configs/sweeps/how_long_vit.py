@@ -10,8 +10,8 @@ Measured at scale ``cpu`` on two CPU cores: 72 runs. The rate of the first 10 to
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

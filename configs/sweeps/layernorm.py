@@ -10,8 +10,8 @@ Measured at scale ``cpu`` on two CPU cores: 162 runs, 1 minute of training. Shif
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -11,8 +11,8 @@ under Depth-muP and by 3.2 +- 0.5 lazily (n = 8); but the base's rate is next to
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -13,8 +13,8 @@ larger by 0.12 (0.005 to 0.23) (n = 3).
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def base_config(scale: str) -> ConfigDict:

@@ -12,8 +12,8 @@ follows depth^-0.22 (-0.44 to 0.01); with it, it moves upward, by no less (n = 4
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -11,8 +11,8 @@ Measured at scale ``cpu`` on two CPU cores: 45 runs, 3 minutes of training. Best
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -13,8 +13,8 @@ under ``depth_mup`` and width^-0.28 (-0.39 to -0.17) under ``sp``; depth^0.23 (0
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 
 def res_mlp(scale: str) -> ConfigDict:

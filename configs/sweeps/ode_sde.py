@@ -11,8 +11,8 @@ of 5,000 images in 28 core-minutes, Depth-muP's is lower: 0.044 against 0.137 at
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

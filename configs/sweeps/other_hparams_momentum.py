@@ -10,8 +10,8 @@ depths 6, 12, 24 (+- 0.02 to 0.06, n = 12), and at the edge of the grid, 0.95, a
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

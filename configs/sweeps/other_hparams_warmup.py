@@ -11,8 +11,8 @@ Measured at scale ``cpu`` on two CPU cores: 240 runs, 7 minutes of training. At 
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, powers_of_two, sweep_config
 
 WARMUP = "optimizer.warmup_steps"
 # Field -> its name, and its values: at least five, around the usual one.

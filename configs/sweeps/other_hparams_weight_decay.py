@@ -10,8 +10,8 @@ is best at depths 6 and 12: not resolved.
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

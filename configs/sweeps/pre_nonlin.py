@@ -12,8 +12,8 @@ first, 0.54 to 0.04 with it last (n = 8).
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -10,8 +10,8 @@ there. The seeds are new. The searches: docs/beyond/which_exponent.md.
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.search.sweep import at_scale, sweep_config
 
 OCTAVES = (-1, 0, 1)
 

@@ -1,7 +1,6 @@
 """The coordinate check: activations and updates must keep their size as the network grows wider and deeper.
 
-``depthmup check --config=...`` checks a config; `coord_check` checks any network. The function has the name of this
-module, ``dm.coord_check.coord_check``::
+``depthmup check --config=...`` checks a config; `depthmup_flax.coord_check` checks any network::
 
     import flax.linen as nn
     import jax
@@ -29,11 +28,11 @@ module, ``dm.coord_check.coord_check``::
     def build(width, depth):
         info = dm.audit(Net(width, depth), Net(64, 2), x, rule=rule).info
         optimizer = dm.adamw(1e-3, info, rule)
-        return dm.coord_check.linen_network(Net(width, depth), x, info=info, optimizer=optimizer)
+        return dm.linen_network(Net(width, depth), x, info=info, optimizer=optimizer)
 
 
     sizes = {"width": 64, "depth": 4, "depths": (4, 8, 16)}
-    report = dm.coord_check.coord_check(build, labels, rule=rule, **sizes, steps=2, seeds=3)
+    report = dm.coord_check(build, labels, rule=rule, **sizes, steps=2, seeds=3)
     print(report)  # report.ok, report.causes, report.save(directory)
 """
 
@@ -41,7 +40,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late, named_when_called
+from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.check.check import coord_check
@@ -54,5 +53,3 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = imported_late(
         __name__, {"check": "coord_check", "networks": "Network Source linen_network nnx_network", "report": "Report"}
     )
-
-named_when_called(__name__)

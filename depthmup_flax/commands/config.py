@@ -211,7 +211,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
 
 def _of_sweep(config: ConfigDict) -> list[Field]:
     from depthmup_flax.config.fields import field_paths, get_field
-    from depthmup_flax.search.sweep import sweep_config
+    from depthmup_flax.search.sweep.grid import sweep_config
 
     meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
     of_run = _of_run(config.base)

@@ -1,8 +1,5 @@
 """The report of a sweep: reads records, writes figures, tables and one self-contained page. No model runs here."""
 
 from depthmup_flax.report.make_report import Report, make_report
-from depthmup_flax.util.late_imports import named_when_called
 
 __all__ = ["Report", "make_report"]
-
-named_when_called(__name__)

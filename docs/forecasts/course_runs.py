@@ -12,11 +12,11 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax import sweep_config
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import DataConfig, load
 from depthmup_flax.search.forecast.ladder import Size, rung_config
-from depthmup_flax.search.sweep import sweep_config
 
 SEEDS, FAULT_SEEDS = 24, 8
 _SMALL = ((8, 1), (8, 2), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4))

@@ -99,7 +99,7 @@ WRONG = {  # call -> parts of the sentence
     "rates for exponents": (lambda: dm.powers_of_two(1e-4, 1e-1), "powers_of_two(0.0001, 0.1, 1)", "exponents"),
     "exponents downwards": (lambda: dm.powers_of_two(5, -5), "powers_of_two(5, -5, 1)", "the lowest"),
     "a number for a directory": (lambda: dm.load_run(3), "the work directory is 3", "path"),
-    "a directory for several": (lambda: dm.report.make_report("runs", "out"), "directories is 'runs'", "['runs']"),
+    "a directory for several": (lambda: dm.make_report("runs", "out"), "directories is 'runs'", "['runs']"),
 }
 
 

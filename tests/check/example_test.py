@@ -5,9 +5,9 @@ import textwrap
 import pytest
 from recorded_checks import recorded
 
-import depthmup_flax as dm
+from depthmup_flax import check
 
-EXAMPLE = textwrap.dedent(dm.coord_check.__doc__.split("::\n", 1)[1])
+EXAMPLE = textwrap.dedent(check.__doc__.split("::\n", 1)[1])
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def regression(width, depth, rule):
 SWEEP = '''
 """Two sizes of a field of their own."""
 from depthmup_flax.config import default_config
-from depthmup_flax.search.sweep import sweep_config
+from depthmup_flax import sweep_config
 
 
 def get_config():

@@ -12,7 +12,7 @@ from processes import ROOT, run_command, run_lines
 from depthmup_flax.util.errors import BAD_INPUT, closest
 
 _IMPORTS = "from depthmup_flax.config import default_config\n\n\ndef get_config():\n    "
-_SWEEP = "import depthmup_flax.search.sweep as s\n" + _IMPORTS
+_SWEEP = "import depthmup_flax as s\n" + _IMPORTS
 # Below {files}; the line of the error is that of the comment.
 FILES = {
     "syntax.py": "def get_config()\n    return 1\n",

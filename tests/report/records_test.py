@@ -72,7 +72,7 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     code = (
         "import sys, depthmup_flax.storage.records.table, depthmup_flax.util.types\n"
-        "import depthmup_flax as dm; dm.report.make_report, dm.InputError, dir(dm)\n"
+        "import depthmup_flax as dm; dm.make_report, dm.InputError, dir(dm)\n"
         "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -80,7 +80,7 @@ def prepared_check(
     if not isinstance(experiment, NetworkExperiment):
         raise InputError(
             f"model.name is {model_config.name!r}: it gives a training step, and the check looks into a network. Use "
-            "dm.coord_check.coord_check with the network inside."
+            "dm.coord_check with the network inside."
         )
     dataset = experiment.dataset
     if not 1 <= batch_size <= len(dataset.train):

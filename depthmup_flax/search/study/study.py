@@ -371,7 +371,7 @@ class Study:
         Args:
           width, depth: of the target; by default the base's.
           budget, axes: of a planned ladder; widths, depths, rung_steps: of another one; seeds: of each rung. See
-            `depthmup_flax.search.forecast.LadderPlan`.
+            `depthmup_flax.LadderPlan`.
           objective: ``"test"``, ``"train"``, or ``"auto"``: the test loss, where runs are evaluated.
           lanes: see `depthmup_flax.search.sweep.runner.sweep`.
           **values: of the hyperparameters, as ``train`` has them: ``**best``.

@@ -66,7 +66,7 @@ def test_a_ladder_that_fits_a_time_is_planned_once_and_resumed(tmp_path, monkeyp
     config.data.name = "digits"
     config.model.update(width=64, depth=2, base_width=8, base_depth=2)
     config.train.update(steps=12, epochs=0.0)
-    ask = lambda budget: dm.forecast.forecast(config, tmp_path, dm.forecast.LadderPlan(budget, seeds=2), lanes=0)[0]
+    ask = lambda budget: dm.forecast(config, tmp_path, dm.LadderPlan(budget, seeds=2), lanes=0)[0]
     with pytest.raises(InputError, match=r"^--budget is 1s: the smallest ladder, with --seeds=2, needs .* s\."):
         ask("1s")
     registered = ask("5min")
@@ -140,5 +140,5 @@ def test_settings_that_do_not_transfer_are_refused(tmp_path, section, field, val
     config.model.update(base_width=8, base_depth=2)
     config[section][field] = value
     with pytest.raises(InputError, match=rf"^{section}.{field} is "):
-        dm.forecast.forecast(config, tmp_path / "f", width=64)
+        dm.forecast(config, tmp_path / "f", width=64)
     assert not (tmp_path / "f").exists()

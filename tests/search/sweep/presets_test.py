@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from depthmup_flax import sweep_config
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.search.sweep import sweep_config
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.search.sweep.runner import sweep

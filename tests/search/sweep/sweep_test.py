@@ -18,9 +18,10 @@ import processes
 import pytest
 from processes import ROOT, run_command
 
+from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config.fields import default_config, validate
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
+from depthmup_flax.search.sweep import lane_count, runner
 from depthmup_flax.search.sweep.dry_run import describe
 from depthmup_flax.search.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.search.sweep.lane_count import Chosen

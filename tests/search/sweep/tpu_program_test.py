@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tpu_compiler  # noqa: F401  (skips where there is none)
 
+from depthmup_flax import sweep_config
 from depthmup_flax.config import default_config
 from depthmup_flax.data import from_arrays
 from depthmup_flax.plan.topologies import topology_devices
-from depthmup_flax.search.sweep import sweep_config
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.from_config import build
