@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from depthmup_flax.auditing.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import ParamInfo
 from depthmup_flax.util import notebook_html
-from depthmup_flax.util.text_table import aligned
-
-_ALIGNS = "<<<>>><"  # of the table's columns
+from depthmup_flax.util.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +81,7 @@ class Results:
 
 def printed(results: Results) -> str:
     """The verdict of an audit in one line, its table, findings, what was not judged, and notes."""
-    lines = aligned(_table(results.rows), _ALIGNS)
-    rule = "-" * max(map(len, lines))
-    text = [*_wrapped(results.verdict, ""), "", lines[0], rule, *lines[1:], rule]
-    text += _wrapped(results.ratios, "")
+    text = [*_wrapped(results.verdict, ""), "", *_table(results.rows).lines, *_wrapped(results.ratios, "")]
     text += [line for lines in listed(results.findings, results.not_judged) for line in ("", *lines)]
     for note in results.notes:
         sentences, *code = f"Note: {note}".split("\n")
@@ -96,7 +91,7 @@ def printed(results: Results) -> str:
 
 def as_html(results: Results) -> str:
     """What `printed` says, for a notebook."""
-    text = notebook_html.heading(results.verdict) + notebook_html.table(_table(results.rows), _ALIGNS)
+    text = notebook_html.heading(results.verdict) + _table(results.rows).html()
     text += notebook_html.paragraphs([results.ratios])
     for sentences, code in _with_code(results.findings, results.not_judged):
         text += notebook_html.paragraphs([sentences]) + notebook_html.code(code)
@@ -106,10 +101,10 @@ def as_html(results: Results) -> str:
     return text
 
 
-def _table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Header and cells, equal layers in one row."""
-    header = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
-    return [header, *map(_cells, grouped(rows, _same).values())]
+def _table(rows: Sequence[Row]) -> Table:
+    """Equal layers in one row."""
+    columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
+    return Table(columns, list(map(_cells, grouped(rows, _same).values())), "<<<>>><", ruled=True)
 
 
 def _depth_ratios(rows: Sequence[Row], r: float) -> str:

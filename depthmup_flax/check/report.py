@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import pathlib
-from typing import TypeAlias
 
 from depthmup_flax.check.diagnosis import Cause
 from depthmup_flax.check.figure import draw
@@ -32,15 +31,13 @@ from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util import notebook_html
+from depthmup_flax.util.table import Table
 
 log = logging.getLogger(__name__)
 
 _SHOWN_LAYERS = 8
 _SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
-_COLUMN = 58  # characters
-
-Cells: TypeAlias = tuple[str, str, str, str, str, str]
-_HEADER: Cells = ("", "size of", "step", "exponent", "theory", "verdict")
+_COLUMNS = ("", "size of", "step", "exponent", "theory", "verdict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Report:
         text = notebook_html.heading(self._rule) + notebook_html.paragraphs([self._how])
         for axis in self._axes:
             verdict, cells, hidden = self._axis(axis, _SHOWN_FAILURES, _SHOWN_PASSED)
-            text += notebook_html.heading(verdict) + notebook_html.table([_HEADER, *cells], "<<>>><")
+            text += notebook_html.heading(verdict) + cells.html()
             text += notebook_html.paragraphs([hidden] if hidden else [])
         causes = (f"{cause} At {layers}." for cause, layers in self._causes)
         return text + notebook_html.paragraphs([*causes, *(f"note: {note}" for note in self.notes)])
@@ -87,7 +84,7 @@ class Report:
         lines = [self._rule, self._how]
         for axis in self._axes:
             verdict, cells, hidden = self._axis(axis, failures, passed)
-            lines += ["", verdict, *map(_line, [_HEADER, *cells]), *([f"  {hidden}"] if hidden else [])]
+            lines += ["", verdict, *(f"  {line}" for line in cells.lines), *([f"  {hidden}"] if hidden else [])]
         for cause, layers in self._causes:
             lines += ["", cause, f"  at {layers}"]
         return "\n".join([*lines, *(line for note in self.notes for line in ("", f"note: {note}"))])
@@ -116,8 +113,8 @@ class Report:
             sentences.append((f"{what} ({cause.name}): {cause.text}", layers))
         return sentences
 
-    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, list[Cells], str]:
-        """The verdict, the cells of quantities, and how many are not shown; empty if all are.
+    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, Table, str]:
+        """The verdict, the table of quantities, and how many are not shown; empty if all are.
 
         Failures come first, then the largest deviations among what passed.
         """
@@ -138,7 +135,7 @@ class Report:
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
         right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
         counts = f"{right} of {len(quantities)} right" + (f", {unclear} unclear" if unclear else "")
-        cells = list(map(_cells, [*failed[:failures], *others[:passed]]))
+        cells = Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
         rest = f"and {' and '.join(hidden)}: report.details() (--details)" if hidden else ""
         return f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}", cells, rest
 
@@ -169,12 +166,7 @@ class Report:
         write_atomically(path / "coord_check.png", draw(self.records, self.failures, title))
 
 
-def _line(cells: Cells) -> str:
-    mark, what, step, exponent, theory, words = cells
-    return f"  {mark:<4} {what:<{_COLUMN}} {step:>4}  {exponent:>16}  {theory:>6}  {words}"
-
-
-def _cells(q: Quantity) -> Cells:
+def _cells(q: Quantity) -> tuple[str, ...]:
     what = {
         ATTENTION_SCALE: f"{ATTENTION_SCALE} x head dimension, {q.name}",
         "activation": f"activation {q.name}",
@@ -185,8 +177,6 @@ def _cells(q: Quantity) -> Cells:
         + ("" if q.name.startswith(q.group) or q.group == AT_ONCE else f", training {q.group}"),
         DECAY: f"decay of {q.name}, its share",
     }[q.kind]
-    if len(what) > _COLUMN:
-        what = f"{what[: _COLUMN // 2 - 1]}...{what[-(_COLUMN - _COLUMN // 2 - 2) :]}"
     theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
     return _mark(q), what, str(q.step), str(q.fit), theory, _words(q)
 

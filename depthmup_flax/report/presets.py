@@ -9,7 +9,7 @@ import numpy as np
 
 from depthmup_flax.report import settings
 from depthmup_flax.storage.records.table import COMPLETED, LEARNING_RATE, SEED, Record, Sweep, read_sweep
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 COMPARISON = "compare"  # the sweep's figure, and its directory below the search's
@@ -100,7 +100,7 @@ def remarks(data: Json) -> list[str]:
 def comparison_lines(data: Json) -> list[str]:
     """`comparison_data` for a terminal: a heading, a line per preset, what was trained."""
     rows = [(f"  {preset}", text) for preset, text in results_of(data)]
-    return [heading(data), *aligned(rows, "<<"), *remarks(data)]
+    return [heading(data), *Table((), rows, "<<").lines, *remarks(data)]
 
 
 def result(one: Json) -> str:

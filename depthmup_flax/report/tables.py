@@ -16,7 +16,7 @@ from depthmup_flax.report.verdict import Verdict, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.util.errors import printable
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 # The name of a sweep's figure, its analysis and that by another loss -> what it shows about each statement of a paper,
@@ -271,9 +271,8 @@ def as_text(data: Json, analysis: Analysis) -> str:
     lines += [f"note: {note}" for note in data["notes"]]
     lines += ["", *presets.comparison_lines(data["comparison"])] if data["comparison"] else []
     for variant in data["variants"]:
-        cells = [header(data), *table_rows(variant)]
-        lines += ["", variant["name"]] if variant["name"] else [""]
-        lines += aligned(cells, ">" * (len(cells[0]) - 1) + "<")
+        head = header(data)
+        lines += ["", *Table(head, table_rows(variant), ">" * (len(head) - 1) + "<", variant["name"]).lines]
         lines += slope_sentences(variant, analysis.scale.name)
     others = other_verdicts(data)
     lines += ["", *others] if others else []

@@ -8,7 +8,7 @@ from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geom
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.util import notebook_html
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -59,7 +59,7 @@ def param_table(
     """
     header = ("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")
     peak = learning_rate if weight_decay and learning_rate else None
-    rows: list[tuple[str, ...]] = [(*header, "decay time") if peak else header]
+    rows = []
     leaves = flatten_info(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     frozen_names = frozen_paths(info, frozen)
@@ -79,13 +79,11 @@ def param_table(
             f"{decay:g}",
         )
         rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)
-    aligns = "<<<>>>>>>"[: len(rows[0])]  # text left, numbers right
-    lines = aligned(rows, aligns)
-    rule = "-" * len(lines[0])
+    columns = (*header, "decay time") if peak else header
+    table = Table(columns, rows, "<<<>>>>>>"[: len(columns)], ruled=True)  # text left, numbers right
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
-    html = notebook_html.table(rows, aligns) + notebook_html.paragraphs([total])
-    return ParamTable("\n".join([lines[0], rule, *lines[1:], rule, total]), html)
+    return ParamTable(f"{table}\n{total}", table.html() + notebook_html.paragraphs([total]))
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Mapping
 
 from depthmup_flax.util.errors import InputError, did_you_mean
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
@@ -213,13 +213,14 @@ def rescaling_table(
 ) -> str:
     """Each hyperparameter before and after, with the reason; then `concerns`."""
     warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule)]
-    return "\n".join([*aligned(rescaling_rows(tuned, target, optimizer, rule), "<>><"), *warned])
+    table = Table(("", "tuned", "target", "why"), rescaling_rows(tuned, target, optimizer, rule), "<>><")
+    return "\n".join([*table.lines, *warned])
 
 
 def rescaling_rows(
     tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
 ) -> list[tuple[str, ...]]:
-    """The rows of `rescaling_table`, its head first."""
+    """The rows of `rescaling_table`."""
     exponents, (k, d) = _exponents(optimizer, rule), _ratios(tuned, target.batch_size, target.steps)
     kept = {"examples": "the same number of examples", "run": "the same part of the run", "steps": "the same steps"}
     momentum = ", and (1 - momentum)" if target.momentum != tuned.momentum else ""
@@ -232,7 +233,7 @@ def rescaling_rows(
         **{name: f"1 / (1 - {name}): {kept[rule.averages]}" for name in exponents.averages},
         **({"eps": "times k^-0.5, as gradient noise"} if exponents.eps else {}),
     }
-    rows: list[tuple[str, ...]] = [("", "tuned", "target", "why")]
+    rows = []
     for name, why in reasons.items():
         before, after = getattr(tuned, name), getattr(target, name)
         if before or after:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
-
-_SIDES = {"<": "left", ">": "right"}
 
 
 def heading(text: str) -> str:
@@ -28,19 +26,6 @@ def items(texts: Iterable[str]) -> str:
 def code(text: str) -> str:
     """A program, with its line breaks."""
     return f"<pre>{escape(text)}</pre>\n"
-
-
-def table(rows: Sequence[Sequence[str]], aligns: str) -> str:
-    """A table whose first row is its head; ``aligns`` has ``<`` (left) or ``>`` (right) for each column."""
-
-    def line(row: Sequence[str], tag: str) -> str:
-        sides = (_SIDES[align] for align in aligns)
-        cells = zip(row, sides, strict=True)
-        return "".join(f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for cell, side in cells)
-
-    head, *body = rows
-    lines = "".join(f"<tr>{line(row, 'td')}</tr>\n" for row in body)
-    return f"<table><thead><tr>{line(head, 'th')}</tr></thead>\n<tbody>{lines}</tbody></table>\n"
 
 
 def image(png: bytes, description: str) -> str:

@@ -1,11 +1,11 @@
 """Power laws fitted to sizes: how a number scales with width, depth or the number of examples."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import scipy.special  # of JAX's own dependencies
 
 ZERO = "zero"  # all values
 EXPLODES = "explodes"  # some values are not finite or huge
@@ -41,26 +41,6 @@ def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
     return Fit(float(slope), student_t(len(x) - 2) * math.sqrt(covariance[0, 0]))
 
 
-@functools.cache
 def student_t(freedom: int, probability: float = 0.975) -> float:
-    """The quantile of Student's t distribution, by default for 95 % intervals; NaN without a degree of freedom.
-
-    References:
-      Abramowitz & Stegun, 26.7.3 and 26.7.4: the distribution for whole degrees of freedom; a bisection inverts it.
-    """
-    if freedom < 1:
-        return math.nan
-    odd = freedom % 2
-    powers = 2 * np.arange((freedom - odd) // 2) + odd
-    factors = np.cumprod(np.where(powers > odd, (powers - 1) / np.maximum(powers, 1), 1.0))
-
-    def inside(angle: float) -> float:
-        """The probability of ``|t| < sqrt(freedom) * tan(angle)``."""
-        total = math.sin(angle) * float(factors @ math.cos(angle) ** powers)
-        return 2 / math.pi * (angle + total) if odd else total
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(64):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < abs(2 * probability - 1) else (low, middle)
-    return math.copysign(math.sqrt(freedom) * math.tan(low), probability - 0.5)
+    """The quantile of Student's t distribution; NaN without a degree of freedom."""
+    return float(scipy.special.stdtrit(freedom, probability)) if freedom > 0 else math.nan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from depthmup_flax.util import text_table
 from depthmup_flax.util.power_fits import fit_power
+from depthmup_flax.util.table import Table
 
 Line = list[str]  # cells of a table
 
@@ -30,7 +30,7 @@ def rates_table(rates: Sequence[Line]) -> str:
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Columns of equal width: the first aligned left, the others right."""
-    return "\n".join(text_table.aligned(lines, "<" + ">" * (len(lines[0]) - 1)))
+    return str(Table(lines[0], lines[1:], "<" + ">" * (len(lines[0]) - 1)))
 
 
 def range_text(values: Iterable[int]) -> str:

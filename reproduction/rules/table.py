@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 from reproduction.rules.rule_file import DEFAULT, Rule
 from reproduction.rules.runs import Scores
@@ -82,5 +82,5 @@ def cells(row: Json) -> tuple[str, ...]:
 def text(rows: Sequence[Json], own: str) -> str:
     """For a terminal."""
     return "\n".join(
-        [headline(rows, own), "", *aligned([HEADER, *map(cells, rows)], "<" + ">" * (len(HEADER) - 1)), "", WHAT]
+        [headline(rows, own), "", *Table(HEADER, list(map(cells, rows)), "<" + ">" * (len(HEADER) - 1)).lines, "", WHAT]
     )

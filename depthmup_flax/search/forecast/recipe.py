@@ -31,7 +31,7 @@ from depthmup_flax.search.forecast.target_loss import require_rule
 from depthmup_flax.search.tune.rescaled_target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 
 # The largest budget, in the tuned run's, at which recipes were compared with a search (docs/forecast.md).
 CHECKED_COMPUTE = 64
@@ -298,17 +298,17 @@ def _described(
     run = build(config, load=load)
     used = run.cost / built.cost
     before, after = tuned_hyperparameters(tuned, built.total_steps), tuned_hyperparameters(config, size.steps)
-    _, *rows = rescaling_rows(before, after, tuned.optimizer.name)
+    rows = rescaling_rows(before, after, tuned.optimizer.name)
     counts = ((WIDTH, tuned.model.width, size.width), (DEPTH, tuned.model.depth, size.depth))
     examples = before.batch_size * before.steps, after.batch_size * after.steps
     sums = (("parameters", built.parameters, run.parameters), ("examples", *examples))
-    table = [
-        ("", "tuned", "recipe", "why"),
+    cells = [
         *((name, f"{old:,}", f"{new:,}", why[name]) for name, old, new in counts),
         *((name, f"{old:,}", f"{new:,}", f"times {new / old:.3g}") for name, old, new in sums),
         *((name, old, new, f"{why[name]}; {reason}" if name in why else reason) for name, old, new, reason in rows),
     ]
-    lines = [*aligned(table, "<>><"), "", f"compute: {used:.4g} times the tuned run's parameters times examples"]
+    table = Table(("", "tuned", "recipe", "why"), cells, "<>><")
+    lines = [*table.lines, "", f"compute: {used:.4g} times the tuned run's parameters times examples"]
     if forecast is not None:
         target = Rung(size.width, size.depth, size.steps, run.parameters)
         forecast = dataclasses.replace(forecast, target=target, forecast=forecast_loss(forecast.rungs, target))

@@ -28,7 +28,7 @@ from depthmup_flax.storage.workdir.files import create, modified_s, read_json
 from depthmup_flax.storage.workdir.seal import sealed
 from depthmup_flax.trainer.runs.saved_run import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.text_table import aligned
+from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 FILE = "forecast.json"
@@ -192,7 +192,7 @@ def describe(registered: Registered) -> str:
     """The ladder, the law, the forecast and how far it extrapolates."""
     forecast, target = registered.forecast, registered.target
     name = LOSSES[registered.objective]
-    rows: list[tuple[str, ...]] = [("width", "depth", "steps", "parameters", name, "seeds")]
+    columns, rows = ("width", "depth", "steps", "parameters", name, "seeds"), []
     for rung in registered.rungs:
         mean = sum(rung.losses) / len(rung.losses)
         numbers = (rung.width, rung.depth, rung.steps, rung.parameters)
@@ -201,7 +201,7 @@ def describe(registered: Registered) -> str:
     weights = ", ".join(f"{form} {weight:.0%}" for form, weight in forecast.weights.items())
     wider = f", which widens the interval {forecast.inflation:.2g} times" if forecast.inflation > 1.05 else ""
     lines = [
-        *aligned(rows, ">>>>>>"),
+        *Table(columns, rows, ">>>>>>").lines,
         "",
         f"law ({forecast.form}): {name} ~ {forecast.law}",
         f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",

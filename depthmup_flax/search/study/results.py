@@ -19,6 +19,7 @@ from depthmup_flax.storage.records.columns import short_names
 from depthmup_flax.storage.records.table import LOSS_FIELDS, TRAIN
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.util import notebook_html
+from depthmup_flax.util.table import Table
 
 _SHOWN_RUNS = 10
 _NOT_SHOWN = ("run", "train_loss", "train_loss_slices", "wall_time_s", "lanes", "parameters", "commit")
@@ -65,14 +66,10 @@ class Swept:
         values = {name: [record.get(name) for record in self.records] for name in self.records[0]}
         differing = [name for name, of_runs in values.items() if len(set(map(str, of_runs))) > 1]
         names = [name for name in differing if name not in _NOT_SHOWN]
-        rows = [names, *([_text(record.get(name)) for name in names] for record in best)]
+        rows = [[record.get(name) for name in names] for record in best]
         lowest = f"The {len(best)} of the lowest {LOSSES[self.objective]}:" if len(best) < len(self.records) else ""
         lines = notebook_html.paragraphs(filter(None, [repr(self), lowest]))
-        return lines + notebook_html.table(rows, ">" * len(names))
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return lines + Table(names, rows, ">" * len(names)).html()
 
 
 class Best(Mapping[str, Any]):

@@ -3,6 +3,7 @@
 import html_text
 
 from depthmup_flax.util import notebook_html
+from depthmup_flax.util.table import Table
 
 HOSTILE = "<script>alert('&')</script>"
 
@@ -11,13 +12,13 @@ def test_all_text_is_escaped():
     functions = notebook_html.heading, notebook_html.code
     shown = "".join(function(HOSTILE) for function in functions)
     shown += notebook_html.paragraphs([HOSTILE]) + notebook_html.items([HOSTILE])
-    shown += notebook_html.table([[HOSTILE], [HOSTILE]], "<") + notebook_html.image(b"", HOSTILE)
+    shown += Table([HOSTILE], [[HOSTILE]], "<").html() + notebook_html.image(b"", HOSTILE)
     assert html_text.words(shown) == [HOSTILE] * 6
     assert html_text.tags(shown) == {"p", "b", "pre", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "img"}
 
 
 def test_a_table_has_the_notebooks_colors():
-    shown = notebook_html.table([["name", "rate"], ["a", "0.1"]], "<>")
+    shown = Table(["name", "rate"], [["a", 0.1]], "<>").html()
     assert "color" not in shown
     assert "background" not in shown
     assert shown.count("text-align: right") == shown.count("text-align: left") == 2
@@ -25,3 +26,12 @@ def test_a_table_has_the_notebooks_colors():
 
 def test_no_texts_are_no_list():
     assert notebook_html.items([]) == notebook_html.paragraphs([]) == ""
+
+
+def test_a_table_is_the_same_in_text_csv_and_html_and_its_text_is_never_cut():
+    table = Table(("name", "loss"), [("a" * 200, 1 / 3), ("b", None)], "<>", caption="Losses", ruled=True)
+    caption, head, rule, first, second, _ = str(table).splitlines()
+    assert (caption, second, set(rule)) == ("Losses", "b", {"-"})
+    assert (head.split(), first.split()) == (["name", "loss"], ["a" * 200, "0.3333"])
+    assert table.csv().splitlines() == ["name,loss", f"{'a' * 200},{1 / 3}", "b,"]
+    assert html_text.words(table.html()) == ["Losses", "name", "loss", "a" * 200, "0.3333", "b"]

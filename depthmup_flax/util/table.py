@@ -1,0 +1,75 @@
+"""One table for a terminal, a file and a notebook."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+_SIDES = {"<": "left", ">": "right"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows below named columns: `print` shows plain text that does not depend on the terminal, a notebook HTML.
+
+    Attributes:
+      columns: names; none for a table without a head.
+      rows: cells; text and HTML show a float with four digits and ``None`` as nothing, CSV has all digits.
+      aligns: ``<`` (left) or ``>`` (right) for each column.
+      caption: a line above it.
+      ruled: whether lines are drawn around the rows of the text.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    aligns: str
+    caption: str = ""
+    ruled: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the text."""
+        cells = [list(self.columns)] * bool(self.columns) + self._cells
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        placed = [[f"{c:{a}{w}}" for c, a, w in zip(row, self.aligns, widths, strict=True)] for row in cells]
+        lines = ["  ".join(row).rstrip() for row in placed]
+        if self.ruled:
+            rule = "-" * max(map(len, lines))
+            lines = [lines[0], rule, *lines[1:], rule]
+        return [*([self.caption] if self.caption else []), *lines]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def csv(self) -> str:
+        """The head and the rows, separated by commas."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*([self.columns] if self.columns else []), *self.rows])
+        return text.getvalue()
+
+    def html(self) -> str:
+        """A table in the colors and fonts of what surrounds it."""
+        head = f"<thead><tr>{self._line(self.columns, 'th')}</tr></thead>\n" if self.columns else ""
+        caption = f"<caption>{escape(self.caption)}</caption>\n" if self.caption else ""
+        body = "".join(f"<tr>{self._line(row, 'td')}</tr>\n" for row in self._cells)
+        return f"<table>{caption}{head}<tbody>{body}</tbody></table>\n"
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    @property
+    def _cells(self) -> list[list[str]]:
+        return [[cell_text(cell) for cell in row] for row in self.rows]
+
+    def _line(self, row: Sequence[str], tag: str) -> str:
+        cells = zip(row, self.aligns, strict=True)
+        return "".join(f'<{tag} style="text-align: {_SIDES[a]}">{escape(cell)}</{tag}>' for cell, a in cells)
+
+
+def cell_text(value: Any) -> str:
+    """A float with four digits, nothing for ``None``, other values as they are."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
