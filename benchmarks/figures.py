@@ -205,10 +205,10 @@ def input_share(setting: Setting) -> Iterator[Row]:
 
 def host(setting: Setting) -> Iterator[Row]:
     """The host's share of a step of train.py, and what several steps in a call save."""
-    from depthmup_flax.trainer.engine import multi_step
+    from depthmup_flax.trainer.engine import program as programs
 
     for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):
-        model, most = sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS
+        model, most = sized("ResMLP 8x4" if setting.quick else name), programs.MOST_STEPS
         args: dict[str, Any] = {"model": model, "batch": 64, "side": side, "seconds": setting.seconds}
         ways = {"single": (1, True), "calls": (most, True), "device": (most, False)}
         contenders = [

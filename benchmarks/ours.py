@@ -23,14 +23,14 @@ from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import layers
 from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.trainer.engine import multi_step
+from depthmup_flax.trainer.engine import program as programs
 from depthmup_flax.trainer.engine.device_batches import calls as host_calls
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.network import make_train_step
-from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
-from depthmup_flax.trainer.engine.step import TrainState
+from depthmup_flax.trainer.engine.program import ShardedProgram
+from depthmup_flax.trainer.engine.workload import TrainState
 
 Measure = Callable[[], dict[str, float]]
 
@@ -188,7 +188,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
       most: steps in a call, at most.
       host: whether the host draws the examples of every call and places them; else every call has the same.
     """
-    multi_step.MOST_STEPS = most
+    programs.MOST_STEPS = most
     config = _config(model, batch, side)
     config.data.update(train_examples=1024)
     config.train.update(log_every=10**6)
@@ -212,7 +212,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.search.sweep.grid import expand
-    from depthmup_flax.trainer.engine.lane_program import LaneProgram, lane_mesh
+    from depthmup_flax.trainer.engine.lanes import LaneProgram, lane_mesh
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)

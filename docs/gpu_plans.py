@@ -27,7 +27,7 @@ from depthmup_flax.plan.estimate import make_plan  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402
 from depthmup_flax.search.sweep.grid import expand  # noqa: E402
-from depthmup_flax.search.sweep.program_group import plan  # noqa: E402
+from depthmup_flax.search.sweep.groups import plan  # noqa: E402
 
 PAGE = pathlib.Path(__file__).parent / "reproduction.md"
 START, END = "<!-- plans: python docs/gpu_plans.py -->", "<!-- end of plans -->"

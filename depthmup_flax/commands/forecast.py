@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
     from depthmup_flax.config.fields import validate
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.forecast.target_loss import forecast
-    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.groups import parse_lanes
 
     config = args.config.resolved()
     validate(config)

@@ -87,7 +87,7 @@ def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[ja
     from depthmup_flax.plan.remedies import remedies, sweep_remedies
     from depthmup_flax.plan.summary import as_json, text
     from depthmup_flax.plan.topologies import chip_of
-    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.groups import parse_lanes
 
     if is_sweep(config):
         chip = chip_of(devices[0])

@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> None:
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.sweep.dry_run import describe
-    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.groups import parse_lanes
     from depthmup_flax.search.sweep.runner import sweep
 
     config, lanes, shard = args.config.resolved(), parse_lanes(args.lanes), _parse_shard(args.shard)

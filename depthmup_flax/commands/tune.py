@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
-    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.groups import parse_lanes
     from depthmup_flax.search.tune.proxy import proxy_config
     from depthmup_flax.search.tune.ranges import default_names, parse_range, tuned_ranges
     from depthmup_flax.search.tune.rescaled_target import Rescaling

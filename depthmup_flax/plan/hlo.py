@@ -84,7 +84,7 @@ class Program:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether it loops over training steps (`depthmup_flax.trainer.engine.multi_step.take_steps`)."""
+        """Whether it loops over training steps (`depthmup_flax.trainer.engine.program`)."""
         entry = self.computations[self.entry].values()
         return any(one.opcode == "while" and one.source == "jit(_take_steps)/while" for one in entry)
 

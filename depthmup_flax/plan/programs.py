@@ -18,15 +18,13 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.search.sweep.grid import expand
-from depthmup_flax.search.sweep.lane_count import MEMORY_SHARE, fewer_lanes
-from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.groups import MEMORY_SHARE, GroupPrograms, fewer_lanes, plan
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.lane_program import LANES, LaneProgram, lane_mesh
-from depthmup_flax.trainer.engine.memory import LARGEST, require_memory
-from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
-from depthmup_flax.trainer.engine.step import TrainState
+from depthmup_flax.trainer.engine.from_config import LARGEST, build, require_memory
+from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
+from depthmup_flax.trainer.engine.program import ShardedProgram
+from depthmup_flax.trainer.engine.workload import TrainState
 from depthmup_flax.util.errors import InputError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.devices.parallel.sharding import BATCH_AXES
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.plan.estimate import Memory
-from depthmup_flax.search.sweep.lane_count import MEMORY_SHARE
+from depthmup_flax.search.sweep.groups import MEMORY_SHARE
 
 _GIB = 2**30
 

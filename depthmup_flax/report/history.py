@@ -17,7 +17,7 @@ from depthmup_flax.storage.records.table import DIVERGED
 from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import read_json, write_atomically
-from depthmup_flax.trainer.runs.metrics_table import Columns, read_metrics
+from depthmup_flax.trainer.runs.directory import Columns, read_metrics
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json

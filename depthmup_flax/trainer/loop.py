@@ -25,16 +25,13 @@ from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import read_json, write_atomically
 from depthmup_flax.storage.workdir.seal import sealed
 from depthmup_flax.trainer import process_agreement
-from depthmup_flax.trainer.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
-from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
-from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.memory import require_memory
-from depthmup_flax.trainer.engine.multi_step import Call
-from depthmup_flax.trainer.engine.optimizers import learning_rate
+from depthmup_flax.trainer.engine.device_batches import Call, Waiting, held_out_batches, put_train_data, train_calls
+from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
+from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
-from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
-from depthmup_flax.trainer.engine.step import Metrics, TrainState
+from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.workload import Metrics, TrainState
 from depthmup_flax.trainer.metrics import RunLog
 from depthmup_flax.trainer.on_course import require_course
 from depthmup_flax.trainer.run_checkpoints import RunCheckpoints

@@ -18,7 +18,7 @@ from depthmup_flax.storage.workdir.buckets import Scratch
 from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.on_course import CourseWatch
-from depthmup_flax.trainer.writers import Writer, open_writers
+from depthmup_flax.trainer.writers import Writer, Writers
 from depthmup_flax.util import messages
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class RunLog:
         if not first_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
-        self._writers = open_writers(experiment.config, own, directory, self._scratch.local, first_step)
+        self._writers = Writers(experiment.config, own, directory, self._scratch.local, first_step)
 
     def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
@@ -89,8 +89,7 @@ class RunLog:
         """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
         self._progress.close()
         if self._open:
-            for writer in self._writers:
-                writer.close()
+            self._writers.close()
             self._rows.close()
             self._scratch.close()
 
@@ -100,8 +99,7 @@ class RunLog:
             row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
             self._rows.write(json.dumps(row) + "\n")
             self._rows.flush()
-            for writer in self._writers:
-                writer.write(step, dict(metrics))
+            self._writers.write(step, metrics)
             self._scratch.upload_if_due()
 
 

@@ -17,7 +17,7 @@ from depthmup_flax.search.forecast.registered import NO_COURSE, Registered, conf
 from depthmup_flax.storage.records.table import SEED
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.runs.metrics_table import read_metrics
+from depthmup_flax.trainer.runs.directory import read_metrics
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 

@@ -14,7 +14,7 @@ from depthmup_flax.devices.parallel.fingerprints import require_equal_copies
 from depthmup_flax.devices.process import distributed
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.step import TrainState, is_finite
+from depthmup_flax.trainer.engine.workload import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError, RunStopped

@@ -1,35 +1,26 @@
-"""Receivers of a run's metrics besides ``metrics.jsonl``: TensorBoard, Weights & Biases, writers of your own.
-
-Each is called in a thread of its own, so that its errors or its storage cannot stop or delay the run.
-"""
+"""Receivers of a run's metrics besides ``metrics.jsonl``: TensorBoard, Weights & Biases, writers of your own."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import importlib.util
-import itertools
 import logging
+import math
+import os
 import pathlib
-import queue
-import threading
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import writer_names
-from depthmup_flax.trainer.event_file import EventFile
-from depthmup_flax.trainer.wandb_run import WandbRun
+from depthmup_flax.storage.workdir import buckets
+from depthmup_flax.storage.workdir.files import read_json, write_atomically
 from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
-
-WAITING = 1000  # rows in memory; more are lost
-RETRY_S = 60.0  # until a writer that has failed is opened again
-CLOSE_S = 10.0  # for what is waiting, at the end of the run
-WANDB_CLOSE_S = 60.0  # the last rows are uploaded
-_FLUSH_S = 2.0  # between two flushes, each of which waits for the storage
 
 
 class Writer(Protocol):
@@ -42,81 +33,81 @@ class Writer(Protocol):
         """The run has ended."""
 
 
-class BackgroundWriter:
-    """Calls a writer in a thread. No call raises, or waits longer than ``close_s``.
+class EventFile:
+    """TensorBoard scalars in a file ``events.out.tfevents.*``.
 
-    Rows that cannot be written are lost, with one warning. A writer that has a method ``flush`` is flushed every 2 s.
+    Without ``tensorboardX.SummaryWriter``, whose thread dies of a failed write, after which the run would wait forever.
 
     Args:
-      name: of the writer, for the warning.
-      make: number of the attempt, from 0 -> the writer. Called in the thread, and again after a failure.
-      retry_s: seconds from a failure to the next attempt. Rows in between are lost.
-      close_s: longest wait for pending rows at the end.
+      directory: of the file.
+      purge_step: TensorBoard drops events of earlier files from this step on; ``None`` if there are none.
     """
 
-    def __init__(
-        self, name: str, make: Callable[[int], Writer], *, retry_s: float | None = None, close_s: float | None = None
-    ) -> None:
-        self._name, self._make = name, make
-        self._retry_s = RETRY_S if retry_s is None else retry_s
-        self._close_s = CLOSE_S if close_s is None else close_s
-        self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(WAITING)
-        self._warned = threading.Lock()  # held after the warning
-        self._closing = False
-        # A daemon: a write that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._write_all, daemon=True, name=f"writer {name}")
-        self._thread.start()
+    def __init__(self, directory: pathlib.Path, purge_step: int | None) -> None:
+        # tensorboardX imports the clients of two clouds, if they are installed, which takes seconds.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes a row, later."""
-        try:
-            self._waiting.put_nowait((step, scalars))
-        except queue.Full:
-            self._warn("it does not answer")
+        self._file = EventsWriter(str(directory / "events"))
+        if purge_step is not None:
+            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes the numbers that are finite."""
+        from tensorboardX.summary import scalar
+
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                self._write(step=step, summary=scalar(name, value))
+        self._file.flush()
 
     def close(self) -> None:
-        """Writes what is waiting and closes the writer, for at most ``close_s``."""
-        until = time.monotonic() + self._close_s
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=self._close_s)
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            self._warn("it does not answer")
+        """Closes the file."""
+        self._file.close()
 
-    def _write_all(self) -> None:
-        for attempt in itertools.count():
-            try:
-                return self._write_to(self._make(attempt))
-            except Exception as error:  # what a writer may raise is not known
-                self._warn(f"{type(error).__name__}: {error}")
-            until = time.monotonic() + self._retry_s
-            while not self._closing and (left := until - time.monotonic()) > 0:  # so that the queue does not fill up
-                with contextlib.suppress(queue.Empty):
-                    self._closing = self._waiting.get(timeout=left) is None
-            if self._closing:
-                return
+    def _write(self, **fields: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
 
-    def _write_to(self, writer: Writer) -> None:
-        """Writes rows until `close`."""
-        flush = getattr(writer, "flush", lambda: None)
-        flushed, pending = time.monotonic(), True
-        while True:
-            left = flushed + _FLUSH_S - time.monotonic()
-            try:
-                row = self._waiting.get(timeout=max(0.0, left) if pending else None)
-            except queue.Empty:
-                flush()
-                flushed, pending = time.monotonic(), False
-                continue
-            if row is None:
-                self._closing = True
-                return writer.close()
-            writer.write_scalars(*row)
-            pending = True
+        self._file.write_event(Event(wall_time=time.time(), **fields))
 
-    def _warn(self, reason: str) -> None:
-        if self._warned.acquire(blocking=False):
-            log.warning("some metrics are lost to %s (%s). metrics.jsonl has all of them.", self._name, reason)
+
+class WandbRun:
+    """A run of wandb, which a resumed run continues. For a run in a bucket, wandb's own files are in ``./wandb``.
+
+    The environment sets the project (``WANDB_PROJECT``, default ``depthmup-flax``), the directory (``WANDB_DIR``) and
+    whether wandb uploads (not with ``WANDB_MODE=offline``).
+
+    Args:
+      directory: of the run; ``wandb.json`` in it holds the name by which wandb knows the run.
+      config: of the run.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: ConfigDict) -> None:
+        wandb = importlib.import_module("wandb")
+        # It must not ask for a key, as nobody may answer, or print lines.
+        wandb.setup(settings=wandb.Settings(silent=True))
+        name = directory / "wandb.json"
+        if not name.exists():
+            write_atomically(name, f'{{"id": "{secrets.token_hex(4)}"}}\n')
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "depthmup-flax"),
+            id=str(read_json(name, "delete it")["id"]),
+            name=directory.name,
+            dir=None if buckets.is_bucket(directory) or "WANDB_DIR" in os.environ else str(directory),
+            config=config.to_dict(),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        offline = f"offline; to upload the run: wandb sync {self._run.dir.removesuffix('/files')}"
+        log.info("wandb: %s", self._run.url or offline)
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Logs the values. wandb drops those of a step that it already has."""
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """Uploads the last rows and ends the run."""
+        self._run.finish()
 
 
 def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
@@ -129,16 +120,13 @@ def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
     for writer in own:
         for method in ("write_scalars", "close"):
             if not callable(getattr(writer, method, None)):
-                raise InputError(
-                    f"writers has a {type(writer).__name__}, which has no method {method}: pass objects with "
-                    "write_scalars(step, scalars) and close(), such as those of clu.metric_writers."
-                )
+                raise InputError(f"writers has a {type(writer).__name__}, which has no method {method}.")
 
 
-def open_writers(
-    config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, local: pathlib.Path, resume_step: int
-) -> list[BackgroundWriter]:
-    """The writers of ``config.train.writers``, and ``own``; ``metrics.jsonl`` is not among them.
+class Writers:
+    """The writers of ``config.train.writers``, but for ``metrics.jsonl``, and ``own``.
+
+    One that raises is closed with a warning, and the run goes on without it.
 
     Args:
       config: of the run.
@@ -147,15 +135,40 @@ def open_writers(
       local: where files of the run are written; the same if it is on a disk.
       resume_step: the first row is of a later step.
     """
-    writers, names = [], writer_names(config)
-    if "tensorboard" in names:
-        # TensorBoard drops events from purge_step on.
-        purge_step = resume_step + 1 if resume_step else None
-        writers.append(BackgroundWriter("TensorBoard events", lambda attempt: EventFile(local, purge_step, attempt)))
-    if "wandb" in names:
-        open_run = lambda attempt: WandbRun(directory, config.to_dict())
-        writers.append(BackgroundWriter("wandb", open_run, close_s=WANDB_CLOSE_S))
-    for writer in own:
-        kept = lambda attempt, writer=writer: writer
-        writers.append(BackgroundWriter(type(writer).__name__, kept, retry_s=0.0))
-    return writers
+
+    def __init__(
+        self, config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, local: pathlib.Path, resume_step: int
+    ) -> None:
+        self._writers: dict[str, Writer] = {}
+        makers: dict[str, Callable[[], Writer]] = {
+            f"{type(one).__name__} {i}": lambda one=one: one for i, one in enumerate(own)
+        }
+        if "tensorboard" in writer_names(config):
+            # TensorBoard drops events from purge_step on.
+            makers["TensorBoard events"] = lambda: EventFile(local, resume_step + 1 if resume_step else None)
+        if "wandb" in writer_names(config):
+            makers["wandb"] = lambda: WandbRun(directory, config)
+        for name, make in makers.items():
+            self._attempt(name, lambda name=name, make=make: self._writers.update({name: make()}))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Passes a row to each."""
+        for name, writer in [*self._writers.items()]:
+            self._attempt(name, lambda writer=writer: writer.write_scalars(step, dict(scalars)))
+
+    def close(self) -> None:
+        """Ends each."""
+        for name, writer in [*self._writers.items()]:
+            self._attempt(name, writer.close)
+
+    def _attempt(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:  # what a writer may raise is not known
+            log.warning(
+                "some metrics are lost to %s (%s: %s). metrics.jsonl has all of them.",
+                name,
+                type(error).__name__,
+                error,
+            )
+            self._writers.pop(name, None)

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("name one rule, such as depthmup benchmark-rule my_rule.py.")
     start.one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.search.sweep.lane_count import parse_lanes
+    from depthmup_flax.search.sweep.groups import parse_lanes
     from reproduction.rules import table
     from reproduction.rules.rule_file import read_rule, shipped_rules
     from reproduction.rules.runs import benchmark

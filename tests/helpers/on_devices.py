@@ -24,11 +24,11 @@ from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
-from depthmup_flax.trainer.engine import cross_entropy
+from depthmup_flax.trainer.engine import losses as loss_functions
 from depthmup_flax.trainer.engine.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
-from depthmup_flax.trainer.engine.step import batch_key
+from depthmup_flax.trainer.engine.program import ShardedProgram
+from depthmup_flax.trainer.engine.workload import batch_key
 
 STEPS = 4
 LAYOUTS = {
@@ -118,7 +118,7 @@ def language_model(tied):
     one = sharding.make_mesh(LAYOUTS["one"], jax.devices()[:1])
     found = {"whole": trained(experiment, one)[0]}
     mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    with mock.patch.object(cross_entropy, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 2):
+    with mock.patch.object(loss_functions, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 2):
         losses, state = trained(experiment, mesh)
         lowered = program_of(experiment, mesh).traced().lower()
     found["parts"] = losses

@@ -19,7 +19,7 @@ from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.util.errors import InputError
 
 GIB = 2**30

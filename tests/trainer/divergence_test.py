@@ -14,7 +14,7 @@ from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash
 from depthmup_flax.trainer import loop
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.step import is_finite
+from depthmup_flax.trainer.engine.workload import is_finite
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 

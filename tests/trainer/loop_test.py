@@ -19,8 +19,8 @@ from depthmup_flax.data import load as read_data
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.storage.workdir.directory import RUN, claimed
 from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.multi_step import CallLength
 from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer

@@ -14,9 +14,10 @@ from depthmup_flax.config.fields import config_hash
 from depthmup_flax.data import LoadOnce, batch_indices
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand
-from depthmup_flax.search.sweep.program_group import plan
+from depthmup_flax.search.sweep.groups import plan
+from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.multi_step import CallLength, Periods
+from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep
-from depthmup_flax.search.sweep.estimated_time import Speed, estimate_s, measure
+from depthmup_flax.search.sweep.dry_run import Speed, estimate_s, measure
 from depthmup_flax.search.sweep.grid import expand
-from depthmup_flax.search.sweep.program_group import plan as program_groups
+from depthmup_flax.search.sweep.groups import plan as program_groups
 from depthmup_flax.storage.records.run_hash import json_text
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import create, read_json

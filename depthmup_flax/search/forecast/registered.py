@@ -26,7 +26,7 @@ from depthmup_flax.storage.workdir import buckets
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import create, modified_s, read_json
 from depthmup_flax.storage.workdir.seal import sealed
-from depthmup_flax.trainer.runs.saved_run import RESTORE, require_run
+from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json

@@ -18,9 +18,8 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import is_annotated
 from depthmup_flax.rule.info_trees import flatten_info, is_nnx, path_name
 from depthmup_flax.rule.roles import init_shapes, param_info
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.losses import CrossEntropy
-from depthmup_flax.trainer.engine.optimizers import make_optimizer
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.util.types import ArrayTree, InfoTree
 

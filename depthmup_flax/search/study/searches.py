@@ -14,8 +14,7 @@ from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.study.names import field_of
 from depthmup_flax.search.study.results import ADVICE, Best, Swept
-from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
-from depthmup_flax.search.sweep.grid_extension import extension
+from depthmup_flax.search.sweep.grid import as_tuple, extension, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import More, OnRecord, sweep
 from depthmup_flax.search.tune.choice import Choice, best
 from depthmup_flax.search.tune.optuna_search import Point, search

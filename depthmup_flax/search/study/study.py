@@ -50,9 +50,8 @@ from depthmup_flax.search.tune.objective import AUTO, prepare_objective, require
 from depthmup_flax.search.tune.ranges import default_names
 from depthmup_flax.search.tune.rounds import EXTEND, TRIALS
 from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
-from depthmup_flax.trainer.engine.optimizers import make_optimizer
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.writers import Writer

@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from depthmup_flax.devices.process.cores import cpu_cores
-from depthmup_flax.search.sweep.program_group import Group
+from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.storage.records.table import DIVERGED, MEANS_DIVERGED, Record
-from depthmup_flax.trainer.engine.cohort import Cohort
-from depthmup_flax.trainer.engine.lane_program import LaneProgram
+from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram
 from depthmup_flax.util import messages
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,7 @@ import jax
 
 from depthmup_flax.devices.process.preemption import Preemption
 from depthmup_flax.storage.workdir.files import delete_tree
-from depthmup_flax.trainer.engine.cohort import Cohort
-from depthmup_flax.trainer.engine.lane_layout import LaneRun
-from depthmup_flax.trainer.engine.lane_program import LaneProgram
+from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, LaneRun
 from depthmup_flax.trainer.engine.outcome import Outcome
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import InputError, Preempted

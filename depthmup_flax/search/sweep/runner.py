@@ -24,10 +24,16 @@ from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.chance import chance_loss
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.devices.process.preemption import Preemption
-from depthmup_flax.search.sweep.grid import Run, expand, sweep_info
-from depthmup_flax.search.sweep.grid_extension import extension
-from depthmup_flax.search.sweep.lane_count import Chosen, choose_program, first_program
-from depthmup_flax.search.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
+from depthmup_flax.search.sweep.grid import Run, expand, extension, sweep_info
+from depthmup_flax.search.sweep.groups import (
+    Chosen,
+    Group,
+    GroupPrograms,
+    choose_program,
+    first_program,
+    groups_of_shard,
+    plan,
+)
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.resume import Unfinished
 from depthmup_flax.storage.records.columns import flat
@@ -45,12 +51,19 @@ from depthmup_flax.storage.records.table import (
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, retried, write_atomically
 from depthmup_flax.storage.workdir.seal import sealed
-from depthmup_flax.trainer.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
-from depthmup_flax.trainer.engine.lane_layout import LaneRun, cohorts, one_seed_fits
-from depthmup_flax.trainer.engine.lane_program import LaneProgram, lane_mesh
-from depthmup_flax.trainer.engine.memory import require_memory
+from depthmup_flax.trainer.engine.from_config import require_memory
+from depthmup_flax.trainer.engine.lanes import (
+    Cohort,
+    LaneProgram,
+    LaneRun,
+    Shrink,
+    cohorts,
+    lane_mesh,
+    one_seed_fits,
+    train,
+)
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import Batch

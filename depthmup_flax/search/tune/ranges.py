@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.storage.records.table import CONTINUOUS, LEARNING_RATE
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment
-from depthmup_flax.trainer.engine.user_checks import abstract_batch
+from depthmup_flax.trainer.engine.from_config import abstract_batch
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.jaxprs import Interpreter
 

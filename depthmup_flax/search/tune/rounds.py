@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import Estimate, resampled_means
-from depthmup_flax.search.sweep.grid import Run, make_run
-from depthmup_flax.search.sweep.grid_extension import extension
+from depthmup_flax.search.sweep.grid import Run, extension, make_run
 from depthmup_flax.search.tune.choice import COMMAND, Advice, Choice, best
 from depthmup_flax.search.tune.ranges import Ranges, octave_grid, present_value, unread
 from depthmup_flax.storage.records.table import LEARNING_RATE, ROUNDS, SEED, Record

@@ -1,4 +1,4 @@
-"""Data on the devices: resident or streamed training examples, batches for evaluation, read-ahead."""
+"""Data on the devices: training examples for several steps in a call, batches for evaluation, read-ahead."""
 
 from __future__ import annotations
 
@@ -14,20 +14,61 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from flax import struct
 
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
 from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.trainer.engine.multi_step import Call, CallLength
+from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.util.errors import Preempted, RunStopped
 from depthmup_flax.util.types import Batch, HostBatch
 
 T = TypeVar("T")
+
+CALL_S = 1.0  # how long a call may take: signals are answered between calls
 
 _READ_AHEAD = 2  # batches on the devices that wait for the step
 _TILE = 128  # numbers side by side in a tile of a TPU's memory
 _POLL_S = 0.5  # seconds between checks for a preemption
 _CLOSE_S = 2.0  # for which an item that is being read is waited for at the end
 _PREEMPTED = "preempted while reading data; rerun the same command to resume."
+
+
+@struct.dataclass
+class Call:
+    """What one call of a training program reads."""
+
+    count: np.int32  # steps to take: an argument of the compiled program, so that it changes no result
+    # For each of S possible steps and U seeds a batch: rows of the training data, int32 [S, U, B], or streamed examples
+    # [S, U, B, ...]. There is no axis S if it is 1, and no U for the streamed batches of a single run.
+    examples: Any
+
+
+def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
+    """Shapes and dtypes of `Call.examples` with the axes ``shape``."""
+    if dataset.placement != "stream":
+        return jax.ShapeDtypeStruct(tuple(shape), np.int32)
+    one = dataset.train.read(np.arange(1))
+    return {name: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype) for name, x in one.items()}
+
+
+class CallLength:
+    """The number of steps of the next call: as many as run in `CALL_S`, at most ``most``, none beyond an event.
+
+    With ``measures``, the last step before an event is a call of its own.
+    """
+
+    def __init__(self, most: int, periods: Periods, *, measures: bool = False) -> None:
+        self.most, self._periods, self._measures = most, periods, measures
+        self.steps = 1  # until a speed is known
+
+    def at(self, step: int) -> int:
+        """Steps of the call that begins after ``step``."""
+        left = self._periods.steps_to_next(step)
+        return min(self.steps, self.most, left - 1 if self._measures and left > 1 else left)
+
+    def adapt(self, steps_per_s: float) -> None:
+        """Sets `steps` by a measured speed."""
+        self.steps = max(1, min(self.most, int(steps_per_s * CALL_S)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from clu.parameter_overview import get_parameter_overview
@@ -19,20 +20,20 @@ from ml_collections import ConfigDict
 from depthmup_flax.auditing.audit_table import places
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.parallel.sharding import MESH_AXES, state_shardings
+from depthmup_flax.devices.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.networks.audited_roles import Audited
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
-from depthmup_flax.rule.info_trees import param_count, path_name
-from depthmup_flax.rule.muon import muon_geometry
+from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
+from depthmup_flax.rule.muon import muon, muon_geometry
+from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.traits import geometry_of, homogeneity
+from depthmup_flax.rule.traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.storage.records.table import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
-from depthmup_flax.trainer.engine.multi_step import Periods
 from depthmup_flax.trainer.engine.network import (
     network_task,
     our_functions,
@@ -40,23 +41,76 @@ from depthmup_flax.trainer.engine.network import (
     state_of,
     without_boxes,
 )
-from depthmup_flax.trainer.engine.norms import norms
-from depthmup_flax.trainer.engine.optimizers import make_optimizer
-from depthmup_flax.trainer.engine.step import TrainState, new_state
 from depthmup_flax.trainer.engine.task import Hyper, Task
 from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.trainer.engine.user_task import UserTask
-from depthmup_flax.trainer.engine.workload import Workload
+from depthmup_flax.trainer.engine.workload import Periods, TrainState, Workload, new_state
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+def norms(info: InfoTree, trees: Mapping[str, ArrayTree]) -> dict[str, jax.Array]:
+    """L2 norms, float32, of trees with the structure of ``info``: ``grad_norm/all``, ``grad_norm/hidden+branch``, ...
+
+    ``trees``: the first word of a name -> tree. The second word is ``all`` or a role, as the parameter table writes it.
+    """
+    groups: dict[str, list[str]] = {}
+    leaves = flatten_info(info)
+    for path, leaf in leaves.items():
+        groups.setdefault(leaf.role + ("+branch" if leaf.in_branch else ""), []).append(path)
+    found: dict[str, jax.Array] = {}
+    for name, tree in trees.items():
+        sizes = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+        squares = dict(zip(leaves, sizes, strict=True))
+        sums = {"all": sum(squares.values())} | {k: sum(squares[path] for path in v) for k, v in groups.items()}
+        found |= {f"{name}_norm/{group}": jnp.sqrt(total) for group, total in sums.items()}
+    return found
+
+
+def require_optimizer(config: ConfigDict, parametrization: Parametrization) -> None:
+    """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
+    name, kwargs = config.optimizer.name, optimizer_kwargs(config)
+    if name != "muon":
+        require_direction(direction(name, **kwargs), parametrization)
+        return
+    for argument in kwargs:
+        if argument not in _MUON:
+            raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
+    muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
+
+
+# What a config may set in `muon`.
+_MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
+
+
+def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
+    """Step, from 0 -> the learning rate of ``config.optimizer``; constant if ``total_steps`` is not given."""
+    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
+    if total_steps is not None:
+        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
+    return lambda step: fields.learning_rate * fraction(step)
+
+
+def make_optimizer(
+    config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
+) -> optax.GradientTransformation:
+    """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
+    fields, rate = config.optimizer, learning_rate(config, total_steps)
+    clip = fields.clip_rms  # 0 turns clipping off, traced or not
+    clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
+    options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
+    kwargs = optimizer_kwargs(config)
+    if fields.name == "muon":
+        optimizer = muon(rate, info, parametrization, place=on_whole_matrices, **options, **kwargs)
+    else:
+        optimizer = depthmup(direction(fields.name, **kwargs), info, parametrization, rate, **options)
+    return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer
+
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 
 
-def _same(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    return optimizer
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment(abc.ABC):
     """What a validated config describes."""
 
@@ -65,21 +119,19 @@ class Experiment(abc.ABC):
     parametrization: Parametrization
     epoch_steps: int
     total_steps: int
+    info: InfoTree = dataclasses.field(default_factory=dict)  # `ParamInfo` of a network's parameters
+    audited: Audited | None = None  # of a user's network
+    init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
 
     @property
-    @abc.abstractmethod
     def parameters(self) -> int:
         """Number of the model's parameters."""
-
-    @property
-    @abc.abstractmethod
-    def info(self) -> InfoTree:
-        """`ParamInfo` of the parameters; empty where they are not known."""
+        return param_count(self.info)
 
     @property
     def audit(self) -> str | None:
         """What the audit of a user's network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
-        return None
+        return None if self.audited is None else self.audited.text
 
     @property
     def cost(self) -> float:
@@ -125,7 +177,18 @@ class Experiment(abc.ABC):
 
     def _notes(self) -> str:
         """What the audit says of a network that trains all the same, and which initial values are rescaled."""
-        return ""
+        factors: dict[float, list[str]] = {}
+        for path, factor in self.init_factors.items():
+            factors.setdefault(factor, []).append(path)
+        lines = [
+            f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
+            for factor, paths in factors.items()
+        ]
+        if self.audited is not None and self.audited.findings:
+            lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
+        elif self.audited is not None and self.audited.not_judged:
+            lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")
+        return "".join(lines)
 
     def description(self, mesh: Mesh) -> str:
         """Model, rule, data and devices, a line each, for the start of a run."""
@@ -147,32 +210,14 @@ class Experiment(abc.ABC):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkExperiment(Experiment):
     """A network, trained by the gradient of a loss with an optax optimizer that follows the rule."""
 
     model: nn.Module | UserNetwork  # reads the output of dataset.prepare
-    infos: InfoTree
     variables: Mapping[str, ArrayTree]  # shapes: "params" and other collections
     axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
     optimizer: optax.GradientTransformation  # of the whole update
-    audited: Audited | None = None  # of a user's network
-    init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
-
-    @property
-    def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return param_count(self.infos)
-
-    @property
-    def info(self) -> InfoTree:
-        """`ParamInfo` of the parameters."""
-        return self.infos
-
-    @property
-    def audit(self) -> str | None:
-        """See `Experiment`."""
-        return None if self.audited is None else self.audited.text
 
     @functools.cached_property
     def workload(self) -> Workload:
@@ -197,22 +242,9 @@ class NetworkExperiment(Experiment):
             return rescaled(self.model.functions(rule), self.init_factors)
         return our_functions(self.model if rule is self.parametrization else self.model.clone(parametrization=rule))
 
-    def _notes(self) -> str:
-        """See `Experiment`."""
-        factors: dict[float, list[str]] = {}
-        for path, factor in self.init_factors.items():
-            factors.setdefault(factor, []).append(path)
-        lines = [
-            f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
-            for factor, paths in factors.items()
-        ]
-        if self.audited is not None and self.audited.findings:
-            lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
-        elif self.audited is not None and self.audited.not_judged:
-            lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")
-        return "".join(lines)
-
-    def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
+    def _task(
+        self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda x: x
+    ) -> Task:
         """The network as a task, whose optimizer is changed by ``change``."""
         own = self.hyperparameters
 
@@ -229,7 +261,7 @@ class NetworkExperiment(Experiment):
                     else:
                         set_field(changed, path, value)
             rule = self.parametrization.replace(**of_rule)
-            optimizer = make_optimizer(changed, self.infos, rule, self.total_steps)
+            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
             return self.functions(rule), change(optimizer)
 
         return network_task(
@@ -237,7 +269,7 @@ class NetworkExperiment(Experiment):
             self.dataset.input_spec,
             self.loss,
             accumulate=self.config.train.accumulate,
-            measure=(lambda **trees: norms(self.infos, trees)) if self.config.train.log_norms else None,
+            measure=(lambda **trees: norms(self.info, trees)) if self.config.train.log_norms else None,
         )
 
     def state_shapes(self) -> TrainState:
@@ -247,11 +279,16 @@ class NetworkExperiment(Experiment):
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
-        optimizer = self.config.optimizer
+        optimizer, kwargs = self.config.optimizer, optimizer_kwargs(self.config)
+        if optimizer.name == "muon":
+            updates = {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
+        else:
+            inner, eps = direction(optimizer.name, **kwargs), direction_eps(optimizer.name, **kwargs)
+            updates = {"degree": homogeneity(inner), "eps": eps, "geometry": geometry_of(inner)}
         table = param_table(
-            self.infos,
+            self.info,
             self.parametrization,
-            **self._updates(),
+            **updates,
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,
             learning_rate=optimizer.learning_rate,
@@ -267,16 +304,8 @@ class NetworkExperiment(Experiment):
         )
         return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
 
-    def _updates(self) -> dict[str, Any]:
-        """What `param_table` prints of the optimizer's direction."""
-        name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)
-        if name == "muon":
-            return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.infos)}
-        inner = direction(name, **kwargs)
-        return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepExperiment(Experiment):
     """A training step of the user's own."""
 
@@ -289,11 +318,6 @@ class StepExperiment(Experiment):
         leaves = jax.tree.leaves(state.get("params", state))
         return max(1, sum(leaf.size for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)))
 
-    @property
-    def info(self) -> InfoTree:
-        """Empty: the roles are the step's own matter."""
-        return {}
-
     @functools.cached_property
     def workload(self) -> Workload:
         """See `Experiment`."""
@@ -301,16 +325,12 @@ class StepExperiment(Experiment):
 
     def state_shapes(self) -> TrainState:
         """See `Experiment`."""
-        return jax.eval_shape(lambda: new_state(_zeros(self.user.shapes), self.user.averaged))
+        return jax.eval_shape(lambda carry: new_state(carry, self.user.averaged), self.user.shapes)
 
     def parameter_table(self) -> str:
         """Path, shape and type of every array of the state."""
         leaves = jax.tree_util.tree_leaves_with_path(self.user.shapes)
         return "\n".join(f"{path_name(path)}  {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves)
-
-
-def _zeros(shapes: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
 
 
 def _convolves(axes: Mapping[str, AxisNames], params: ArrayTree) -> bool:

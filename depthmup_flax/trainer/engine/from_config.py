@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import make_parametrization, validate
+from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.sources.registry import find_source
+from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
-from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, StepExperiment, hyperparameters
-from depthmup_flax.trainer.engine.optimizers import make_optimizer, require_optimizer
-from depthmup_flax.trainer.engine.user_checks import (
-    abstract_batch,
-    require_data_parallel,
-    require_labels,
-    require_no_hyper,
-    require_only_hyper,
-    require_read,
-    require_rule,
+from depthmup_flax.storage.records.table import CONTINUOUS
+from depthmup_flax.trainer.engine.experiment import (
+    Experiment,
+    NetworkExperiment,
+    StepExperiment,
+    hyperparameters,
+    make_optimizer,
+    require_optimizer,
 )
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.engine.user_task import require_pure, user_task
 from depthmup_flax.util.errors import InputError
+
+_GIB = 2**30
+# More bytes than any device has. Compilers count in 64 bits, and end the process where these are too few.
+LARGEST = 2**53
+_READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data
 
 
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
@@ -41,16 +47,17 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
       UserCodeError: the user's model, loss or data fail.
     """
     validate(config)
-    parametrization = make_parametrization(config)
-    require_optimizer(config, parametrization)
-    if is_import_path(config.model.name):
-        return _of_users_code(config, parametrization, load(config.data))
-    require_no_hyper(config)
-    new_model = functools.partial(create_model, parametrization=parametrization, **config.model)
+    rule, name = make_parametrization(config), config.model.name
+    require_optimizer(config, rule)
+    if is_import_path(name):
+        return _of_users_code(config, rule, load(config.data))
+    _require_no_hyper(config)
+    new_model = functools.partial(create_model, parametrization=rule, **config.model)
     new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
-    _require_kind(config.model.name, config.data.name)
+    reads = MODELS[name].input_kind
+    _require_fit(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
     dataset = load(config.data)
-    _require_fit(config.model.name, dataset)
+    _require_fit(config, dataset.input_kind == reads and bool(dataset.num_classes))
     model = new_model(num_classes=dataset.num_classes)
     variables = variable_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
     shapes = variables["params"]
@@ -60,13 +67,13 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     experiment = NetworkExperiment(
         config=config,
         dataset=dataset,
-        parametrization=parametrization,
+        parametrization=rule,
         **steps,
         model=model,
-        infos=info,
+        info=info,
         variables=variables,
         axes=axes_from_annotations(shapes),
-        optimizer=make_optimizer(config, info, parametrization, steps["total_steps"]),
+        optimizer=make_optimizer(config, info, rule, steps["total_steps"]),
     )
     if config.loss != "cross_entropy":  # which fits every data set of classes
         _require_step(experiment)
@@ -88,24 +95,77 @@ def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset
     return build(config, load=load).parameters
 
 
+def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
+    """Shapes of a prepared training batch."""
+    size = config.train.batch_size
+    one = dataset.train.read(np.arange(1))
+    batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key, batch: dataset.prepare(config.data.augment, key, batch), key, batch)
+
+
+def require_memory(experiment: Experiment, parts: int = 1, available: int | None = None) -> None:
+    """Raises `InputError` if the state of a run, split into ``parts``, is larger than a device's memory.
+
+    ``available`` are its bytes, by default those of this process's device. Gradients, activations and data are not
+    counted: what passes may still be too large, and what fails cannot run.
+    """
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes().carry))
+    needed, available = state / parts, _memory() if available is None else available
+    if available is not None and needed > available:
+        model = experiment.config.model
+        raise InputError(
+            f"model.width is {model.width} and model.depth is {model.depth}: {experiment.parameters:.3g} parameters "
+            f"and their optimizer state take {needed / _GIB:.3g} GiB, and a device has {available / _GIB:.3g} GiB. Use "
+            "a smaller network; depthmup train can also split one over devices, --config.mesh.fsdp=N."
+        )
+
+
+def _memory() -> int | None:
+    """Bytes of a device, or of the host if that computes; ``None`` if not known."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def require_read(config: ConfigDict, read: Collection[str], paths: Collection[str] = ()) -> None:
+    """A training step of the user's own reads every number that is set, and those that a sweep varies, ``paths``."""
+    changed = set(_changed(config, CONTINUOUS)) - {"optimizer.learning_rate"}
+    for path in [*(f"hyper.{name}" for name in config.hyper), *sorted(changed), *paths]:
+        if (name := path.rpartition(".")[2]) not in read:
+            reads = ", ".join(sorted(read)) or "nothing"
+            raise _refused(config, path, f"does not read hyper[{name!r}]; it reads {reads}. Read it, or leave it out")
+
+
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
-    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset)
-    require_data_parallel(config)
+    network, steps, model = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset), config.model
+    common = {"config": config, "dataset": dataset, "parametrization": rule, **steps}
+    for axis in ("fsdp", "tensor"):
+        if config.mesh[axis] not in (1, -1):
+            raise _refused(config, f"mesh.{axis}", f"is not split over devices: use mesh.{axis}=1 and mesh.data=-1")
     if (task := network.task(rule)) is not None:
-        require_only_hyper(config)
-        user = user_task(task, config.model.name, hyperparameters(config), abstract_batch(config, dataset))
+        of_networks = [path for path in field_paths(config) if path.startswith(("optimizer.", "loss"))]
+        unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate", "train.log_norms"]
+        for path in _changed(config, unread):
+            raise _refused(config, path, "has a training step of its own, which reads only numbers in hyper")
+        user = user_task(task, model.name, hyperparameters(config), abstract_batch(config, dataset))
         require_read(config, user.read)
-        return StepExperiment(config=config, dataset=dataset, parametrization=rule, **steps, user=user)
-    require_no_hyper(config)
-    require_rule(config, network)
-    model = config.model
+        return StepExperiment(**common, user=user)
+    _require_no_hyper(config)
+    for name in ("branch_multiplier", "gamma0"):
+        if config.parametrization[name] is not None and not network.takes_rule:
+            advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
+            raise _refused(
+                config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
+            )
     functions = network.functions(rule)
     params, collections = shapes = functions.shapes(dataset.input_spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
     forward = functools.partial(functions.apply, train=True)
     require_pure(lambda key, *arguments: forward(*arguments, key=key), (key, *shapes, dataset.input_spec), model.name)
     if config.loss == "cross_entropy":
-        require_labels(dataset, functions.outputs(dataset.input_spec))
+        _require_labels(dataset, functions.outputs(dataset.input_spec))
     found = network.audited(dataset.input_spec, rule)
     if found.findings and model.audit:
         raise InputError(
@@ -113,12 +173,9 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
             f"anyway with --config.model.audit=False, in Python dm.Study(..., audit=False).\n\n{found.text}"
         )
     experiment = NetworkExperiment(
-        config=config,
-        dataset=dataset,
-        parametrization=rule,
-        **steps,
+        **common,
         model=network,
-        infos=found.info,
+        info=found.info,
         variables={"params": params, **collections},
         axes={},
         optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
@@ -148,30 +205,41 @@ def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
     return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
 
 
-_READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data
-
-
-def _require_kind(name: str, data: str) -> None:
-    """The model must read what sources of this kind hold; the user's arrays are looked at once they are loaded."""
-    holds, reads = find_source(data)[0].kind, _READS[MODELS[name].input_kind]
-    if holds not in ("arrays", reads):
-        fitting = " or ".join(repr(other) for other, model in MODELS.items() if _READS[model.input_kind] == holds)
+def _require_fit(config: ConfigDict, fits: bool) -> None:
+    """The model must read what the data hold."""
+    if not fits:
+        reads, (source, _) = _READS[MODELS[config.model.name].input_kind], find_source(config.data.name)
+        fitting = [repr(name) for name, model in MODELS.items() if _READS[model.input_kind] == source.kind]
         raise InputError(
-            f"model.name is {name!r}, which reads {reads}, but data.name is {data!r}, which holds {holds}: use "
-            f"model.name = {fitting}, or other data."
+            f"model.name is {config.model.name!r}, which reads {reads} of a known number of classes, but data.name is "
+            f"{config.data.name!r}, which holds {source.kind}: use other data, or model.name = "
+            f"{' or '.join(fitting) or 'a network of your own'}."
         )
 
 
-def _require_fit(name: str, dataset: Dataset) -> None:
-    """The model must read what the data set holds."""
-    reads = MODELS[name].input_kind
-    if dataset.input_kind != reads:
+def _require_no_hyper(config: ConfigDict) -> None:
+    for name in config.hyper:
+        raise _refused(config, f"hyper.{name}", "is no dm.Task, which alone reads it: leave it out")
+
+
+def _require_labels(dataset: Dataset, outputs: Any) -> None:
+    """The labels of a user's data are classes of the outputs, of whose shapes this is a tree; for cross-entropy."""
+    if not isinstance(dataset, UserDataset) or not dataset.num_classes or not getattr(outputs, "shape", ()):
+        return
+    lowest, highest, classes = dataset.lowest_target, dataset.num_classes - 1, outputs.shape[-1]
+    if lowest < 0 or highest >= classes:
         raise InputError(
-            f"model.name is {name!r}, which reads {_READS[reads]}, but data.name is {dataset.name!r}, which holds "
-            f"{dataset.describe()}: use a network of your own, or other data."
+            f"loss is 'cross_entropy': the labels run from {lowest} to {highest}, and the network returns {classes} "
+            f"outputs, for labels 0 to {classes - 1}. Change the data or the network; num_classes is passed to one "
+            "that takes it."
         )
-    if not dataset.num_classes:
-        raise InputError(
-            f"data.name is {dataset.name!r}: model.name {name!r} needs to know the number of classes, and targets that "
-            "are streamed do not tell it. Give arrays, or records with data.placement=device."
-        )
+
+
+def _changed(config: ConfigDict, paths: Collection[str]) -> list[str]:
+    """Those of the fields ``paths`` that have not their default."""
+    default = default_config(config.model.name)
+    return [path for path in paths if get_field(config, path) != get_field(default, path)]
+
+
+def _refused(config: ConfigDict, path: str, why: str) -> InputError:
+    return InputError(f"{path} is {get_field(config, path)!r}: {config.model.name} {why}.")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.storage.records.table import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
-from depthmup_flax.trainer.engine.step import TrainState, without_carry
+from depthmup_flax.trainer.engine.workload import TrainState
 from depthmup_flax.util.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.
@@ -38,7 +38,7 @@ _EVALUATED = [f"{split}_{name}" for split in (TEST, VALIDATION) for name in ("lo
 
 def read(state: TrainState) -> TrainState:
     """The numbers of ``state`` on the host, without what the task carries; waits for the device."""
-    return jax.device_get(without_carry(state))
+    return jax.device_get(dataclasses.replace(state, carry=None))
 
 
 def outcome(

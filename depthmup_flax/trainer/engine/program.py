@@ -1,10 +1,10 @@
-"""The compiled programs of a workload, wherever it runs."""
+"""The compiled programs of a workload, and those of one run, sharded over a mesh."""
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -14,12 +14,15 @@ from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.devices.process.compiler_options import drawing_options
-from depthmup_flax.trainer.engine import multi_step
-from depthmup_flax.trainer.engine.means import Means
-from depthmup_flax.trainer.engine.multi_step import Call, CallLength, Periods, abstract_examples, take_steps
-from depthmup_flax.trainer.engine.step import Stepped, TrainState, evaluate
-from depthmup_flax.trainer.engine.workload import Workload
+from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.trainer.engine.device_batches import Call, CallLength, abstract_examples, batch_of
+from depthmup_flax.trainer.engine.task import Means
+from depthmup_flax.trainer.engine.workload import Periods, Stepped, TrainState, Workload, batch_key, evaluate
 from depthmup_flax.util.types import ArrayTree, Batch
+
+# Most steps in a call, which saves time on the host. On a GPU a call transposes stacked parameters and moments of lanes
+# and back: a third of one step of 108 lanes of ResMLP 128x128, by estimate.
+MOST_STEPS = 16
 
 
 class Program(abc.ABC):
@@ -46,7 +49,7 @@ class Program(abc.ABC):
         self, workload: Workload, mesh: Mesh, data: Batch | None, periods: Periods, *, measures: bool = False
     ) -> None:
         self.workload, self.mesh, self.periods, self._data = workload, mesh, periods, data
-        self.call_length = CallLength(most_steps(workload, mesh), periods, measures=measures)
+        self.call_length = CallLength(_most_steps(workload, mesh), periods, measures=measures)
         self._drawing = drawing_options(sharding.platform(mesh))
 
     def traced(self) -> jax.stages.Traced:
@@ -58,16 +61,21 @@ class Program(abc.ABC):
         """The state after one step, and its metrics; ``examples`` are those of `Call` without its axis of steps."""
 
     def _take_steps(self, state: TrainState, values: Any, call: Call, data: Batch | None) -> TrainState:
-        step = lambda state, examples: self._step(values, data, state, examples)[0]
-        return take_steps(step, state, call, self.call_length.most)
+        if self.call_length.most == 1:
+            return self._step(values, data, state, call.examples)[0]
+
+        def take(i: jax.Array, state: TrainState) -> TrainState:
+            return self._step(values, data, state, jax.tree.map(lambda x: x[i], call.examples))[0]
+
+        return jax.lax.fori_loop(0, call.count, take, state)
 
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
         return evaluate(functools.partial(self._evaluate, state, values), batches)
 
     def _arguments(self) -> tuple[TrainState, Any, Call, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""
-        most, dataset = self.call_length.most, self.workload.dataset
-        examples = abstract_examples(dataset, (*[most] * (most > 1), *self._leading))
+        most = self.call_length.most
+        examples = abstract_examples(self.workload.dataset, (*[most] * (most > 1), *self._leading))
         call = Call(self._placed(np.int32(0), P()), self._placed(examples, self._split))
         return self.abstract_state, self._abstract_values, call, self._data
 
@@ -77,7 +85,7 @@ class Program(abc.ABC):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
 
 
-def most_steps(workload: Workload, mesh: Mesh) -> int:
+def _most_steps(workload: Workload, mesh: Mesh) -> int:
     """The most steps in a call of the workload's program.
 
     It is 1 for streamed examples, which arrive one batch at a time; for several processes, which agree after every step
@@ -86,4 +94,75 @@ def most_steps(workload: Workload, mesh: Mesh) -> int:
     """
     streamed, several = workload.dataset.placement == "stream", jax.process_count() > 1
     pays = sharding.platform(mesh) != "cpu" or not workload.convolves
-    return multi_step.MOST_STEPS if pays and not (streamed or several) else 1
+    return MOST_STEPS if pays and not (streamed or several) else 1
+
+
+class ShardedProgram(Program):
+    """Trains one run. Programs are compiled at their first use; `compile` compiles `take`."""
+
+    _abstract_values = None  # the hyperparameters are constants of the program
+
+    def __init__(self, workload: Workload, mesh: Mesh, data: Batch | None) -> None:
+        super().__init__(workload, mesh, data, workload.periods, measures=workload.measures)
+        self._shardings = sharding.state_shardings(workload.shapes, workload.axes, mesh)
+        self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), workload.shapes, self._shardings)
+        streamed = workload.dataset.placement == "stream"
+        self._leading = (workload.batch_size,) if streamed else (1, workload.batch_size)
+        self._split = P(sharding.BATCH_AXES) if streamed else P()
+        self._one_step, self._evaluate_one = workload.step({}), workload.evaluate({})
+        self._steps = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
+        self._take: Callable[..., TrainState] = self._steps
+        measured = self._shardings, sharding.replicated(mesh)
+        self._take_measured: Any = jax.jit(self._measured_step, donate_argnums=0, out_shardings=measured)
+        self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
+
+    def initial_state(self) -> TrainState:
+        """A fresh state."""
+        init = functools.partial(self.workload.init, {})
+        return jax.jit(init, out_shardings=self._shardings, compiler_options=self._drawing)()
+
+    def take(self, state: TrainState, call: Call) -> TrainState:
+        """The state after the steps of ``call``; ``state`` is donated."""
+        return self._take(state, None, call, self._data)
+
+    def take_measured(self, state: TrainState, call: Call) -> Stepped:
+        """`take` for a call of one step, and the metrics of the step."""
+        return self._take_measured(state, None, call, self._data)
+
+    def compile(self) -> None:
+        """Compiles `take`, and `take_measured` where the workload measures.
+
+        Several processes compile at the first call instead, and so do JAX's debugging modes, which run a compiled step
+        again, operation by operation.
+        """
+        debugs = any(jax.config.values[f"jax_{name}"] for name in ("debug_nans", "debug_infs", "disable_jit"))
+        if jax.process_count() > 1 or debugs:
+            return
+        self._take = self.traced().lower().compile()
+        if self.workload.measures:
+            self._take_measured = self._take_measured.trace(*self._arguments()).lower().compile()
+
+    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> Means:
+        """The metrics of ``state`` over ``batches``."""
+        return self._evaluated(state, None, batches)
+
+    def _take_steps(self, state: TrainState, values: None, call: Call, data: Batch | None) -> TrainState:
+        with sharding.activations_on(self.mesh, self.workload.gradient_dtype):
+            return super()._take_steps(state, values, call, data)
+
+    def _step(self, values: None, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
+        batch = examples
+        if data is not None:
+            split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self.mesh))
+            batch = jax.tree.map(split, batch_of(self.workload.dataset, data, split(examples[0])))
+        key = batch_key(int(self.workload.hyperparameters[SEED]), state.step)
+        return self._one_step(state, self.workload.prepare(key, batch))
+
+    def _measured_step(self, state: TrainState, values: None, call: Call, data: Batch | None) -> Stepped:
+        examples = call.examples if self.call_length.most == 1 else call.examples[0]
+        with sharding.activations_on(self.mesh, self.workload.gradient_dtype):
+            return self._step(values, data, state, examples)
+
+    def _evaluate_batch(self, state: TrainState, values: None, batch: Batch) -> Means:
+        with sharding.activations_on(self.mesh):
+            return self._evaluate_one(state, batch)

@@ -1,9 +1,8 @@
-"""A training step of the user's own as a `Task` whose state is a tree of arrays."""
+"""A training step of the user's own, a `Task`, checked and adapted: its state as nested dictionaries of arrays."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -54,16 +53,12 @@ class UserTask:
 
     Attributes:
       task: its functions; its state is the user's without what is not an array, and with raw random keys.
-      name: for messages.
-      state: ``arrays -> state`` as the user sees it.
       shapes: of the state's arrays.
       averaged: names of the metrics.
       read: names of the hyperparameters that the functions look up.
     """
 
     task: Task
-    name: str
-    state: Callable[[Any], Any]
     shapes: Any
     averaged: tuple[str, ...]
     read: frozenset[str]
@@ -85,7 +80,6 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
     read: set[str] = set()
     layouts: list[_Layout] = []  # one, after `init` was traced
     named = lambda hyper: NamedHyper(hyper, name, read)
-    whole = lambda arrays: layouts[0].state(arrays)
     wants_key = "key" in inspect.signature(task.step).parameters
 
     def init(key: jax.Array, hyper: Hyper) -> Any:
@@ -97,14 +91,16 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
 
     def step(arrays: Any, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[Any, Metrics]:
         with calling(f"{name}: step", arrays, batch):
-            result = task.step(whole(arrays), batch, named(hyper), *([key] if wants_key else []))
-        new, metrics = _checked_result(result, name)
-        return _like(layouts[0].arrays(new, f"{name}: step"), arrays, name), metrics
+            result = task.step(layouts[0].state(arrays), batch, named(hyper), *([key] if wants_key else []))
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(f"{name}: step returns {type(result).__name__}: return the new state and the metrics.")
+        metrics = _checked_metrics(result[1], f"{name}: step")
+        return _like(layouts[0].arrays(result[0], f"{name}: step"), arrays, name), metrics
 
     def evaluate(arrays: Any, batch: Any, hyper: Hyper) -> Metrics:
         assert task.evaluate is not None
         with calling(f"{name}: evaluate", arrays, batch):
-            metrics = task.evaluate(whole(arrays), batch, named(hyper))
+            metrics = task.evaluate(layouts[0].state(arrays), batch, named(hyper))
         return _checked_metrics(metrics, f"{name}: evaluate")
 
     adapted = Task(init, step, evaluate if task.evaluate else None)
@@ -115,27 +111,22 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
     if task.evaluate:
         jax.eval_shape(evaluate, shapes, batch, scalars)
     require_pure(step, (shapes, batch, scalars, key), f"{name}: step")
-    return UserTask(adapted, name, whole, shapes, tuple(metrics), frozenset(read))
+    return UserTask(adapted, shapes, tuple(metrics), frozenset(read))
 
 
 def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
-    """The user's state of which a checkpoint holds ``arrays``; ``init`` is traced.
-
-    Raises:
-      InputError: ``init`` makes another state.
-    """
-    shapes: list[Any] = []
+    """The user's state of which a checkpoint holds ``arrays``; `InputError` if ``init``, traced, makes another one."""
     layout: list[_Layout] = []
 
-    def init() -> None:
+    def init() -> ArrayTree:
         with calling(f"{name}: init"):
             state = task.init(jax.random.key(0), NamedHyper(hyper, name, set()))
         layout.append(_Layout.of(state))
-        shapes.append(jax.tree.map(jnp.shape, layout[0].arrays(state, name)))
+        return layout[0].arrays(state, name)
 
-    jax.eval_shape(init)
+    made = {path: x.shape for path, x in flatten_dict(jax.eval_shape(init)).items()}
     found = {path: np.shape(x) for path, x in flatten_dict(arrays).items()}
-    if found != (made := flatten_dict(shapes[0])):
+    if found != made:
         path = min(path for path in found.keys() | made.keys() if found.get(path) != made.get(path))
         raise InputError(
             f"model.name is {name!r}: its init now makes {'/'.join(path)} of shape {made.get(path)}, and the run has "
@@ -156,8 +147,16 @@ def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name:
 
 
 def _are_equal(a: Any, b: Any) -> bool:
-    a, b = (jax.random.key_data(x) if _kind(x) is _KEY else x for x in (a, b))
+    a, b = (jax.random.key_data(x) if _is_key(x) else x for x in (a, b))
     return bool(np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.inexact)))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,57 +165,41 @@ class _Layout:
 
     structure: jax.tree_util.PyTreeDef
     paths: list[tuple[str, ...]]
-    others: list[Any]  # leaf by leaf: what is not an array, `_ARRAY` or `_KEY`
+    others: list[Any]  # leaf by leaf: what is not an array; of arrays a function that restores them
 
     @classmethod
     def of(cls, state: Any) -> _Layout:
         found, structure = jax.tree_util.tree_flatten_with_path(state)
         paths = [tuple(path_name(path).split("/")) if path else ("state",) for path, _ in found]
-        return cls(structure, paths, [_kind(leaf) for _, leaf in found])
+        restore = lambda x: jax.random.wrap_key_data if _is_key(x) else _itself if _is_array(x) else x
+        return cls(structure, paths, [restore(leaf) for _, leaf in found])
 
     def arrays(self, state: Any, name: str) -> ArrayTree:
         """The arrays of a state of this layout, random keys as integers; ``name``: of the function that returned it."""
         if jax.tree.structure(state) != self.structure:
-            raise InputError(
-                f"{name} returns a state of another structure than init did before: return all of its parts, whatever "
-                "the values of hyperparameters are."
-            )
+            raise InputError(f"{name} returns a state of another structure than init did before: return all its parts.")
         arrays: dict[tuple[str, ...], jax.Array] = {}
         for path, leaf, other in zip(self.paths, jax.tree.leaves(state), self.others, strict=True):
-            if (kind := _kind(leaf)) not in (_ARRAY, _KEY):
-                if kind is not other and kind != other:
-                    raise InputError(
-                        f"{name} changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an "
-                        "array, jnp.asarray(...), in init."
-                    )
-                continue
-            arrays[path] = jax.random.key_data(leaf) if kind is _KEY else jnp.asarray(leaf)
+            if _is_array(leaf):
+                arrays[path] = jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
+            elif leaf is not other and leaf != other:
+                raise InputError(
+                    f"{name} changes {'/'.join(path)} of the state from {other!r} to {leaf!r}: make it an array, "
+                    "jnp.asarray(...), in init."
+                )
         return unflatten_dict(arrays)
 
     def state(self, arrays: ArrayTree) -> Any:
         """The state of which `arrays` returned this."""
         flat = flatten_dict(arrays)
-        wrap = {_ARRAY: lambda x: x, _KEY: jax.random.wrap_key_data}
         leaves = [
-            wrap[other](flat[path]) if isinstance(other, _Mark) else other
-            for path, other in zip(self.paths, self.others, strict=True)
+            other(flat[path]) if path in flat else other for path, other in zip(self.paths, self.others, strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
 
 
-class _Mark(enum.Enum):
-    ARRAY = enum.auto()
-    KEY = enum.auto()
-
-
-_ARRAY, _KEY = _Mark.ARRAY, _Mark.KEY
-
-
-def _kind(x: Any) -> Any:
-    """What a leaf of a state is: `_ARRAY`, `_KEY`, or itself."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return _KEY
-    return _ARRAY if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x
+def _itself(x: jax.Array) -> jax.Array:
+    return x
 
 
 def _like(new: ArrayTree, old: ArrayTree, name: str) -> ArrayTree:
@@ -233,23 +216,14 @@ def _like(new: ArrayTree, old: ArrayTree, name: str) -> ArrayTree:
     return jax.tree_util.tree_map_with_path(checked, new, old)
 
 
-def _checked_result(result: Any, name: str) -> tuple[Any, Metrics]:
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise InputError(
-            f"{name}: step returns {type(result).__name__}: return the new state and a dictionary of metrics, such as "
-            'state, {"loss": loss}.'
-        )
-    return result[0], _checked_metrics(result[1], f"{name}: step")
-
-
 def _checked_metrics(metrics: Any, where: str) -> Metrics:
     if not isinstance(metrics, Mapping) or "loss" not in metrics:
         given = f"the metrics {sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
         raise InputError(f'{where} returns {given}: return a dictionary with "loss".')
-    scalars = {str(name): jnp.asarray(value) for name, value in metrics.items()}
+    scalars = {str(name): jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
     for metric, value in scalars.items():
         if value.shape != ():
             raise InputError(
                 f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean."
             )
-    return {name: value.astype(jnp.float32) for name, value in scalars.items()}
+    return scalars

@@ -1,18 +1,85 @@
-"""The run that a work directory holds: whether it is that of a config, and how it is deleted."""
+"""The run that a work directory holds: whether it is that of a config, what can be read, how it is deleted."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
-from depthmup_flax.data import stored_dataset
-from depthmup_flax.storage.workdir.files import create, delete_tree, read_json
+from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
+from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, read_lines
 from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.trainer.runs.checkpoint import best_step, saved_steps
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
+
+Columns = dict[str, np.ndarray]
+
+
+def read_metrics(path: pathlib.Path) -> Columns:
+    """One row per step with metrics: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
+
+    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off is left out; without a
+    file there are no rows.
+    """
+    rows: dict[int, dict[str, float | None]] = {}
+    for line in read_lines(path) if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows.setdefault(int(row.pop("step")), {}).update(row)
+        except (ValueError, KeyError, AttributeError):
+            continue
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    steps = sorted(rows)
+    columns = {name: np.array([rows[step].get(name) for step in steps], np.float64) for name in names}
+    return {"step": np.array(steps, np.int64), **columns}
+
+
+RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
+
+
+def require_run(path: pathlib.Path) -> None:
+    """Raises `InputError` unless a directory holds a run that has started."""
+    remedy = "name the --workdir of a training run, such as runs/digits. depthmup report reads a sweep"
+    workdirs.require_kind(path, workdirs.RUN, remedy)
+    if not (path / "config.json").exists():
+        raise InputError(f"the run in {str(path)!r} has saved nothing yet: wait for its first checkpoint.")
+
+
+def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:
+    """The step of the checkpoint that ``which`` means."""
+    steps = saved_steps(path / "checkpoints")
+    if not steps:
+        remedy = "train again with train.checkpoint=True"
+        if config.train.checkpoint:
+            remedy = "wait for its first evaluation, or set train.checkpoint_every"
+        raise InputError(f"the run in {str(path)!r} has saved no checkpoint yet: {remedy}.")
+    if which == "latest":
+        return steps[-1]
+    if which == "best":
+        best = best_step(path / "checkpoints")
+        if best is None:
+            raise InputError(f"no checkpoint in {str(path)!r} was evaluated: use which='latest'.")
+        return best
+    if which in steps:
+        return int(which)
+    raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
+
+
+def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
+    """What the network reads, as the run has stored it."""
+    stored = path / "data.json"
+    if not stored.exists():
+        raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
+    try:
+        return stored_dataset.from_json(read_json(stored, RESTORE))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{stored} lacks {error}: {RESTORE}.") from error
+
 
 _DATA = "data.json"
 GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON

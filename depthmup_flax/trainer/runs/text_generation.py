@@ -16,7 +16,7 @@ from depthmup_flax.data import TextDataset
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
-from depthmup_flax.trainer.engine.step import TrainState
+from depthmup_flax.trainer.engine.workload import TrainState
 from depthmup_flax.util.types import ArrayTree
 
 # The text at the end of a run. A temperature below 1 makes a small model's text more orderly.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import logging
 import math
 import os
 import pathlib
@@ -16,30 +18,40 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
+from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import (
     DATA_DEFAULTS,
     DataConfig,
+    Dataset,
     ImageDataset,
     TextDataset,
     Tokenizer,
     UserDataset,
     given_images,
 )
-from depthmup_flax.models.base import LanguageModel
+from depthmup_flax.models import create_model
+from depthmup_flax.models.base import LanguageModel, ResidualNetwork
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.rule.info_trees import info_from_json, param_count
+from depthmup_flax.networks.named import is_import_path
+from depthmup_flax.rule.info_trees import info_from_json, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import read_json
-from depthmup_flax.trainer.runs import safetensors_file
+from depthmup_flax.storage.workdir.directory import as_path
+from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.trainer.engine.experiment import hyperparameters
+from depthmup_flax.trainer.engine.network import our_functions
+from depthmup_flax.trainer.engine.task import Task
+from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.user_task import restored_state
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
-from depthmup_flax.trainer.runs.metrics_table import Columns, read_metrics
-from depthmup_flax.trainer.runs.restored import checked_inputs, restored, training_step, warn_of_changes
-from depthmup_flax.trainer.runs.saved_run import RESTORE, chosen_step, require_run, stored_data
+from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
 from depthmup_flax.trainer.runs.text_generation import SAMPLE_TEMPERATURE, generate
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
+from depthmup_flax.util.version import __version__
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -70,12 +82,12 @@ class TrainedRun:
     rule: Parametrization
     params: ArrayTree
     collections: ArrayTree
-    state: Any
     info: InfoTree
     metrics: Columns
     result: Json | None
     data: ImageDataset | TextDataset | UserDataset
-    functions: ModelFunctions | None  # of a network
+    functions: ModelFunctions | None = None  # of a network
+    state: Any = None
 
     def __repr__(self) -> str:
         model = self.config.model
@@ -98,12 +110,12 @@ class TrainedRun:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of each class, by label; the labels if the data set has no names."""
-        return self._images.class_names or tuple(map(str, range(self.data.num_classes)))
+        return self._of(ImageDataset).class_names or tuple(map(str, range(self.data.num_classes)))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back, of a language model."""
-        return self._text.tokenizer
+        return self._of(TextDataset).tokenizer
 
     def preprocess(self, images: object) -> jax.Array:
         """The model's inputs, as in the evaluation: float32 ``[B, H, W, C]``, normalized by the training set.
@@ -114,7 +126,7 @@ class TrainedRun:
         Raises:
           InputError: another shape, values outside that range, or a language model.
         """
-        return self._prepared(given_images.checked(images, self._images.image_shape))
+        return self._prepared(given_images.checked(images, self._of(ImageDataset).image_shape))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
@@ -147,7 +159,7 @@ class TrainedRun:
 
     def require_scores(self) -> None:
         """Raises `InputError` unless the outputs for images are scores of classes, ``[B, classes]``."""
-        example = jax.ShapeDtypeStruct((1, *self._images.image_shape), jnp.uint8)
+        example = jax.ShapeDtypeStruct((1, *self._of(ImageDataset).image_shape), jnp.uint8)
         outputs = jax.eval_shape(self._outputs, self.params, self.collections, example)
         shapes, classes = [leaf.shape for leaf in jax.tree.leaves(outputs)], self.data.num_classes
         if shapes != [(1, classes)]:
@@ -163,10 +175,8 @@ class TrainedRun:
         Raises:
           InputError: a file cannot be read, or cannot be brought to the network's size.
         """
-        if isinstance(paths, (str, os.PathLike)):
-            raise InputError(f"paths is {os.fspath(paths)!r}: use several, [{os.fspath(paths)!r}].")
         fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
-        return given_images.read_images(list(map(pathlib.Path, paths)), self._images.image_shape, fields)
+        return given_images.read_images(list(map(pathlib.Path, paths)), self._of(ImageDataset).image_shape, fields)
 
     def generate(
         self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
@@ -182,13 +192,12 @@ class TrainedRun:
         Raises:
           InputError: a model of images, an argument outside its range, or a character that is not in the training text.
         """
-        text = self._text
-        if not prompt:
-            raise InputError("the prompt is empty: give at least one character, such as a line's end.")
-        if not isinstance(tokens, int) or tokens < 1:
-            raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
-        if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
-            raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
+        text = self._of(TextDataset)
+        if not prompt or tokens < 1 or not 0 < temperature < math.inf:
+            raise InputError(
+                f"the prompt is {prompt!r}, tokens is {tokens} and temperature is {temperature}: give at least one "
+                "character, at least one token, and a temperature above 0."
+            )
         ours = isinstance(self.model, LanguageModel)
         drawn = generate(
             self.model if ours else _Applied(self.require_network()),
@@ -212,9 +221,23 @@ class TrainedRun:
           path: of the file, which is replaced; on a disk or in a bucket.
 
         Raises:
-          InputError: safetensors is not installed, or there is no such directory.
+          InputError: safetensors is not installed.
         """
-        safetensors_file.write(self, path)
+        require("safetensors", "save_safetensors")
+        from safetensors.numpy import save
+
+        description = {
+            "config": json.loads(configs.to_json(self.config)),
+            "config_hash": configs.config_hash(self.config),
+            "data": read_json(self.directory / "data.json", RESTORE),
+            "step": self.step,
+            "version": __version__,
+        }
+        if isinstance(self.model, ResidualNetwork):  # a user's network has its multipliers in its code
+            description["multipliers"] = self.model.multipliers
+        leaves = [x for tree in (self.params, self.collections) for x in jax.tree_util.tree_leaves_with_path(tree)]
+        arrays = {path_name(place): np.asarray(array, order="C") for place, array in leaves}
+        write_atomically(as_path(path), save(arrays, metadata={"depthmup_flax": json.dumps(description)}))
 
     def require_network(self) -> ModelFunctions:
         """The network's functions; `InputError` for a run of a `Task`."""
@@ -225,42 +248,31 @@ class TrainedRun:
             )
         return self.functions
 
-    @property
-    def _images(self) -> ImageDataset:
-        if not isinstance(self.data, ImageDataset):
-            use = "run.generate(prompt), or predict(tokens)" if isinstance(self.data, TextDataset) else "run.predict"
-            raise InputError(f"{self.directory} holds {self._kind}: use {use}.")
+    def _of(self, kind: type) -> Any:
+        """The description of the data; `InputError` unless it is of this ``kind``."""
+        if not isinstance(self.data, kind):
+            holds, use = {
+                ImageDataset: ("a model of images", "run.predict(images)"),
+                TextDataset: ("a language model", "run.generate(prompt), or predict(tokens)"),
+                UserDataset: ("a model of your data", "run.predict"),
+            }[type(self.data)]
+            raise InputError(f"{self.directory} holds {holds}: use {use}.")
         return self.data
-
-    @property
-    def _text(self) -> TextDataset:
-        if not isinstance(self.data, TextDataset):
-            raise InputError(f"{self.directory} holds {self._kind}: use run.predict.")
-        return self.data
-
-    @property
-    def _kind(self) -> str:
-        kinds = {
-            ImageDataset: "a model of images",
-            TextDataset: "a language model",
-            UserDataset: "a model of your data",
-        }
-        return kinds[type(self.data)]
 
     def _checked(self, inputs: Any) -> Any:
+        """Inputs [B, ...] as the network reads them, as NumPy arrays of its types; else `InputError`."""
         self.require_network()
-        if isinstance(self.data, UserDataset):
-            return checked_inputs(inputs, self.data)
         if isinstance(self.data, ImageDataset):
             return given_images.checked(inputs, self.data.image_shape)
-        tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self._text.context
-        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer) or not 0 < tokens.shape[1] <= context:
+        if isinstance(self.data, UserDataset):
+            return _checked_parts(inputs, self.data.inputs)
+        tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self.data.context
+        whole = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer) and 0 < tokens.shape[1] <= context
+        if not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary):
             raise InputError(
-                f"tokens have shape {list(tokens.shape)}, type {tokens.dtype}: give integers [B, T] with T at most "
-                f"{context}, such as run.tokenizer.encode(text)[None]."
+                f"tokens are {tokens.dtype}{list(tokens.shape)}: give integers in 0..{vocabulary - 1}, [B, T] with T "
+                f"at most {context}, such as run.tokenizer.encode(text)[None]."
             )
-        if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
-            raise InputError(f"tokens run from {tokens.min()} to {tokens.max()}: use 0..{vocabulary - 1}.")
         return tokens.astype(np.int32)
 
     def _prepared(self, images: Any) -> jax.Array:
@@ -272,10 +284,11 @@ class TrainedRun:
     def _outputs(self) -> Any:
         """``(params, collections, images in 0..255, tokens or inputs) -> outputs``, compiled for each shape."""
         apply = self.require_network().apply
+        in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         def outputs(params: ArrayTree, collections: ArrayTree, inputs: Any) -> Any:
             x = self._prepared(inputs) if isinstance(self.data, ImageDataset) else inputs
-            return jax.tree.map(_in_float32, apply(params, collections, x, train=False, key=None)[0])
+            return jax.tree.map(in_float32, apply(params, collections, x, train=False, key=None)[0])
 
         return jax.jit(outputs)
 
@@ -294,8 +307,28 @@ def _filled(x: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
-def _in_float32(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+def _checked_parts(inputs: Any, specs: Any) -> Any:
+    """``inputs`` with the structure of ``specs`` and a leading axis B, as arrays of their types; else `InputError`."""
+
+    def checked(spec: jax.ShapeDtypeStruct, part: Any) -> np.ndarray:
+        array = np.asarray(part)
+        if array.shape[1:] != spec.shape or not array.ndim or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            wanted = ", ".join(["B", *map(str, spec.shape)])
+            raise InputError(
+                f"inputs are {array.dtype}{list(array.shape)}: the network reads {spec.dtype}[{wanted}]. Prepare them "
+                "as for training; one example as inputs[None]."
+            )
+        return array.astype(spec.dtype)
+
+    try:
+        given = jax.tree.map(checked, specs, inputs)
+    except ValueError as error:
+        raise InputError(
+            f"the inputs are {type(inputs).__name__}: the network reads {specs}, with an axis B."
+        ) from error
+    if len(sizes := {len(array) for array in jax.tree.leaves(given)}) > 1:
+        raise InputError(f"inputs have {sorted(sizes)} examples: give equally many in each part.")
+    return given
 
 
 def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
@@ -311,39 +344,39 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
       InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
         cannot be imported.
     """
-    path = workdirs.as_path(directory)
+    path = as_path(directory)
     with buckets.reachable([path]):
-        return _loaded(path, which)
+        require_run(path)
+        stored = read_json(path / "config.json", RESTORE)
+        config = configs.from_json(stored)
+        data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
+        step, state, meta = _read(path, which, config, data)
+        if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
+            log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
+        return TrainedRun(
+            directory=path,
+            step=step,
+            config=config,
+            rule=configs.make_parametrization(config),
+            info=info_from_json(meta["param_info"]),
+            metrics=read_metrics(path / "metrics.jsonl"),
+            result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
+            data=data,
+            **_restored(config, data, state["carry"]),
+        )
 
 
-def _loaded(path: pathlib.Path, which: str | int) -> TrainedRun:
-    require_run(path)
-    stored = read_json(path / "config.json", RESTORE)
-    config = configs.from_json(stored)
-    data = stored_data(path)
-    step, state, meta = _read(path, which, config, is_step=training_step(config, data.num_classes) is not None)
-    warn_of_changes(config, configs.stored_code(stored))
-    made = restored(config, data, state["carry"])
-    return TrainedRun(
-        directory=path,
-        step=step,
-        config=config,
-        model=made.model,
-        rule=configs.make_parametrization(config),
-        params=made.params,
-        collections=made.collections,
-        state=made.state,
-        info=info_from_json(meta["param_info"]),
-        metrics=read_metrics(path / "metrics.jsonl"),
-        result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
-        data=data,
-        functions=made.functions,
-    )
+def training_step(config: ConfigDict, num_classes: int) -> Task | None:
+    """The user's training step that ``model.name`` makes; ``None`` if it makes a network."""
+    if not is_import_path(config.model.name):
+        return None
+    return UserNetwork(config.model, num_classes).task(configs.make_parametrization(config))
 
 
-def _read(path: pathlib.Path, which: str | int, config: ConfigDict, *, is_step: bool) -> tuple[int, Json, Json]:
+def _read(path: pathlib.Path, which: str | int, config: ConfigDict, data: Dataset) -> tuple[int, Json, Json]:
     """The step, the arrays and the description of the checkpoint that ``which`` means."""
     step = chosen_step(path, which, config)
+    is_step = training_step(config, data.num_classes) is not None
     parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
     while True:
         try:
@@ -353,3 +386,35 @@ def _read(path: pathlib.Path, which: str | int, config: ConfigDict, *, is_step: 
             previous, step = step, chosen_step(path, which, config)
             if step == previous:
                 raise
+
+
+def _restored(config: ConfigDict, data: Dataset, carry: Json) -> dict[str, Any]:
+    """The fields of `TrainedRun` that are made of what a step carried, and of the user's code."""
+    rule, name, collections = configs.make_parametrization(config), config.model.name, carry.get("collections", {})
+    if not is_import_path(name):
+        model = create_model(num_classes=data.num_classes, parametrization=rule, **config.model)
+        made = {"model": model, "functions": our_functions(model)}
+        return made | {"params": carry["params"], "collections": collections}
+    if (task := training_step(config, data.num_classes)) is not None:
+        state = restored_state(task, name, hyperparameters(config), carry)
+        return {"model": task, "params": carry, "collections": {}, "state": state}
+    functions = UserNetwork(config.model, data.num_classes).functions(rule)
+    shapes = functions.shapes(data.input_spec)
+    params, collections = _like(shapes[0], carry["params"], name), _like(shapes[1], collections, name)
+    model = functions.model(params, collections)
+    return {"model": model, "functions": functions, "params": params, "collections": collections}
+
+
+def _like(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
+    """``arrays``, nested dictionaries, in the structure of ``shapes``."""
+    stored = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+    flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    wanted = {path_name(path): leaf.shape for path, leaf in flat}
+    for path, shape in wanted.items():
+        if path not in stored or stored[path].shape != shape:
+            has = f"{path} of shape {list(stored[path].shape)}" if path in stored else f"no {path}"
+            raise InputError(
+                f"model.name is {name!r}: it now makes {path} of shape {list(shape)}, and the run has {has}. Restore "
+                "the code of the run."
+            )
+    return jax.tree.unflatten(structure, [stored[path] for path in wanted])

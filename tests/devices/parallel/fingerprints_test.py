@@ -97,7 +97,7 @@ def train_with_a_corrupted_copy(arguments, devices):
     """``train.py``, where a bit of a kernel on the device of process 1 flips after step 5."""
     import jax
 
-    from depthmup_flax.trainer.engine.sharded_program import ShardedProgram
+    from depthmup_flax.trainer.engine.program import ShardedProgram
 
     take = ShardedProgram.take
 

@@ -12,8 +12,7 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.report.make_report import analyses, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.search.sweep.grid import expand, sweep_info
-from depthmup_flax.search.sweep.grid_extension import extension
+from depthmup_flax.search.sweep.grid import expand, extension, sweep_info
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records.run_hash import RunNames
 from depthmup_flax.storage.records.table import read_info, read_runs, read_sweep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthmup_flax.search.sweep.estimated_time import Speed, estimate_s
+from depthmup_flax.search.sweep.dry_run import Speed, estimate_s
 
 
 def speed(cost):

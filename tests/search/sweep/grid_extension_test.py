@@ -6,8 +6,7 @@ import math
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.search.sweep.grid import expand, sweep_config
-from depthmup_flax.search.sweep.grid_extension import extension, next_value
+from depthmup_flax.search.sweep.grid import expand, extension, next_value, sweep_config
 from depthmup_flax.storage.records.table import COMPLETED, Record
 
 RATE = "optimizer.learning_rate"

@@ -9,12 +9,11 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import expand, structural_groups
-from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.groups import GroupPrograms, plan
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.lane_program import lane_mesh
-from depthmup_flax.trainer.engine.user_checks import abstract_batch
+from depthmup_flax.trainer.engine.from_config import abstract_batch, build
+from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
@@ -22,7 +21,7 @@ PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
 
 @pytest.fixture(autouse=True)
 def briefly_timed(monkeypatch):
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lane_program.TIMED_CALLS", 1)
+    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
 
 
 def wide_base(model="res_mlp", optimizer="adam", learning_rate=4e-3, **fields):

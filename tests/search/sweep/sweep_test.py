@@ -21,20 +21,17 @@ from processes import ROOT, run_command
 from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config.fields import default_config, validate
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.sweep import lane_count, runner
+from depthmup_flax.search.sweep import groups, runner
 from depthmup_flax.search.sweep.dry_run import describe
 from depthmup_flax.search.sweep.grid import curves, expand, shard_of, structural_groups
-from depthmup_flax.search.sweep.lane_count import Chosen
-from depthmup_flax.search.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.search.sweep.groups import Chosen, GroupPrograms, plan
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records.table import Record, read_record_file, read_sweep
 from depthmup_flax.storage.workdir.seal import unsealed
-from depthmup_flax.trainer.engine.cohort import Cohort, train
-from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.lane_layout import cohorts, lay_out, one_seed_fits
-from depthmup_flax.trainer.engine.lane_program import lane_mesh
-from depthmup_flax.trainer.engine.multi_step import CallLength, Periods
+from depthmup_flax.trainer.engine.device_batches import CallLength, put_train_data
+from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh, lay_out, one_seed_fits, train
 from depthmup_flax.trainer.engine.network import row_major_gradients
+from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, Preempted
 
@@ -44,7 +41,7 @@ RATE = "optimizer.learning_rate"
 @pytest.fixture(autouse=True)
 def briefly_timed(monkeypatch):
     """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lane_program.TIMED_CALLS", 1)
+    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
 
 
 def small_base(model="res_mlp", **model_fields):
@@ -418,7 +415,7 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     programs = programs_of(config)
     six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
-    monkeypatch.setattr(lane_count, "memory_limit", lambda: six.bytes_per_device - 1)
+    monkeypatch.setattr(groups, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
     assert_same(by_run(found), by_run(vectorized))
@@ -437,10 +434,10 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
     task = workload_of(steps=1000)
     programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task), expand(small_sweep())
     most = 3
-    assert lane_count.choose_program(programs, runs, lanes, Chosen())[0].per_device in (2, 3)
+    assert groups.choose_program(programs, runs, lanes, Chosen())[0].per_device in (2, 3)
     most = 0
     with pytest.raises(InputError, match=r"^train.batch_size is 16: a single run does not fit .*model.remat.$"):
-        lane_count.choose_program(programs, runs, lanes, Chosen())
+        groups.choose_program(programs, runs, lanes, Chosen())
 
 
 def workload_of(steps, convolves=False, shapes=()):
@@ -464,9 +461,9 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
         task = workload_of(1000, convolves)
         for_runs = lambda runs, n: FakeProgram(n, task, per_lane, compile_s)
         programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
-        return lane_count.choose_program(programs, list(range(64)), None, Chosen(last))[0].per_device
+        return groups.choose_program(programs, list(range(64)), None, Chosen(last))[0].per_device
 
-    assert lane_count.candidates(64, 1) == [1, 4, 16, 64]
+    assert groups.candidates(64, 1) == [1, 4, 16, 64]
     assert chosen(lambda n: 1.0 / n) == 64
     assert chosen(lambda n: float(n)) == 1
     assert chosen(lambda n: abs(math.log2(n / 16)) + 1) == 16
@@ -483,7 +480,7 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
 
 @pytest.mark.parametrize(("platform", "expected"), [("cpu", [1, 4, 16]), ("gpu", [64, 16, 4])])
 def test_a_group_of_the_shape_of_another_begins_with_its_lanes_and_tries_no_others(monkeypatch, platform, expected):
-    monkeypatch.setattr(lane_count.sharding, "platform", lambda mesh: platform)
+    monkeypatch.setattr(groups.sharding, "platform", lambda mesh: platform)
     best, compiled = 4 if platform == "cpu" else 16, []
 
     def tried(task, chosen):
@@ -493,7 +490,7 @@ def test_a_group_of_the_shape_of_another_begins_with_its_lanes_and_tries_no_othe
 
         compiled.clear()
         programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
-        lane_count.choose_program(programs, list(range(64)), None, chosen)
+        groups.choose_program(programs, list(range(64)), None, chosen)
         return list(compiled)
 
     first, chosen = workload_of(1000), Chosen()

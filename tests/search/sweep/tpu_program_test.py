@@ -13,7 +13,7 @@ from depthmup_flax.plan.topologies import topology_devices
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.lane_program import LaneProgram, lane_mesh
+from depthmup_flax.trainer.engine.lanes import LaneProgram, lane_mesh
 
 
 def program_for_a_tpu(config, lanes):

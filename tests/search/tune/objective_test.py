@@ -11,8 +11,7 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.presets import measures, result
 from depthmup_flax.report.tables import as_data
-from depthmup_flax.search.sweep.grid import expand, sweep_config
-from depthmup_flax.search.sweep.grid_extension import extension
+from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best, describe
 from depthmup_flax.search.tune.comparison import require_presets
 from depthmup_flax.search.tune.objective import FRACTION, prepare_objective

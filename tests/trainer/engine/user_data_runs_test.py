@@ -130,8 +130,8 @@ def test_a_plan_loads_their_data():
     [
         (by_seed, lambda run: run.train.update(steps=0), ["train.steps is 0", "1000"]),
         (by_seed, lambda run: run.train.update(batch_size=8), ["train.batch_size is 8", "=16"]),
-        (lambda: ((np.zeros((32, 3)), np.zeros((32, 2))), None), lambda run: None, ["float32[3], targets float32[2]"]),
-        (lambda: (batches, None), lambda run: None, ["number of classes", "placement"]),
+        (lambda: ((np.zeros((32, 3)), np.zeros((32, 2))), None), lambda run: None, ["model.name is 'res_mlp'"]),
+        (lambda: (batches, None), lambda run: None, ["number of classes"]),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence_before_anything_is_compiled(data, change, says):

@@ -12,7 +12,7 @@ from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
-from depthmup_flax.trainer.engine.step import evaluate
+from depthmup_flax.trainer.engine.workload import evaluate
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 

@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.user_checks import abstract_batch
+from depthmup_flax.trainer.engine.from_config import abstract_batch, build
 
 
 @pytest.mark.parametrize(("field", "written"), [("", "HIGHEST"), ("tensorfloat32", "HIGH"), ("bfloat16", "DEFAULT")])

@@ -142,18 +142,13 @@ def test_a_training_step_has_its_state_and_no_outputs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "parts"),
-    [
-        (TEST[0][0], ("[6]", "inputs[None]")),
-        (TEST[0][:, :5], ("[16, 5]", "[B, 6]")),
-        (TEST[0].astype(complex), ("complex128", "float32")),
-        ((TEST[0], TEST[0]), ("[2, 16, 6]", "[B, 6]")),
-    ],
+    "inputs",
+    [TEST[0][0], TEST[0][:, :5], TEST[0].astype(complex), (TEST[0], TEST[0])],
+    ids=["one", "few", "type", "two"],
 )
-def test_other_inputs_than_the_network_reads_are_one_sentence(equinox, inputs, parts):
-    with pytest.raises(InputError) as error:
+def test_other_inputs_than_the_network_reads_are_refused(equinox, inputs):
+    with pytest.raises(InputError, match="inputs are"):
         dm.load_run(equinox).predict(inputs)
-    assert all(part in str(error.value) for part in parts)
 
 
 def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_path, caplog):

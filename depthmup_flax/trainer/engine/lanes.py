@@ -4,6 +4,9 @@ Runs share it if they differ only in the seed and other hyperparameters of one w
 by ``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is the
 plain training step.
 
+Runs of one seed read the same examples. If possible, all lanes of a device have one seed: then the device prepares its
+examples once, and computes the first layers of all lanes in one product.
+
 Axes in names: ``K`` lanes of all devices, ``V`` lanes of a device, ``U`` distinct seeds on a device, ``D`` devices.
 """
 
@@ -23,30 +26,83 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.storage.records.table import SEED, finite_or_none
 from depthmup_flax.trainer.engine.device_batches import (
+    Call,
     Waiting,
     batch_of,
     calls,
     host_test_batches,
     read_ahead_if_streamed,
 )
-from depthmup_flax.trainer.engine.lane_layout import LaneRun, cohorts, lay_out
-from depthmup_flax.trainer.engine.means import Means
-from depthmup_flax.trainer.engine.multi_step import Call
+from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program
-from depthmup_flax.trainer.engine.step import Stepped, TrainState, batch_key
-from depthmup_flax.trainer.engine.task import Hyper
-from depthmup_flax.trainer.engine.workload import Workload
+from depthmup_flax.trainer.engine.task import Hyper, Means
+from depthmup_flax.trainer.engine.workload import Stepped, TrainState, Workload, batch_key
 from depthmup_flax.util.types import ArrayTree, Batch
-
-T = TypeVar("T")
 
 _AXIS = "lanes"
 LANES = P(_AXIS)
 
 # Calls in a measurement of speed, and the seconds after which it ends.
 WARM_CALLS, TIMED_CALLS, TIMED_S = 2, 20, 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneRun:
+    """A run that shares a program with others of its workload."""
+
+    hash: str  # its name
+    hyperparameters: Mapping[str, float]  # those of the workload, the seed included
+
+    @property
+    def seed(self) -> int:
+        """Of initialization, data order and augmentation."""
+        return int(self.hyperparameters[SEED])
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=LaneRun)
+
+
+def cohorts(runs: Sequence[R], per_device: int, devices: int) -> list[list[R]]:
+    """``runs`` in groups that train together, each of as many runs as there are lanes.
+
+    If the runs of every seed fill whole devices, each device gets runs of one seed that are neighbors in the given
+    order. Otherwise the order is unchanged.
+    """
+    order, pieces, capacity = list(runs), _pieces(runs, per_device), per_device * devices
+    if all(len(piece) == per_device for piece in pieces):
+        rank = {run.hash: i for i, run in enumerate(runs)}
+        order = [run for piece in sorted(pieces, key=lambda piece: rank[piece[0].hash]) for run in piece]
+    return [order[i : i + capacity] for i in range(0, len(order), capacity)]
+
+
+def one_seed_fits(runs: Sequence[LaneRun], per_device: int, devices: int) -> bool:
+    """Whether all ``runs`` get a lane if the lanes of a device have one seed."""
+    return len(_pieces(runs, per_device)) <= devices
+
+
+def lay_out(runs: Sequence[R], per_device: int, devices: int, one_seed: bool) -> tuple[list[R], dict[str, int]]:
+    """The run of every lane, device after device, and hash of a run -> lane. Lanes that are left repeat a run.
+
+    With ``one_seed``, for which `one_seed_fits`, the lanes of a device have one seed; otherwise runs keep their order.
+    """
+    size = per_device if one_seed else 1
+    pieces = _pieces(runs, per_device) if one_seed else [[run] for run in runs]
+    assert len(pieces) * size <= per_device * devices
+    pieces += [[runs[0]]] * (per_device * devices // size - len(pieces))
+    lanes = [run for piece in pieces for run in [*piece, *[piece[-1]] * (size - len(piece))]]
+    hashes = [run.hash for run in lanes]
+    return lanes, {name: hashes.index(name) for name in hashes}
+
+
+def _pieces(runs: Sequence[R], size: int) -> list[list[R]]:
+    """Runs of one seed, ``size`` at a time."""
+    by_seed: dict[int, list[R]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return [one[i : i + size] for one in by_seed.values() for i in range(0, len(one), size)]
 
 
 def lane_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -121,7 +177,7 @@ class LaneProgram(Program):
         return size("temp") + size("argument") + size("output") - size("alias")  # a donated state counts once
 
     def place(self, runs: Sequence[LaneRun]) -> Lanes:
-        """Lanes for ``runs``, at most `capacity` (`depthmup_flax.trainer.engine.lane_layout`)."""
+        """Lanes for ``runs``, at most `capacity` (`depthmup_flax.trainer.engine.lanes`)."""
         lanes = self._laid_out(runs)
         return dataclasses.replace(lanes, values=jax.device_put(lanes.values, self._place(LANES)))
 
@@ -263,3 +319,104 @@ def _first(tree: Any) -> Any:
 
 def _with_axis(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
+
+
+# Runs that are left -> a program with fewer lanes for them, or None.
+Shrink = Callable[[list[LaneRun]], LaneProgram | None]
+
+
+@dataclasses.dataclass
+class Cohort:
+    """Runs in training, all at the same step."""
+
+    runs: list[LaneRun]  # all of them
+    program: LaneProgram  # trains those that are left
+    lanes: Lanes  # of those that are left
+    state: TrainState  # of the lanes
+    step: int
+    slices: dict[str, list[float | None]]  # hash of a run -> its mean loss over each time slice so far
+    outcomes: dict[str, Outcome]  # hash of a run that has ended -> its outcome
+    elapsed_before_s: float = 0.0  # seconds of training before an interruption
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+    evaluation_s: float = 0.0  # seconds of the evaluation; the first one of a program compiles it
+
+    @classmethod
+    def of(cls, program: LaneProgram, runs: Sequence[LaneRun]) -> Cohort:
+        """Fresh networks for ``runs``, which fit into ``program`` (`depthmup_flax.trainer.engine.lanes`)."""
+        lanes = program.place(runs)
+        return cls(list(runs), program, lanes, program.init(lanes), 0, {run.hash: [] for run in runs}, {})
+
+    def elapsed_s(self) -> float:
+        """Seconds of training."""
+        return self.elapsed_before_s + time.perf_counter() - self.started
+
+    def end_slice(self) -> list[LaneRun]:
+        """Appends to `slices`, and records runs that diverged; returns the others."""
+        numbers = unstacked(read(self.state))
+        alive = []
+        for run_hash, lane in self.lanes.lane_of.items():
+            if run_hash not in self.outcomes:
+                self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()["loss"]))
+                if numbers[lane].nonfinite_step >= 0:
+                    self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
+                else:
+                    alive.append(self.lanes.runs_K[lane])
+        return alive
+
+    def move(self, program: LaneProgram, alive: Sequence[LaneRun]) -> None:
+        """Moves the runs ``alive`` into a program with fewer lanes."""
+        lanes = program.place(alive)
+        self.state = program.select(self.state, [self.lanes.lane_of[run.hash] for run in lanes.runs_K])
+        program.call_length.steps = self.program.call_length.steps
+        self.program, self.lanes = program, lanes
+
+    def finish(self) -> None:
+        """Evaluates the runs that have not diverged."""
+        started = time.perf_counter()
+        left = {run_hash: lane for run_hash, lane in self.lanes.lane_of.items() if run_hash not in self.outcomes}
+        if left:
+            tests, numbers = self.program.test(self.state, self.lanes), unstacked(read(self.state))
+            self.outcomes |= {run: outcome(numbers[lane], tests[lane], seven_digits) for run, lane in left.items()}
+        self.evaluation_s = time.perf_counter() - started
+
+
+def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Outcome]:
+    """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
+
+    Args:
+      cohort: fresh or resumed.
+      shrink: called when half of the lanes are empty.
+      after_call: called after every call of the program but the last; its exceptions end the training.
+    """
+    periods = cohort.program.periods
+    calls = cohort.program.calls(cohort.lanes, cohort.step)
+    since, started = cohort.step, time.perf_counter()
+    try:
+        while cohort.step < periods.total:
+            call = next(calls)
+            cohort.state = cohort.program.take(cohort.state, cohort.lanes, call)
+            cohort.step += int(call.count)
+            if periods.logs_at(cohort.step):
+                alive = cohort.end_slice()
+                if not alive:
+                    break
+                # A resumed cohort starts with single steps, and the load of the machine varies.
+                cohort.program.call_length.adapt((cohort.step - since) / (time.perf_counter() - started))
+                since, started = cohort.step, time.perf_counter()
+                few = cohort.step < periods.total and len(alive) <= cohort.program.capacity / 2
+                smaller = shrink(alive) if few else None
+                if smaller is not None:
+                    calls.close()
+                    cohort.move(smaller, alive)
+                    calls = smaller.calls(cohort.lanes, cohort.step)
+            if cohort.step < periods.total:
+                after_call(cohort)
+    finally:
+        calls.close()
+    cohort.finish()
+    return [cohort.outcomes[run.hash] for run in cohort.runs]
+
+
+def seven_digits(value: float) -> float | None:
+    """``value`` with the digits of a float32; ``None`` if it is not finite."""
+    return finite_or_none(float(f"{float(value):.7g}"))
