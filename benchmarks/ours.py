@@ -85,7 +85,7 @@ def _parts(
     experiment = build(config)
     if rule == "on":
         return experiment, experiment.model, experiment.optimizer
-    network = experiment.model.clone(parametrization=PRESETS["sp"])
+    network = experiment.model.clone(rule=PRESETS["sp"])
     if rule == "plain":
         network = plain.NETWORKS[model["name"]](**{k: v for k, v in model.items() if k in plain.FIELDS})
     return experiment, network, optax.adam(RATE)

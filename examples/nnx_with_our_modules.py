@@ -13,7 +13,7 @@ RULE = dm.get_parametrization("depth_mup")
 
 def build(width: int, depth: int, image: jax.Array) -> nnx.Module:
     """A residual MLP as an NNX module, with multipliers, roles and initial values."""
-    mlp = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=2, parametrization=RULE)
+    mlp = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=2, rule=RULE)
     return nnx.bridge.ToNNX(mlp, rngs=nnx.Rngs(0)).lazy_init(image)
 
 

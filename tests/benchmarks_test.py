@@ -121,7 +121,7 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
 
 
 def test_the_plain_residual_mlp_computes_what_ours_does_without_multipliers():
-    ours = ResMLP(num_classes=10, width=16, depth=3, parametrization=PRESETS["sp"])
+    ours = ResMLP(num_classes=10, width=16, depth=3, rule=PRESETS["sp"])
     x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
     variables = nn.unbox(ours.init(jax.random.key(0), x))["params"]
     block = variables["blocks"]

@@ -18,9 +18,7 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
-def rescale_init(
-    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
-) -> ArrayTree:
+def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> ArrayTree:
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
@@ -48,14 +46,12 @@ def rescale_init(
       InputError: leaves are shapes, ``info`` was made for other parameters, a parameter has no counterpart in the base
         model, or is constant in one model alone; traced, such a parameter becomes NaN.
     """
-    return multiplied(params, init_factors(params, base_params, info, parametrization))
+    return multiplied(params, init_factors(params, base_params, info, rule))
 
 
-def init_factors(
-    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
-) -> dict[str, Any]:
+def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Any]:
     """Path -> the factor of the parameter in `rescale_init`, which has the same arguments: a float, or traced."""
-    require_parametrization(parametrization)
+    require_parametrization(rule)
     (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():
@@ -64,7 +60,7 @@ def init_factors(
             other = "pass (params, base_params), in this order, of the network that info was made for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
-    return {path: _factor(path, leaf, base[pairs[path]], known[path], parametrization) for path, leaf in leaves.items()}
+    return {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
 
 
 def _counterparts(

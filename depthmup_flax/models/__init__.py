@@ -15,7 +15,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 
 # Fields that `config.model` does not set: Linen's own, and those that the rest of the configuration gives.
-_NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "parametrization", "param_dtype")
+_NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "rule", "param_dtype")
 
 
 def model_fields(name: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def model_fields(name: str) -> dict[str, Any]:
     return {f.name: f.default for f in dataclasses.fields(MODELS[name]) if f.name not in _NOT_IN_CONFIG}
 
 
-def create_model(name: str, *, num_classes: int, parametrization: Parametrization, **fields: Any) -> Any:
+def create_model(name: str, *, num_classes: int, rule: Parametrization, **fields: Any) -> Any:
     """A model of `MODELS`; the docstring of its class lists its ``fields``.
 
     ``num_classes`` is the number of outputs: classes, or tokens of a language model.
@@ -38,7 +38,7 @@ def create_model(name: str, *, num_classes: int, parametrization: Parametrizatio
         if field not in known:
             raise InputError(f"model has no field {field!r} for {name!r}: {did_you_mean(field, known)}")
     outputs = "vocab_size" if MODELS[name].input_kind == "tokens" else "num_classes"
-    return MODELS[name](**{outputs: num_classes}, parametrization=parametrization, **fields)
+    return MODELS[name](**{outputs: num_classes}, rule=rule, **fields)
 
 
 __all__ = ["GPT", "MODELS", "ResMLP", "ResNet", "SimpleResNet", "ViT", "create_model", "model_fields"]

@@ -63,7 +63,7 @@ class ResidualNetwork(nn.Module):
       width: n, the dimension of hidden representations.
       depth: L, the number of residual blocks.
       base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model's own.
-      parametrization: the rule.
+      rule: a `Parametrization`.
       norm: kind of normalization inside the residual branches; ``none`` for none.
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
@@ -84,7 +84,7 @@ class ResidualNetwork(nn.Module):
     depth: int
     base_width: int = 0
     base_depth: int = 0
-    parametrization: Parametrization = PRESETS["depth_mup"]
+    rule: Parametrization = PRESETS["depth_mup"]
     norm: str = "none"
     zero_init_readout: bool = False
     use_bias: bool = False
@@ -95,8 +95,8 @@ class ResidualNetwork(nn.Module):
     param_dtype: Dtype = jnp.float32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parametrization, Parametrization):
-            raise InputError(f"model.parametrization is {self.parametrization!r}: use get_parametrization(name).")
+        if not isinstance(self.rule, Parametrization):
+            raise InputError(f"model.rule is {self.rule!r}: use get_parametrization(name).")
         for name in ("dtype", "param_dtype"):
             value = getattr(self, name)
             if value is not None:
@@ -139,7 +139,7 @@ class ResidualNetwork(nn.Module):
         ``branch`` multiplies the output of every residual branch, ``readout`` the readout's product, and ``output`` the
         logits, bias included; ``attention``, of transformers, the products of queries and keys.
         """
-        rule, m = self.parametrization, self.width_ratio
+        rule, m = self.rule, self.width_ratio
         return {
             "branch": float(rule.residual_multiplier(self.depth_ratio)),
             "readout": float(rule.readout_multiplier(m)),
@@ -154,7 +154,7 @@ class ResidualNetwork(nn.Module):
     def logits(self, h: jax.Array, features: int, axis: str = "fixed_out", *, factors: bool = False) -> Any:
         """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` as `LogitFactors`."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
-        rule, m = self.parametrization, self.width_ratio
+        rule, m = self.rule, self.width_ratio
         readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")
         return readout(h, factors=factors)
 
@@ -281,7 +281,7 @@ class TransformerNetwork(ResidualNetwork):
     def multipliers(self) -> dict[str, float]:
         """Those of `ResidualNetwork`, and ``attention``."""
         head_dims = (width // self._heads(width) for width in (self.width, self._base_width))
-        return {**super().multipliers, "attention": float(self.parametrization.attention_scale(*head_dims))}
+        return {**super().multipliers, "attention": float(self.rule.attention_scale(*head_dims))}
 
     @property
     def embedding_std(self) -> float:

@@ -45,7 +45,7 @@ class GPT(TransformerNetwork, LanguageModel):
         """Those of `TransformerNetwork`; a tied readout's has the factor of `Embed.attend`."""
         found = super().multipliers
         if self.tied:
-            found["readout"] /= math.sqrt(self.parametrization.readout_fan_in(self.width, self.width_ratio))
+            found["readout"] /= math.sqrt(self.rule.readout_fan_in(self.width, self.width_ratio))
         return found
 
     @nn.compact
@@ -53,7 +53,7 @@ class GPT(TransformerNetwork, LanguageModel):
         """``[B, T]`` of integers ``-> [B, T, vocab_size]``: logits, at least float32, or their `LogitFactors`."""
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
-        length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio
+        length, rule, m = tokens.shape[1], self.rule, self.width_ratio
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
         h = embed(tokens)
         if self.positions != "rotary":

@@ -13,7 +13,7 @@ from depthmup_flax.util.errors import InputError
 MISSING = dataclasses.MISSING  # the default of a field that has none
 
 # Parameters that we pass: random keys, the rule, and what the data says.
-PASSED = frozenset({"rngs", "key", "rule", "parametrization", "num_classes"})
+PASSED = frozenset({"rngs", "key", "rule", "num_classes"})
 # Fields of every Linen module.
 _LINEN = frozenset({"parent", "name"})
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
         # The coordinate check infers the attention's scale from these.
         self.sow("intermediates", "q", _by_head(q[:, :tokens], head_dim))
         self.sow("intermediates", "k", _by_head(_for_each_head(k[:, :tokens], head_dim, num_heads), head_dim))
-        scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
+        scale = config.rule.attention_scale(head_dim, config.base_head_dim or head_dim)
         attend = functools.partial(attention, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
         mixed = attend(q, k, v, tokens=tokens)
         return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))[:, :tokens]

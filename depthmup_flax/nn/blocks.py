@@ -27,7 +27,7 @@ class LayerConfig:
     parameters and the residual stream have ``param_dtype``; ``train`` is for BatchNorm and dropout.
     """
 
-    parametrization: Parametrization = PRESETS["depth_mup"]
+    rule: Parametrization = PRESETS["depth_mup"]
     depth_ratio: float = 1.0
     norm: str = "none"
     sigma: float = 1.0
@@ -48,7 +48,7 @@ class LayerConfig:
 
     def residual(self, branch: Layer, shortcut: Layer | None = None) -> ResidualBranch:
         """The residual connection around ``branch``."""
-        return ResidualBranch(branch, self.parametrization, self.depth_ratio, shortcut)
+        return ResidualBranch(branch, self.rule, self.depth_ratio, shortcut)
 
 
 @dataclasses.dataclass(frozen=True)

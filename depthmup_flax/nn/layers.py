@@ -153,7 +153,7 @@ class Readout(nn.Module):
     The kernel starts at the *base* model's scale, std ``sigma / sqrt(fan_in / m)``, as in the mup package's MuReadout.
 
     Attributes:
-      parametrization: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
+      rule: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
       width_ratio: ``m``, the input dimension over the base model's; 1 in a network that never grows wider.
       sigma: 0 starts at zero.
       out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
@@ -162,7 +162,7 @@ class Readout(nn.Module):
     """
 
     features: int
-    parametrization: Parametrization
+    rule: Parametrization
     width_ratio: float
     sigma: float = 1.0
     use_bias: bool = False
@@ -173,7 +173,7 @@ class Readout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
         """``[..., in] -> [..., features]``, at least float32; with ``factors`` as `LogitFactors`."""
-        rule = self.parametrization
+        rule = self.rule
         if not isinstance(self.features, numbers.Integral):
             raise InputError(
                 f"Readout.features is {type(self.features).__name__}: it must be a whole number. Write "
@@ -212,14 +212,14 @@ class ResidualBranch(nn.Module):
     """
 
     branch: Callable[[jax.Array], jax.Array]
-    parametrization: Parametrization
+    rule: Parametrization
     depth_ratio: float
     shortcut: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[...] -> [...]`` in the dtype of ``h`` or of its shortcut, whatever the branch's dtype."""
-        require_parametrization(self.parametrization)
+        require_parametrization(self.rule)
         if isinstance(self.branch, type) or not callable(self.branch):
             raise InputError(
                 f"branch is {shown(self.branch)}: use an instance of a module, or a function h -> increment."
@@ -235,7 +235,7 @@ class ResidualBranch(nn.Module):
         if self.is_initializing() and isinstance(self.branch, nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         wide = jnp.promote_types(skip.dtype, jnp.float32)  # in bfloat16 the multiplier itself would be 0.4 % off
-        multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), wide)
+        multiplier = jnp.asarray(self.rule.residual_multiplier(self.depth_ratio), wide)
         h = (skip.astype(wide) + multiplier * increment.astype(wide)).astype(skip.dtype)
         # Otherwise XLA may keep the sum before rounding, in twice the bytes.
         return stream(h if h.dtype == wide else jax.lax.optimization_barrier(h))

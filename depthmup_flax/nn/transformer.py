@@ -69,7 +69,7 @@ class Embed(nn.Module):
 
     num_embeddings: int
     features: int
-    parametrization: Parametrization
+    rule: Parametrization
     width_ratio: float
     sigma: float = 1.0
     param_dtype: Dtype = jnp.float32
@@ -91,7 +91,7 @@ class Embed(nn.Module):
         ``1/sqrt(n_base)``, or ``1/sqrt(n)`` under ``sp``, the std of ``flax.linen.Embed``. With ``factors`` the result
         is a `LogitFactors`.
         """
-        rule, m = self.parametrization, self.width_ratio
+        rule, m = self.rule, self.width_ratio
         fan_in = rule.readout_fan_in(self.features, m)
         scale = rule.readout_multiplier(m) / math.sqrt(fan_in) / rule.output_divisor(m)
         precision = readout_precision(x.dtype if self.dtype is None else self.dtype)

@@ -108,7 +108,7 @@ def _loss(model: ResMLP, params: ArrayTree, x_B: jax.Array, y_B: jax.Array) -> j
 def _model(config: ConfigDict, rule: str, nonlinearity: str, *, depth: int, classes: int) -> ResMLP:
     powers = get_parametrization(rule, branch_multiplier=config.branch_multiplier)
     sizes = {"width": config.width, "base_width": config.width, "base_depth": config.base_depth}
-    return ResMLP(classes, depth=depth, nonlinearity=nonlinearity, parametrization=powers, **sizes)
+    return ResMLP(classes, depth=depth, nonlinearity=nonlinearity, rule=powers, **sizes)
 
 
 def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndarray, ...]:
@@ -157,7 +157,7 @@ def _run(
     Distances and likeness are those before the first and after each round.
     """
     info = param_info(model, model.base(), dataset.input_spec)
-    optimizer = freeze(adamw(config.learning_rate, info, model.parametrization), info, ("stem", "readout"))
+    optimizer = freeze(adamw(config.learning_rate, info, model.rule), info, ("stem", "readout"))
 
     def step(carry: _State, batch: _Batches) -> tuple[_State, jax.Array]:
         (params, state), (place_B, key) = carry, batch

@@ -33,7 +33,7 @@ def network(
 ) -> ResMLP:
     """`ResMLP` as B24 Eq. 1 writes it, with one output; in Depth-muP with ``settings``, or in another rule."""
     rule = rule or get_parametrization("depth_mup", **settings)
-    form: dict[str, Any] = {"pre_nonlin": pre_nonlin, "mean_subtraction": mean_subtraction, "parametrization": rule}
+    form: dict[str, Any] = {"pre_nonlin": pre_nonlin, "mean_subtraction": mean_subtraction, "rule": rule}
     return ResMLP(1, nonlinearity=nonlinearity, width=width, depth=depth, base_width=1, base_depth=1, **form)
 
 
@@ -44,7 +44,7 @@ def mean_field_sgd(
 
     The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at rate / D.
     """
-    rule = model.parametrization.replace(input_lr_factor=1 / x_BxD.shape[-1])
+    rule = model.rule.replace(input_lr_factor=1 / x_BxD.shape[-1])
     info = param_info(model, model.base(), x_BxD)
     optimizer = sgd(rate, info, rule, **kwargs)
     frozen = [name for name in LAYERS if name not in trained]

@@ -178,7 +178,7 @@ def _train(
     model = _model(program, rule)
     info = param_info(model, model.base(), data.x_BxD)
     inner = optax.chain(optax.scale(rule.gradient), direction(program.optimizer), optax.scale(rule.update))
-    optimizer = freeze(depthmup(inner, info, model.parametrization, rate), info, ("stem", "readout"))
+    optimizer = freeze(depthmup(inner, info, model.rule, rate), info, ("stem", "readout"))
     x_TxBxD, y_TxB = (jnp.broadcast_to(v, (program.steps + 1, *v.shape)) for v in (data.x_BxD, data.y_B))
     seen = lambda params: observe(params, networks.forward(model, params, data.x_BxD)[1])
     return networks.trajectories(model, optimizer, x_TxBxD, y_TxB, seen, data.keys, lanes=len(data.keys))

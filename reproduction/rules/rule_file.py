@@ -50,7 +50,7 @@ class Rule:
 
         Fields that mean nothing at a size have the default's value, so that equal runs are trained once.
         """
-        model = create_model(num_classes=1, parametrization=PRESETS[DEFAULT], **config.model)
+        model = create_model(num_classes=1, rule=PRESETS[DEFAULT], **config.model)
         m, r = model.width_ratio, model.depth_ratio
         if isinstance(self.rule, Parametrization):
             rule = self.rule

@@ -769,8 +769,7 @@ def test_parameters_of_16_bits_are_noted(dtype, noted):
 def test_a_factor_of_another_preset_is_told_by_its_name_and_not_as_another_depth_ratio():
     completep = dm.get_parametrization("completep")
     wide, narrow = (
-        dm.ResMLP(10, width=n, depth=L, base_width=8, base_depth=2, parametrization=completep)
-        for n, L in ((16, 8), (8, 2))
+        dm.ResMLP(10, width=n, depth=L, base_width=8, base_depth=2, rule=completep) for n, L in ((16, 8), (8, 2))
     )
     (finding,) = audit(wide, narrow, VECTORS).findings
     assert "'completep'" in finding.text

@@ -145,7 +145,7 @@ def test_every_config_is_valid_and_documents_its_command(name):
     config = module.get_config()
     validate(config)
     fields = {k: v for k, v in config.model.items() if k != "name"}
-    create_model(config.model.name, num_classes=10, parametrization=make_parametrization(config), **fields)
+    create_model(config.model.name, num_classes=10, rule=make_parametrization(config), **fields)
     assert f"depthmup train --config={name} " in module.__doc__
 
 

@@ -166,7 +166,7 @@ def widths(model_name, optimizer_name):
 
 def make(model_name, optimizer_name, width, depth):
     base = {"base_width": widths(model_name, optimizer_name)[0], "base_depth": DEPTHS[0]}
-    return MODELS[model_name](width=width, depth=depth, **base, parametrization=RULE)
+    return MODELS[model_name](width=width, depth=depth, **base, rule=RULE)
 
 
 def one_batch(model_name, size):

@@ -49,7 +49,7 @@ def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS, times=TIMES) -
     indices = [jnp.array(GROUPS.index(group)) for group in groups]
     y = x if jnp.issubdtype(x.dtype, jnp.integer) else jax.random.randint(jax.random.key(101), x.shape[:1], 0, 10)
     info = dm.param_info(model, model.base(), x)
-    opt = optimizer(name, info, model.parametrization)
+    opt = optimizer(name, info, model.rule)
     shapes = {k: v for k, v in jax.eval_shape(model.init, jax.random.key(0), x).items() if k == "batch_stats"}
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # biases of experts
 
@@ -101,7 +101,7 @@ def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...], groups=
             if axis == "width"
             else {"width": 32, "depth": size, "base_depth": 8}
         )
-        model = dm.ResMLP(10, base_width=16, parametrization=rule, use_bias=True, **grown)
+        model = dm.ResMLP(10, base_width=16, rule=rule, use_bias=True, **grown)
         found.append(moves(model, x, name, groups, times=times).mean(1))
     return slopes(sizes, found)
 
@@ -191,9 +191,7 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
         rule = dm.get_parametrization(gamma0=gamma0, branch_multiplier=0.5)
         # Readout at zero: otherwise the initial output f/gamma0 changes the loss's gradient too. Two steps, as the
         # blocks do not move in the first.
-        model = dm.ResMLP(
-            10, width=256, depth=4, base_width=16, parametrization=rule, use_bias=True, zero_init_readout=True
-        )
+        model = dm.ResMLP(10, width=256, depth=4, base_width=16, rule=rule, use_bias=True, zero_init_readout=True)
         found.append(moves(model, x, name, ["all"]).mean(1)[0, -1])
     features, logits = slopes(gammas, found)
     assert logits == pytest.approx(0.0, abs=0.1)
@@ -212,7 +210,7 @@ def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup()
         found = []
         for size in sizes:
             fields = {axis: size, **fixed}
-            model = dm.SimpleResNet(10, base_width=16, base_depth=4, parametrization=rule, norm="layer", **fields)
+            model = dm.SimpleResNet(10, base_width=16, base_depth=4, rule=rule, norm="layer", **fields)
             found.append(moves(model, x, "sgd", ["blocks"], times=(5,)).mean(1)[0, -1])
         return slopes(sizes, found)
 
@@ -237,7 +235,7 @@ def test_moves_of_every_model_are_flat_under_depth_mup(model, name, sizes):
     """Its branches alone, its readout alone, and all together; the ones that the whole table is about."""
     images, tokens = jax.random.normal(jax.random.key(100), (4, 8, 8, 3)), jnp.arange(32).reshape(4, 8) ** 2 % 10
     ((field, values),) = sizes.items()
-    model = model.clone(parametrization=dm.get_parametrization("depth_mup", branch_multiplier=0.5))
+    model = model.clone(rule=dm.get_parametrization("depth_mup", branch_multiplier=0.5))
     grown = [model.clone(**{field: size}) for size in values]
     x = tokens if model.input_kind == "tokens" else images
     found = [moves(network, x, name, ("blocks", "readout", "all"), times=(1, 2)).mean(1) for network in grown]
@@ -262,7 +260,7 @@ def test_todays_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, si
     def slope(preset):
         rule = dm.get_parametrization(preset, branch_multiplier=0.5)
         fixed = {"width": 32, "depth": 2} | LLAMA | {"experts": experts}
-        model = dm.GPT(31, base_width=16, base_depth=2, parametrization=rule, **fixed)
+        model = dm.GPT(31, base_width=16, base_depth=2, rule=rule, **fixed)
         found = [moves(model.clone(**{axis: size}), tokens, "adam", ("blocks", "all"), times=(1, 3)) for size in sizes]
         return slopes(sizes, [logs.mean(1) for logs in found])
 

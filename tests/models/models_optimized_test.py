@@ -66,7 +66,7 @@ def test_depth_1024_still_learns_in_bfloat16():
         model = dm.ResMLP(10, width=16, depth=1024, base_depth=8, dtype=dtype)
         params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
         info = dm.param_info(model, model.base(), x)
-        optimizer = dm.adamw(3e-3, info, model.parametrization)
+        optimizer = dm.adamw(3e-3, info, model.rule)
         loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(
             model.apply({"params": p}, x), y
         ).mean()

@@ -76,7 +76,7 @@ def test_res_mlp_is_the_papers_recursion(pre_nonlin):
     """TP6 6.3 (post) and B24 Eq. 1 (pre), written out in NumPy, with every nonlinearity."""
     rule = dm.get_parametrization(alpha=0.7, gamma=0.3, branch_multiplier=1.3, gamma0=0.5)
     model = dm.ResMLP(
-        7, width=32, depth=6, base_width=8, base_depth=2, parametrization=rule, pre_nonlin=pre_nonlin, block_depth=2,
+        7, width=32, depth=6, base_width=8, base_depth=2, rule=rule, pre_nonlin=pre_nonlin, block_depth=2,
         use_bias=True,
     )  # fmt: skip
     variables = {"params": drawn(model, VECTORS)}
@@ -276,7 +276,7 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(mod
     def train(learning_rate, seed):
         variables = nn.unbox(model.init(jax.random.key(seed), x))
         params, rest = variables["params"], {k: v for k, v in variables.items() if k != "params"}
-        optimizer = dm.sgd(learning_rate, info, model.parametrization, momentum=0.9)
+        optimizer = dm.sgd(learning_rate, info, model.rule, momentum=0.9)
 
         def loss(params):
             logits, _ = model.apply({"params": params, **rest}, x, train=True, mutable=["batch_stats"])
@@ -424,11 +424,11 @@ def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
         (lambda: dm.GPT(10).init(jax.random.key(0), jnp.zeros((1, 4))), "give tokens [B, T]"),
         (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
         (
-            lambda: create_model("resmlp", num_classes=2, parametrization=None),
+            lambda: create_model("resmlp", num_classes=2, rule=None),
             "model.name is 'resmlp': did you mean 'res_mlp'?",
         ),
         (
-            lambda: create_model("res_mlp", num_classes=2, parametrization=dm.get_parametrization(), dpeth=3),
+            lambda: create_model("res_mlp", num_classes=2, rule=dm.get_parametrization(), dpeth=3),
             "model has no field 'dpeth' for 'res_mlp': did you mean 'depth'?",
         ),
     ],

@@ -140,7 +140,7 @@ def moved_by_routers(preset, width, depth):
     """``[seeds, 2]``: the outputs' change, along the gradient and in all, after two steps that train routers alone."""
     rule = dm.get_parametrization(preset)
     fixed = {"base_width": 32, "base_depth": 4, "experts": 4}
-    model = dm.GPT(64, width=width, depth=depth, parametrization=rule, **fixed)
+    model = dm.GPT(64, width=width, depth=depth, rule=rule, **fixed)
     rng = np.random.default_rng(0)
     x, labels = jnp.asarray(rng.integers(0, 64, (2, B, T)))
     info = dm.param_info(model, model.base(), x)

@@ -45,7 +45,7 @@ def test_a_stream_of_bfloat16_leaves_parameters_gradients_and_logits_in_float32(
 def losses(model, steps):
     """Of a training on one batch with Adam."""
     x, loss = loss_of(model)
-    optimizer = dm.adamw(3e-3, dm.param_info(model, model.base(), x), model.parametrization)
+    optimizer = dm.adamw(3e-3, dm.param_info(model, model.base(), x), model.rule)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
 
     def step(carry, _):

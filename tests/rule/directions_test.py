@@ -123,7 +123,7 @@ def test_the_structure_of_a_composed_direction_is_read(inner, degree):
 @functools.cache
 def small_model():
     rule = dm.get_parametrization("depth_mup")
-    model = dm.ResMLP(3, width=32, depth=4, base_width=16, base_depth=2, parametrization=rule, use_bias=True)
+    model = dm.ResMLP(3, width=32, depth=4, base_width=16, base_depth=2, rule=rule, use_bias=True)
     x = jax.random.normal(jax.random.key(1), (16, 8))
     info = dm.param_info(model, model.base(), x)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]

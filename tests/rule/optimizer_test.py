@@ -66,7 +66,7 @@ def test_completep_is_adamw_with_the_groups_of_its_paper():
 
 def net_info():
     model, _, info = net()
-    return info, model.parametrization
+    return info, model.rule
 
 
 def run(optimizer, params=PARAMS, grads=GRADS):
@@ -80,7 +80,7 @@ def run(optimizer, params=PARAMS, grads=GRADS):
 @functools.cache
 def net(*, width=16, depth=4, preset="depth_mup", **fields):
     rule = dm.get_parametrization(preset)
-    model = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=4, parametrization=rule, **fields)
+    model = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=4, rule=rule, **fields)
     params = nn.unbox(jax.jit(model.init)(KEY, X))["params"]
     return model, params, dm.param_info(model, model.base(), X)
 
@@ -214,9 +214,7 @@ def test_block_only_at_eta_is_depth_mup_at_eta_sqrt_r_with_frozen_stem_and_reado
     for preset, rate in (("block_only", eta), ("depth_mup", eta * math.sqrt(r))):
         model, params, info = net(depth=4 * r, preset=preset)
         # block_only and depth_mup scale gradients alike, so only the update's factor differs
-        curves.append(
-            losses(model, params, dm.freeze(dm.adamw(rate, info, model.parametrization), info, ("stem", "readout")), 20)
-        )
+        curves.append(losses(model, params, dm.freeze(dm.adamw(rate, info, model.rule), info, ("stem", "readout")), 20))
     assert curves[0][-1] < 0.9 * curves[0][0]
     np.testing.assert_allclose(curves[0], curves[1], rtol=2e-5)
 
@@ -258,7 +256,7 @@ def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer)
     ours_gamma0 = gamma0 * math.sqrt(n_base)
     rule = dm.get_parametrization(gamma0=ours_gamma0, branch_multiplier=base_depth**-0.5)
     model = dm.ResMLP(
-        10, width=n, depth=depth, base_width=n_base, base_depth=base_depth, parametrization=rule, pre_nonlin=True,
+        10, width=n, depth=depth, base_width=n_base, base_depth=base_depth, rule=rule, pre_nonlin=True,
         mean_subtraction=False, param_dtype=jnp.float64,
     )  # fmt: skip
     params = {
@@ -289,7 +287,7 @@ def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer)
         # With momentum the same rate moves ten times as far; a loss near 0 would have fewer digits to compare.
         beta, eta0 = (0.9, 0.04) if optimizer == "momentum" else (0.0, 0.4)
         rule = rule.replace(input_lr_factor=n_base / d)  # B24's forward 1/sqrt(D)
-        model = model.clone(parametrization=rule)
+        model = model.clone(rule=rule)
         eta = eta0 * gamma0**2 / ours_gamma0**2
 
         def update(w, g, state, t):
@@ -320,13 +318,13 @@ def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs(
     model, params, info = net(depth=8, use_bias=True)
 
     def curve(h):
-        rule = model.parametrization.replace(
+        rule = model.rule.replace(
             gamma0=h["gamma0"], branch_multiplier=h["a"], input_lr_factor=h["stem"], vector_lr_factor=h["bias"]
         )
         optimizer = dm.adamw(
             h["eta"], info, rule, b1=h["b1"], b2=h["b2"], eps=h["eps"], weight_decay=h["decay"], clip_rms=h["clip"]
         )
-        return losses(model.clone(parametrization=rule), params, optimizer, 10)
+        return losses(model.clone(rule=rule), params, optimizer, 10)
 
     grid = {
         "eta": [1e-2, 3e-3], "gamma0": [2.0, 0.5], "a": [0.7, 0.5], "stem": [0.3, 0.1], "bias": [0.0, 2.0],
@@ -338,12 +336,10 @@ def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs(
     assert np.ptp(np.asarray(together)[:, -1]) > 0.05  # the lanes do differ
 
     def momentum_curve(momentum):
-        return losses(model, params, dm.sgd(0.05, info, model.parametrization, momentum=momentum), 10)
+        return losses(model, params, dm.sgd(0.05, info, model.rule, momentum=momentum), 10)
 
     together = jax.vmap(momentum_curve)(jnp.array([0.0, 0.9]))
-    np.testing.assert_allclose(
-        together[0], losses(model, params, dm.sgd(0.05, info, model.parametrization), 10), rtol=1e-4
-    )
+    np.testing.assert_allclose(together[0], losses(model, params, dm.sgd(0.05, info, model.rule), 10), rtol=1e-4)
 
 
 def test_clip_rms_is_optax_global_norm_at_the_base_model():
@@ -364,7 +360,7 @@ def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfe
         model, params, info = net(width=width, depth=depth, nonlinearity="abs")
         grads = jax.jit(jax.grad(loss_fn(model)))(params)
         scaled = jax.tree.map(
-            lambda leaf, g: g * model.parametrization.gradient_scale(leaf),
+            lambda leaf, g: g * model.rule.gradient_scale(leaf),
             info,
             grads,
             is_leaf=lambda x: isinstance(x, ParamInfo),
@@ -379,9 +375,7 @@ def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfe
 
 def test_frozen_parameters_do_not_move_and_the_rest_does():
     model, params, info = net(use_bias=True)
-    optimizer = dm.freeze(
-        dm.adamw(1e-2, info, model.parametrization, weight_decay=0.1), info, ("stem", "readout/kernel")
-    )
+    optimizer = dm.freeze(dm.adamw(1e-2, info, model.rule, weight_decay=0.1), info, ("stem", "readout/kernel"))
     state = optimizer.init(params)
     updates, _ = optimizer.update(jax.jit(jax.grad(loss_fn(model)))(params), state, params)
     moved = jax.tree.map(lambda u: bool(np.any(u != 0)), jax.device_get(updates))

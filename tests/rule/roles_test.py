@@ -340,7 +340,7 @@ class Misnamed(nn.Module):
             lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))),
             "'Dense_0/kernel' is a readout (its input grows, its output does not), but nothing says",
         ),
-        (lambda: ResMLP(10, parametrization="depth_mup"), "model.parametrization is 'depth_mup'"),
+        (lambda: ResMLP(10, rule="depth_mup"), "model.rule is 'depth_mup'"),
         (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model but not in the model"),
         (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
         (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
@@ -381,10 +381,10 @@ def test_what_cannot_be_resolved_is_named(call, message):
 
 
 def test_table_has_every_factor_right_by_hand():
-    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, parametrization=PRESETS["depth_mup"])
+    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, rule=PRESETS["depth_mup"])
     info = param_info(model, model.base(), IMAGE)
-    adam = param_table(info, model.parametrization, degree=0, eps=1e-8, weight_decay=0.1)
-    sgd = param_table(info, model.parametrization, degree=1)
+    adam = param_table(info, model.rule, degree=0, eps=1e-8, weight_decay=0.1)
+    sgd = param_table(info, model.rule, degree=1)
     rows = {line.split()[0]: line.split()[1:] for line in adam.splitlines()[2:5]}
     # m = 4, r = 4: 1/sqrt(256) init; a r^-1/2 forward; 1/(m sqrt(r)) rate; eps over the gradient scale m sqrt(r)
     assert rows["blocks/branch/dense_0/kernel"] == [
@@ -400,7 +400,7 @@ def test_table_has_every_factor_right_by_hand():
     assert adam.splitlines()[-1] == (
         f"3 arrays, {count:,} parameters, {32 * 256**2:,} of them inside residual branches"
     )
-    frozen = param_table(info, model.parametrization, weight_decay=0.1, frozen=("stem",)).splitlines()
+    frozen = param_table(info, model.rule, weight_decay=0.1, frozen=("stem",)).splitlines()
     assert [line.split()[-3::2] for line in frozen if line.startswith("stem")] == [["frozen", "0"]]
     rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
     assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}

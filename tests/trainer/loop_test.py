@@ -257,7 +257,7 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)
 
     def curve(eta):
-        optimizer = adamw(eta, experiment.info, experiment.parametrization)
+        optimizer = adamw(eta, experiment.info, experiment.rule)
         prepare = functools.partial(data.prepare, "none")
         init, step = make_train_step(experiment.model, optimizer, prepare=prepare, seed=0)
 

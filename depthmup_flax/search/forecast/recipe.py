@@ -191,7 +191,7 @@ def _allocated(
     """The size and batch size by powers of the compute, and the reasons."""
     model, batch_size, count = family.tuned.model, family.tuned.train.batch_size, family.parameters
     goal, reason = _parameters(family, compute, allocation)
-    power = allocation.depth if family.built.parametrization.alpha else 0.0  # without it depth does not transfer
+    power = allocation.depth if family.built.rule.alpha else 0.0  # without it depth does not transfer
     free = DEPTH if given[WIDTH] else WIDTH
     grain, deeper = family.grain(free), family.grain(DEPTH)
 
@@ -199,7 +199,7 @@ def _allocated(
     if free == DEPTH and not given[DEPTH]:
         if given[WIDTH] and given[WIDTH] < model.width:
             raise InputError(f"--width is {given[WIDTH]}, below the tuned {model.width}: fix --depth, too.")
-        if not family.built.parametrization.alpha:
+        if not family.built.rule.alpha:
             fixed[DEPTH], reason = model.depth, "as tuned"
 
     def size(grains: int) -> tuple[int, int]:

@@ -45,13 +45,13 @@ def loss_of_outputs(experiment: NetworkExperiment, targets: Any) -> dict[str, An
 def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width: int, depth: int) -> Network:
     sized: Any = model.clone(width=width, depth=depth)
     info = param_info(sized, sized.base(), experiment.dataset.input_spec)
-    optimizer = make_optimizer(experiment.config, info, experiment.parametrization)
+    optimizer = make_optimizer(experiment.config, info, experiment.rule)
     network = linen_network(sized, inputs, info=info, optimizer=optimizer, train=True)
     return _with_base(network, model.clone(width=model.base_width, depth=model.base_depth))
 
 
 def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, width: int, depth: int) -> Network:
-    config, rule, sizes = experiment.config, experiment.parametrization, (width, depth)
+    config, rule, sizes = experiment.config, experiment.rule, (width, depth)
     functions, info = model.functions(rule, *sizes), model.audited(inputs, rule, sizes).info
     factors = model.init_factors(inputs, rule, info, sizes)
     if functions.nnx is not None:

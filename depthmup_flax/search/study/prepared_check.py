@@ -89,5 +89,5 @@ def prepared_check(
     inputs, targets = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
 
     build, loss = sized_networks(experiment, inputs), loss_of_outputs(experiment, targets)
-    rule = experiment.parametrization
+    rule = experiment.rule
     return lambda: coord_check(build, **loss, rule=rule, spectral=spectral, **plan)

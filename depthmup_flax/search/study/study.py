@@ -228,7 +228,7 @@ class Study:
         network = UserNetwork(model, dataset.num_classes)
         if model.name in MODELS:
             fields = {name: value for name, value in model.items() if name not in ("width", "depth")}
-            own = functools.partial(create_model, parametrization=rule, num_classes=dataset.num_classes, **fields)
+            own = functools.partial(create_model, rule=rule, num_classes=dataset.num_classes, **fields)
             make: Callable[[int, int], Any] = lambda width, depth: own(width=width, depth=depth)
             sizes, base_sizes = (model.width, model.depth), (model.base_width, model.base_depth)
             found = audited(make, sizes, base_sizes, dataset.input_spec, rule, name=model.name)
@@ -421,7 +421,7 @@ class Study:
           InputError: a value is wrong, or the forward pass lacks multipliers, see ``audit``.
         """
         experiment = self._network(self.config(width, depth, **values))
-        rule = experiment.parametrization
+        rule = experiment.rule
         return make_optimizer(experiment.config, _contained_info(experiment), rule, experiment.total_steps)
 
     @_with_own_names
@@ -440,7 +440,7 @@ class Study:
         require_same_shapes(params, _contained_info(experiment))
         factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
         factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
-        contained = experiment.functions(experiment.parametrization).contained(factors)
+        contained = experiment.functions(experiment.rule).contained(factors)
         return jax.tree.map(lambda x, times: x * times, params, contained)
 
     def _network(self, config: ConfigDict) -> NetworkExperiment:
@@ -496,6 +496,6 @@ class Study:
 
 def _contained_info(experiment: NetworkExperiment) -> InfoTree:
     """The `ParamInfo` of the parameters in their library's containers."""
-    info = experiment.functions(experiment.parametrization).contained(experiment.info)
+    info = experiment.functions(experiment.rule).contained(experiment.info)
     is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
     return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)

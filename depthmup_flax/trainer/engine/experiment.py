@@ -67,11 +67,11 @@ def norms(info: InfoTree, trees: Mapping[str, ArrayTree]) -> dict[str, jax.Array
     return found
 
 
-def require_optimizer(config: ConfigDict, parametrization: Parametrization) -> None:
+def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
     if name != "muon":
-        require_direction(direction(name, **kwargs), parametrization)
+        require_direction(direction(name, **kwargs), rule)
         return
     for argument in kwargs:
         if argument not in _MUON:
@@ -92,7 +92,7 @@ def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule
 
 
 def make_optimizer(
-    config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
+    config: ConfigDict, info: InfoTree, rule: Parametrization, total_steps: int | None = None
 ) -> optax.GradientTransformation:
     """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
     fields, rate = config.optimizer, learning_rate(config, total_steps)
@@ -101,9 +101,9 @@ def make_optimizer(
     options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
     kwargs = optimizer_kwargs(config)
     if fields.name == "muon":
-        optimizer = muon(rate, info, parametrization, place=on_whole_matrices, **options, **kwargs)
+        optimizer = muon(rate, info, rule, place=on_whole_matrices, **options, **kwargs)
     else:
-        optimizer = depthmup(direction(fields.name, **kwargs), info, parametrization, rate, **options)
+        optimizer = depthmup(direction(fields.name, **kwargs), info, rule, rate, **options)
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer
 
 
@@ -116,7 +116,7 @@ class Experiment(abc.ABC):
 
     config: ConfigDict
     dataset: Dataset
-    parametrization: Parametrization
+    rule: Parametrization
     epoch_steps: int
     total_steps: int
     info: InfoTree = dataclasses.field(default_factory=dict)  # `ParamInfo` of a network's parameters
@@ -192,7 +192,7 @@ class Experiment(abc.ABC):
 
     def description(self, mesh: Mesh) -> str:
         """Model, rule, data and devices, a line each, for the start of a run."""
-        model, data, optimizer, rule = self.config.model, self.dataset, self.config.optimizer, self.parametrization
+        model, data, optimizer, rule = self.config.model, self.dataset, self.config.optimizer, self.rule
         place = "streamed" if data.placement == "stream" else "on the device"
         sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
         layout = f" ({sizes})" if mesh.shape["data"] != mesh.size else ""  # else devices only split the batch
@@ -240,7 +240,7 @@ class NetworkExperiment(Experiment):
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
             return rescaled(self.model.functions(rule), self.init_factors)
-        return our_functions(self.model if rule is self.parametrization else self.model.clone(parametrization=rule))
+        return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
 
     def _task(
         self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda x: x
@@ -251,7 +251,7 @@ class NetworkExperiment(Experiment):
         def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
             if not fields:
-                return self.functions(self.parametrization), change(self.optimizer)
+                return self.functions(self.rule), change(self.optimizer)
             changed, of_rule = self.config.copy_and_resolve_references(), {}
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
@@ -260,7 +260,7 @@ class NetworkExperiment(Experiment):
                         of_rule[name] = value
                     else:
                         set_field(changed, path, value)
-            rule = self.parametrization.replace(**of_rule)
+            rule = self.rule.replace(**of_rule)
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
             return self.functions(rule), change(optimizer)
 
@@ -287,7 +287,7 @@ class NetworkExperiment(Experiment):
             updates = {"degree": homogeneity(inner), "eps": eps, "geometry": geometry_of(inner)}
         table = param_table(
             self.info,
-            self.parametrization,
+            self.rule,
             **updates,
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,

@@ -52,7 +52,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     if is_import_path(name):
         return _of_users_code(config, rule, load(config.data))
     _require_no_hyper(config)
-    new_model = functools.partial(create_model, parametrization=rule, **config.model)
+    new_model = functools.partial(create_model, rule=rule, **config.model)
     new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
     reads = MODELS[name].input_kind
     _require_fit(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
@@ -67,7 +67,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     experiment = NetworkExperiment(
         config=config,
         dataset=dataset,
-        parametrization=rule,
+        rule=rule,
         **steps,
         model=model,
         info=info,
@@ -140,7 +140,7 @@ def require_read(config: ConfigDict, read: Collection[str], paths: Collection[st
 
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
     network, steps, model = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset), config.model
-    common = {"config": config, "dataset": dataset, "parametrization": rule, **steps}
+    common = {"config": config, "dataset": dataset, "rule": rule, **steps}
     for axis in ("fsdp", "tensor"):
         if config.mesh[axis] not in (1, -1):
             raise _refused(config, f"mesh.{axis}", f"is not split over devices: use mesh.{axis}=1 and mesh.data=-1")

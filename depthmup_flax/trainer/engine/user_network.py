@@ -44,14 +44,14 @@ class UserNetwork:
     @property
     def takes_rule(self) -> bool:
         """Whether the model is given the parametrization."""
-        return bool({"rule", "parametrization"} & parameters(self.named).keys())
+        return "rule" in parameters(self.named)
 
     def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
         """The class or function with all its arguments but random keys; by default with the config's sizes."""
         sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
         # A field that was not set keeps the default that it has in the code.
         given = {name: value for name in model_fields(self.named) if (value := self.config.get(name)) is not None}
-        passed = {"rule": rule, "parametrization": rule, "num_classes": self.num_classes}
+        passed = {"rule": rule, "num_classes": self.num_classes}
         takes = parameters(self.named)
         ours = {name: value for name, value in (passed | sizes).items() if name in takes}
         return functools.partial(self.named, **given | ours)

@@ -392,7 +392,7 @@ def _restored(config: ConfigDict, data: Dataset, carry: Json) -> dict[str, Any]:
     """The fields of `TrainedRun` that are made of what a step carried, and of the user's code."""
     rule, name, collections = configs.make_parametrization(config), config.model.name, carry.get("collections", {})
     if not is_import_path(name):
-        model = create_model(num_classes=data.num_classes, parametrization=rule, **config.model)
+        model = create_model(num_classes=data.num_classes, rule=rule, **config.model)
         made = {"model": model, "functions": our_functions(model)}
         return made | {"params": carry["params"], "collections": collections}
     if (task := training_step(config, data.num_classes)) is not None:

@@ -19,7 +19,7 @@ from depthmup_flax.trainer.engine.network import make_train_step
 TOKENS = np.random.default_rng(1).integers(0, 7, (4, 12), np.int32)
 SMALL = {"width": 4, "depth": 1, "base_width": 2, "num_heads": 1, "dropout": 0.2}
 MODELS = {
-    "untied": dm.GPT(7, use_bias=True, parametrization=dm.get_parametrization(gamma0=0.7), **SMALL),
+    "untied": dm.GPT(7, use_bias=True, rule=dm.get_parametrization(gamma0=0.7), **SMALL),
     "tied": dm.GPT(7, tied=True, **SMALL),
 }
 

@@ -149,7 +149,7 @@ def test_squared_error_is_the_mean_over_examples_and_outputs():
     batch = workload.dataset.train.read(np.arange(16))
     x, y = workload.prepare(None, batch)
     experiment = build(run)
-    outputs, _ = experiment.functions(experiment.parametrization).apply(
+    outputs, _ = experiment.functions(experiment.rule).apply(
         state.carry.params, state.carry.collections, x, train=True, key=jax.random.key(0)
     )
     after, metrics = jax.jit(workload.step({}))(state, (x, y))

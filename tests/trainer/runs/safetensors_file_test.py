@@ -107,7 +107,7 @@ def gpt(arrays, factors, tokens, heads, tied):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_transformers_file_has_the_scale_of_attention_and_of_a_tied_readout(undisturbed, tmp_path, tied):
-    model = dm.GPT(11, width=16, depth=2, base_width=8, base_depth=1, num_heads=2, parametrization=RULE, tied=tied)
+    model = dm.GPT(11, width=16, depth=2, base_width=8, base_depth=1, num_heads=2, rule=RULE, tied=tied)
     tokens = np.random.default_rng(0).integers(0, 11, (2, 6))
     params = nn.unbox(model.init(jax.random.key(0), tokens))["params"]
     params = jax.tree.map(lambda x: x + 0.3 * np.cos(np.arange(x.size)).reshape(x.shape), params)  # queries start at 0
@@ -121,7 +121,7 @@ def test_a_transformers_file_has_the_scale_of_attention_and_of_a_tied_readout(un
 def test_multipliers_are_the_formulas_of_the_papers():
     resnet = dm.SimpleResNet(10, width=64, depth=21, base_width=16, base_depth=3)  # r counts the three poolings
     assert resnet.multipliers == pytest.approx({"branch": (24 / 6) ** -0.5, "readout": 1 / 4, "output": 1})
-    heads = dm.ViT(10, width=64, depth=8, base_width=16, base_depth=2, num_heads=4, parametrization=RULE)
+    heads = dm.ViT(10, width=64, depth=8, base_width=16, base_depth=2, num_heads=4, rule=RULE)
     attention = 4**0.5 / 16  # sqrt(d_base) / d
     assert heads.multipliers == pytest.approx(
         {"branch": 0.7 / 4, "readout": 1 / 4, "output": 1 / 2, "attention": attention}

@@ -36,9 +36,7 @@ def test_a_sample_is_that_of_a_loop_over_the_last_tokens_written_by_hand(prompt,
 
 
 def test_a_sample_of_a_gpt_does_not_depend_on_what_pads_its_buffer():
-    model = create_model(
-        "gpt", num_classes=7, parametrization=get_parametrization("depth_mup"), width=8, depth=1, num_heads=1
-    )
+    model = create_model("gpt", num_classes=7, rule=get_parametrization("depth_mup"), width=8, depth=1, num_heads=1)
     shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(1), jnp.zeros((1, 4), jnp.int32))))
     # Random numbers would take long to compile.
     variables = jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1).reshape(x.shape)), shapes)

@@ -30,9 +30,9 @@ def kernels(**fields):
 
 def of_networks(width, count, **fields):
     """(count, L, P, T, P, T) kernels of the stream of `GPT` after every layer, before training."""
-    rule = GPT(4).parametrization.replace(branch_multiplier=A)
+    rule = GPT(4).rule.replace(branch_multiplier=A)
     model = GPT(
-        4, width=width, depth=DEPTH, base_width=BASE_WIDTH, base_depth=1, head_dim=HEAD_DIM, parametrization=rule,
+        4, width=width, depth=DEPTH, base_width=BASE_WIDTH, base_depth=1, head_dim=HEAD_DIM, rule=rule,
         remat="none", param_dtype=jnp.float64, **fields,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x):
         config = TransformerConfig(
-            parametrization=self.rule, depth_ratio=DEPTH, norm="none", num_heads=self.width // HEAD_DIM, causal=True
+            rule=self.rule, depth_ratio=DEPTH, norm="none", num_heads=self.width // HEAD_DIM, causal=True
         )
         h = Dense(self.width, STEM, name="stem")(x)
         for layer in range(DEPTH):

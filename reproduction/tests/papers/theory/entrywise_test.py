@@ -47,7 +47,7 @@ def test_our_networks_trained_by_adam_approach_its_theory_alone_as_one_over_widt
     errors, to_other = {}, {}
     for width in (64, 256):
         model = networks.network("relu", width, 2, pre_nonlin=False, mean_subtraction=True, gamma0=0.7)
-        optimizer = adamw(0.1, param_info(model, model.base(), X), model.parametrization)
+        optimizer = adamw(0.1, param_info(model, model.base(), X), model.rule)
         outputs = networks.trajectories(
             model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
             jax.random.split(jax.random.key(width), 2**13 // width), lanes=32,

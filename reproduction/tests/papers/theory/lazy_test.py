@@ -166,7 +166,7 @@ def test_pixels_in_bytes_are_numbers():
 
 def network(name, depth, a):
     rule = dm.get_parametrization("depth_mup", branch_multiplier=a)
-    fields = {"depth": depth, "base_depth": 1, "base_width": 1, "nonlinearity": name, "parametrization": rule}
+    fields = {"depth": depth, "base_depth": 1, "base_width": 1, "nonlinearity": name, "rule": rule}
     return lambda width: dm.ResMLP(1, width=width, pre_nonlin=True, mean_subtraction=False, **fields)
 
 

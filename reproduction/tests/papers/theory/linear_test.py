@@ -58,7 +58,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
     for width in widths:
         model = dm.ResMLP(
             1, width=width, depth=depth, base_width=1, base_depth=1, nonlinearity="linear", mean_subtraction=False,
-            parametrization=rule,
+            rule=rule,
         )  # fmt: skip
         info = dm.param_info(model, model.base(), x[0])
         optimizer = dm.freeze(dm.sgd(rate, info, rule), info, ("stem", "readout"))
