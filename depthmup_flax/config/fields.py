@@ -103,7 +103,6 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # how many of the latest; that with the best evaluated accuracy is kept as well
-                "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
                 "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
             },
@@ -118,7 +117,6 @@ _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
     (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
     (0, ("train.steps", "train.average_steps", "train.eval_every", "train.checkpoint_every", "optimizer.warmup_steps")),
     (0.0, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
-    (0.1, ("train.stall_timeout_s",)),
 )
 
 

@@ -25,7 +25,7 @@ from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.storage.workdir.files import read_json, write_atomically
 from depthmup_flax.storage.workdir.seal import sealed
 from depthmup_flax.trainer import process_agreement
-from depthmup_flax.trainer.engine.device_batches import Call, Waiting, held_out_batches, put_train_data, train_calls
+from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
@@ -119,7 +119,7 @@ def _train(run: _Run) -> Json:
     """Trains to the end, to divergence or to a preemption; returns the content of ``result.json``."""
     periods = run.program.periods
     test = run.evaluate_and_save() if run.lacks_evaluation else None
-    with run.calls() as calls:
+    with contextlib.closing(run.program.calls(run.step)) as calls:
         while run.step < periods.total:
             run.take(run.next_call(calls))
             evaluates, saves = periods.evaluates_at(run.step), periods.saves_at(run.step)
@@ -181,7 +181,7 @@ def _train_in(
         with run.preemption:
             try:
                 result = _train(run)
-            except Preempted:  # while reading data
+            except Preempted:  # during an evaluation
                 result = run.save_and_leave()
     except BaseException:
         if jax.process_count() == 1:  # else closing may wait for a process that is gone
@@ -207,11 +207,10 @@ class _Run:
         claim: workdirs.Claim | None,
         writers: Sequence[Writer],
     ) -> None:
-        self._experiment, self._mesh, self._directory, self._claim = experiment, mesh, directory, claim
+        self._experiment, self._directory, self._claim = experiment, directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
-        self._waiting = Waiting(experiment.workload.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpoints = RunCheckpoints(experiment, data, directory / "checkpoints")
         restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
         if restored is None:
@@ -241,10 +240,6 @@ class _Run:
     @property
     def stops_on_divergence(self) -> bool:
         return self._experiment.config.train.stop_on_divergence
-
-    def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
-        workload, seed, length = self._experiment.workload, self._experiment.config.seed, self.program.call_length
-        return train_calls(workload.dataset, seed, workload.batch_size, self.step, self._mesh, length, self._waiting)
 
     def next_call(self, calls: Iterator[Call]) -> Call:
         with self._saving_if_data_fail():
@@ -282,14 +277,12 @@ class _Run:
 
         With ``data.validation_fraction``, ``validation_loss`` and so on over the examples that it holds out.
         """
-        workload, waiting = self._experiment.workload, self._waiting
+        workload = self._experiment.workload
         if not workload.evaluates:
             return {}
         with self._saving_if_data_fail():
-            batches = held_out_batches(
-                workload.dataset, workload.eval_batch_size, self._mesh, waiting, masked=workload.task.masked
-            )
-            return self.program.evaluate(self.state, batches).means(f"{workload.dataset.evaluated}_")
+            metrics = self.program.evaluate(self.state, lambda: self.preemption.asked)
+        return metrics.means(f"{workload.dataset.evaluated}_")
 
     def evaluate_and_save(self) -> dict[str, float]:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""

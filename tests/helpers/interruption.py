@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from depthmup_flax.trainer import loop
+from depthmup_flax.trainer.engine.program import ShardedProgram
 
 
 class Interrupted(Exception):
@@ -14,22 +14,18 @@ class Interrupted(Exception):
 @contextlib.contextmanager
 def interrupted_before(step):
     """Within, a run that ``train_and_evaluate`` trains fails when it asks for the data of the step after ``step``."""
-    original = loop.train_calls
+    original = ShardedProgram.calls
 
-    @contextlib.contextmanager
-    def failing(dataset, seed, batch_size, first_step, *rest):
-        def until(calls):
-            done = first_step
+    def failing(self, first_step):
+        done = first_step
+        with contextlib.closing(original(self, first_step)) as calls:
             for call in calls:
                 if done <= step < done + call.count:
                     raise Interrupted
                 done += call.count
                 yield call
 
-        with original(dataset, seed, batch_size, first_step, *rest) as calls:
-            yield until(calls)
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop, "train_calls", failing)
+        patched.setattr(ShardedProgram, "calls", failing)
         with pytest.raises(Interrupted):
             yield

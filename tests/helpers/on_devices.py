@@ -25,7 +25,7 @@ from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
 from depthmup_flax.trainer.engine import losses as loss_functions
-from depthmup_flax.trainer.engine.device_batches import Waiting, put_train_data, train_calls
+from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.workload import batch_key
@@ -72,9 +72,9 @@ def program_of(experiment, mesh, accumulate=1, **fields):
 
 def trained(experiment, mesh, accumulate=1, **fields):
     """Losses of every step, and the last parameters."""
-    program, batch_size = program_of(experiment, mesh, accumulate, **fields), experiment.config.train.batch_size
+    program = program_of(experiment, mesh, accumulate, **fields)
     state, losses = program.initial_state(), []
-    with train_calls(experiment.dataset, 0, batch_size, 0, mesh, program.call_length, Waiting()) as calls:
+    with contextlib.closing(program.calls(0)) as calls:
         for _ in range(STEPS):
             state = program.take(state, next(calls))
             losses.append(float(state.last_loss))
@@ -297,7 +297,7 @@ def memory():
         program = ShardedProgram(experiment.workload, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
-        with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:
+        with contextlib.closing(program.calls(0)) as calls:
             batch = next(calls).examples
         # Without donation: what is written to the next state's arrays is no temporary.
         step = jax.jit(functools.partial(on_mesh, mesh, step_of(experiment)), out_shardings=shardings)

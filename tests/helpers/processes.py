@@ -199,18 +199,6 @@ def killed_at_a_write(directory, number, delay_s=0.0, signal_number=signal.SIGKI
     return count
 
 
-def with_hanging_reads(directory, while_exists, function, *args):
-    """``function(*args)``, whose reads of files below ``directory`` wait while there is a file ``while_exists``."""
-
-    def hook(event, arguments):
-        if event == "open" and str(arguments[0]).startswith(str(directory)):
-            while os.path.exists(while_exists):
-                time.sleep(0.05)
-
-    sys.addaudithook(hook)
-    return function(*args)
-
-
 def on_devices(count, function, *args, **kwargs):
     """``function(*args)`` on ``count`` devices of the host."""
     import jax
@@ -233,9 +221,9 @@ def train(config, workdir):
 
 def train_with_slow_evaluation(config, workdir):
     """Trains; prints "evaluating" at each evaluation, which takes a second per batch."""
-    from depthmup_flax.trainer import loop
+    from depthmup_flax.trainer.engine import program
 
-    batches = loop.held_out_batches
+    batches = program.host_test_batches
 
     def slow(*args, **kwargs):
         print("evaluating")
@@ -244,7 +232,7 @@ def train_with_slow_evaluation(config, workdir):
             yield batch
 
     config.train.eval_batch_size = 4
-    loop.held_out_batches = slow
+    program.host_test_batches = slow
     return train(config, workdir)
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import collections
 import itertools
-import math
-import queue
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import struct
 
-from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
+from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.trainer.engine.workload import Periods
-from depthmup_flax.util.errors import Preempted, RunStopped
 from depthmup_flax.util.types import Batch, HostBatch
 
 T = TypeVar("T")
 
 CALL_S = 1.0  # how long a call may take: signals are answered between calls
 
-_READ_AHEAD = 2  # batches on the devices that wait for the step
+_READ_AHEAD = 2  # streamed batches on the devices that wait for the step
 _TILE = 128  # numbers side by side in a tile of a TPU's memory
-_POLL_S = 0.5  # seconds between checks for a preemption
-_CLOSE_S = 2.0  # for which an item that is being read is waited for at the end
-_PREEMPTED = "preempted while reading data; rerun the same command to resume."
 
 
 @struct.dataclass
@@ -69,14 +61,6 @@ class CallLength:
     def adapt(self, steps_per_s: float) -> None:
         """Sets `steps` by a measured speed."""
         self.steps = max(1, min(self.most, int(steps_per_s * CALL_S)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Waiting:
-    """When to stop waiting for a streamed batch."""
-
-    stall_timeout_s: float = math.inf  # then RunStopped
-    preempted: Callable[[], bool] = lambda: False  # once true, Preempted
 
 
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
@@ -143,35 +127,6 @@ def calls(
         step += count
 
 
-@contextlib.contextmanager
-def train_calls(
-    dataset: Dataset,
-    seed: int,
-    batch_size: int,
-    first_step: int,
-    mesh: jax.sharding.Mesh,
-    length: CallLength,
-    waiting: Waiting,
-) -> Iterator[Iterator[Call]]:
-    """An iterator over the calls of one run; every process reads the rows of a batch that its devices hold.
-
-    Streamed examples are read ahead in threads and put on the devices while they compute. Batches do not depend on the
-    placement or the number of processes.
-
-    Raises:
-      RunStopped, Preempted: from ``next``, as ``waiting`` says.
-    """
-    source: Generator[Call, None, None]
-    if dataset.placement == "stream":
-        rows = sharding.local_rows(mesh, batch_size)
-        batches = train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows)
-        source = (Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh)) for batch in batches)
-    else:
-        source = calls(dataset, [seed], batch_size, first_step, length)
-    with contextlib.closing(read_ahead_if_streamed(dataset, source, waiting)) as watched:
-        yield watched
-
-
 def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:
     """The test split once, on the host.
 
@@ -188,89 +143,17 @@ def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, 
         yield dataset.test.read(np.arange(whole, len(dataset.test)))
 
 
-def held_out_batches(
-    dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh, waiting: Waiting, *, masked: bool
-) -> Iterator[Batch]:
-    """`host_test_batches` on the devices; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
-
-    An incomplete batch is copied to every device.
-
-    Raises:
-      RunStopped, Preempted: as `train_calls`, and `Preempted` between two batches.
-    """
-    parts = sharding.batch_shards(mesh)
-    size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)
-    rows = sharding.local_rows(mesh, size)
-    whole = math.inf if masked else len(dataset.test) // size
-
-    def put(i: int, batch: HostBatch) -> Batch:
-        return sharding.put_batch(batch, rows, size, mesh) if i < whole else sharding.put_everywhere(batch, mesh)
-
-    on_host = host_test_batches(dataset, size, rows, masked=masked)
-    batches = (put(i, batch) for i, batch in enumerate(on_host))
-    with contextlib.closing(read_ahead_if_streamed(dataset, batches, waiting)) as watched:
-        for batch in watched:
-            if waiting.preempted():
-                raise Preempted(_PREEMPTED)
-            yield batch
-
-
-def read_ahead_if_streamed(
-    dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
-) -> Generator[T, None, None]:
-    """``items``; if the data are streamed, read ahead in a thread and with a time limit."""
-    streamed = dataset.placement == "stream"
-    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}") if streamed else items
-
-
-def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
-    """Yields ``items``, which a thread makes at most ``size`` ahead; close it after use.
-
-    Raises:
-      RunStopped, Preempted: as ``waiting`` says, naming the ``source``; and what ``items`` raise.
-    """
-    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
-    closed = threading.Event()
-
-    def put(item: Any, error: BaseException | None) -> None:
-        while not closed.is_set():
-            with contextlib.suppress(queue.Full):
-                return ready.put((item, error), timeout=_POLL_S)
-
-    def fill() -> None:
-        try:
-            for item in items:
-                put(item, None)
-                if closed.is_set():
-                    return
-            put(None, StopIteration())
-        except BaseException as error:  # raised again by the reader
-            put(None, error)
-
-    # A daemon: a read that hangs must not keep the process alive.
-    reader = threading.Thread(target=fill, daemon=True, name="read-ahead")
-    reader.start()
+def read_ahead(dataset: Dataset, items: Iterable[T]) -> Generator[T, None, None]:
+    """Yields ``items``, to be closed after use; if the data are streamed, a thread makes a few of them ahead."""
+    if dataset.placement != "stream":
+        yield from items
+        return
+    iterator, end = iter(items), object()
+    reader = ThreadPoolExecutor(1, "read-ahead")
     try:
-        while True:
-            item, error = _next_of(ready, waiting, source)
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
+        ready = collections.deque(reader.submit(next, iterator, end) for _ in range(_READ_AHEAD))
+        while (item := ready.popleft().result()) is not end:
+            ready.append(reader.submit(next, iterator, end))
+            yield item  # type: ignore[misc]
     finally:
-        closed.set()
-        reader.join(_CLOSE_S)  # a thread inside JAX at the end of Python would abort the process
-
-
-def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:
-    until = time.monotonic() + waiting.stall_timeout_s
-    while (left := until - time.monotonic()) > 0:
-        with contextlib.suppress(queue.Empty):
-            return ready.get(timeout=min(left, _POLL_S))
-        if waiting.preempted():
-            raise Preempted(_PREEMPTED)
-    raise RunStopped(
-        f"{source} gave no batch for {waiting.stall_timeout_s:g} s: check its storage, then rerun the same command to "
-        "resume. train.stall_timeout_s sets how long to wait."
-    )
+        reader.shutdown(cancel_futures=True)  # a thread inside JAX at the end of Python would abort the process

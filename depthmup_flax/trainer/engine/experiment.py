@@ -171,7 +171,6 @@ class Experiment(abc.ABC):
             shapes=self.state_shapes(),
             gradient_dtype=config.mesh.gradient_dtype,
             matmul_precision=train.matmul_precision,
-            stall_timeout_s=train.stall_timeout_s,
             **fields,
         )
 

@@ -29,11 +29,10 @@ from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.storage.records.table import SEED, finite_or_none
 from depthmup_flax.trainer.engine.device_batches import (
     Call,
-    Waiting,
     batch_of,
     calls,
     host_test_batches,
-    read_ahead_if_streamed,
+    read_ahead,
 )
 from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program
@@ -190,7 +189,9 @@ class LaneProgram(Program):
         seeds = np.asarray(lanes.values.seeds_DU).tolist()
         on_host = calls(self.workload.dataset, seeds, self.workload.batch_size, first_step, self.call_length)
         place = self._place(self._split)
-        return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
+        return read_ahead(
+            self.workload.dataset, (Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
+        )
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
@@ -212,7 +213,7 @@ class LaneProgram(Program):
         dataset, masked = self.workload.dataset, self.workload.task.masked
         on_host = host_test_batches(dataset, min(size, len(dataset.test)), slice(None), masked=masked)
         on_devices = (jax.device_put(batch, place) for batch in on_host)
-        with contextlib.closing(self._watched(on_devices)) as batches:
+        with contextlib.closing(read_ahead(dataset, on_devices)) as batches:
             metrics = jax.device_get(self._evaluated(state, lanes.values, batches))
         return [lane.means(f"{dataset.evaluated}_") for lane in unstacked(metrics)]
 
@@ -294,9 +295,6 @@ class LaneProgram(Program):
 
     def _place(self, spec: P) -> NamedSharding:
         return NamedSharding(self.mesh, spec)
-
-    def _watched(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        return read_ahead_if_streamed(self.workload.dataset, items, Waiting(self.workload.stall_timeout_s))
 
 
 def unstacked(tree: ArrayTree) -> list[Any]:

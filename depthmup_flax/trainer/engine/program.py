@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -12,13 +15,23 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from depthmup_flax.data import train_stream
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.devices.process.compiler_options import drawing_options
 from depthmup_flax.storage.records.table import SEED
-from depthmup_flax.trainer.engine.device_batches import Call, CallLength, abstract_examples, batch_of
+from depthmup_flax.trainer.engine.device_batches import (
+    Call,
+    CallLength,
+    abstract_examples,
+    batch_of,
+    calls,
+    host_test_batches,
+    read_ahead,
+)
 from depthmup_flax.trainer.engine.task import Means
 from depthmup_flax.trainer.engine.workload import Periods, Stepped, TrainState, Workload, batch_key, evaluate
-from depthmup_flax.util.types import ArrayTree, Batch
+from depthmup_flax.util.errors import Preempted
+from depthmup_flax.util.types import ArrayTree, Batch, HostBatch
 
 # Most steps in a call, which saves time on the host. On a GPU a call transposes stacked parameters and moments of lanes
 # and back: a third of one step of 108 lanes of ResMLP 128x128, by estimate.
@@ -142,9 +155,43 @@ class ShardedProgram(Program):
         if self.workload.measures:
             self._take_measured = self._take_measured.trace(*self._arguments()).lower().compile()
 
-    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> Means:
-        """The metrics of ``state`` over ``batches``."""
-        return self._evaluated(state, None, batches)
+    def calls(self, first_step: int) -> Generator[Call, None, None]:
+        """The data of the calls from ``first_step`` on, to be closed; each process reads the rows of its devices.
+
+        Streamed examples are read ahead and put on the devices while they compute. Batches do not depend on the
+        placement or the number of processes.
+        """
+        dataset, seed = self.workload.dataset, int(self.workload.hyperparameters[SEED])
+        size = self.workload.batch_size
+        if dataset.placement != "stream":
+            return calls(dataset, [seed], size, first_step, self.call_length)
+        rows = sharding.local_rows(self.mesh, size)
+        batches = train_stream(dataset.train, seed, size, start_step=first_step, rows=rows)
+        put = lambda batch: Call(np.int32(1), sharding.put_batch(batch, rows, size, self.mesh))
+        return read_ahead(dataset, map(put, batches))
+
+    def evaluate(self, state: TrainState, preempted: Callable[[], bool] = lambda: False) -> Means:
+        """The metrics of ``state`` over the test split; raises `Preempted` between two batches once ``preempted``.
+
+        The size of a batch is rounded up to a multiple of the mesh's parts of a batch. An incomplete batch is copied to
+        every device.
+        """
+        dataset, masked = self.workload.dataset, self.workload.task.masked
+        parts = sharding.batch_shards(self.mesh)
+        size = parts * math.ceil(min(self.workload.eval_batch_size, len(dataset.test)) / parts)
+        rows = sharding.local_rows(self.mesh, size)
+        whole = math.inf if masked else len(dataset.test) // size
+
+        def put(i: int, batch: HostBatch) -> Batch:
+            if preempted():
+                raise Preempted("preempted during an evaluation; rerun the same command to resume.")
+            if i < whole:
+                return sharding.put_batch(batch, rows, size, self.mesh)
+            return sharding.put_everywhere(batch, self.mesh)
+
+        batches = itertools.starmap(put, enumerate(host_test_batches(dataset, size, rows, masked=masked)))
+        with contextlib.closing(read_ahead(dataset, batches)) as ahead:
+            return self._evaluated(state, None, ahead)
 
     def _take_steps(self, state: TrainState, values: None, call: Call, data: Batch | None) -> TrainState:
         with sharding.activations_on(self.mesh, self.workload.gradient_dtype):

@@ -148,7 +148,6 @@ class Workload:
     gradient_dtype: str = ""  # see `depthmup_flax.devices.parallel.sharding.activations_on`
     measures: bool = False  # the step returns further metrics, which a single run logs
     matmul_precision: str = ""  # of products that name none; "": JAX's default
-    stall_timeout_s: float = 600.0  # until streamed data that do not arrive end the run
 
     @property
     def evaluates(self) -> bool:
