@@ -102,8 +102,7 @@ def describe(
     lines += [f"  {len(group.runs):>5} x {_size(group)}: {group.label}" for group in groups]
     if not groups:
         return "\n".join(lines)
-    lines += [_total(groups), *_absent(groups)]
-    return "\n".join(lines + (_measured(groups, lanes) if measure else [_UNMEASURED]))
+    return "\n".join(lines + _total(groups) + (_measured(groups, lanes) if measure else [_UNMEASURED]))
 
 
 class _DataOrBlank:
@@ -127,19 +126,17 @@ def _size(group: Group) -> str:
     return f"{experiment.total_steps} steps, {experiment.parameters:>13,} parameters, {mib:>9,.2f} MiB with optimizer"
 
 
-def _total(groups: Sequence[Group]) -> str:
-    steps, units = 0, 0
+def _total(groups: Sequence[Group]) -> list[str]:
+    """Steps and examples of all, and the data sets that are absent."""
+    steps, units, absent = 0, 0, set()
     for group in groups:
-        experiment = group.experiment
-        of_group = len(group.runs) * experiment.total_steps
+        config, dataset = group.experiment.config, group.experiment.dataset
+        of_group = len(group.runs) * group.experiment.total_steps
         steps += of_group
-        units += of_group * experiment.config.train.batch_size * experiment.dataset.units_per_example
-    return f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all"
-
-
-def _absent(groups: Sequence[Group]) -> list[str]:
-    sets = {group.experiment.dataset.name for group in groups if isinstance(group.experiment.dataset.train, BlankSplit)}
-    return [f"The data are not here: prepare {name} before the sweep." for name in sorted(sets)]
+        units += of_group * config.train.batch_size * dataset.units_per_example
+        if isinstance(dataset.train, BlankSplit):
+            absent.add(f"The data are not here: prepare {dataset.name} before the sweep.")
+    return [f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all", *sorted(absent)]
 
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:

@@ -203,26 +203,20 @@ def _validate(config: ConfigDict) -> None:
         raise InputError(f"config.x is {config.x!r}, which is not an axis of any grid: {did_you_mean(config.x, paths)}")
     if config.x in ("model.width", "model.depth"):
         raise InputError(f"config.x is {config.x!r}: set it to a hyperparameter, such as {LEARNING_RATE}.")
-    if config.extend and isinstance(configs.get_field(config.base, config.x), int):
-        raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
-    if config.extend and config.x.rpartition(".")[2] in AVERAGES:
-        raise InputError(f"config.extend is {config.extend}, but {config.x} stays below 1: set extend to 0.")
+    bounded = config.x.rpartition(".")[2] in AVERAGES  # below 1
+    if config.extend and (bounded or isinstance(configs.get_field(config.base, config.x), int)):
+        raise InputError(f"config.extend is {config.extend}, but {config.x} cannot be extended: set extend to 0.")
 
 
 def require_objective(objective: str, base: ConfigDict) -> None:
     """`InputError` unless runs of ``base`` measure the loss that ``objective`` names."""
-    share = base.data.validation_fraction
     if objective not in OBJECTIVES:
         raise InputError(f"config.objective is {objective!r}: use {', '.join(OBJECTIVES)}.")
-    if objective == VALIDATION and not share:
+    share = base.data.validation_fraction
+    if (objective == VALIDATION and not share) or (objective == TEST and share):
         raise InputError(
-            "config.objective is 'validation', and no examples are held out: set config.base.data.validation_fraction, "
-            "such as to 0.1."
-        )
-    if objective == TEST and share:
-        raise InputError(
-            f"config.objective is 'test', and config.base.data.validation_fraction is {share:g}, which replaces the "
-            "test set: set one of them to 'validation' or 0."
+            f"config.objective is {objective!r}, and config.base.data.validation_fraction is {share:g}: set a "
+            "fraction, such as 0.1, for 'validation', which replaces the test set, and 0 for 'test'."
         )
 
 

@@ -187,18 +187,22 @@ def _faster(
     programs: GroupPrograms, runs: Sequence[Run], first: LaneProgram, seconds: float
 ) -> tuple[LaneProgram, float]:
     """The best of programs with more lanes, or else with fewer, as long as each is faster than the one before."""
-    options, program = candidates(len(runs), programs.mesh.size), first
+    worth = _WORTH_ON_ACCELERATOR
+    if _on_cpu(programs):
+        worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if programs.workload.convolves else _WORTH
+    options, best = candidates(len(runs), programs.mesh.size), first
     more = [option for option in options if option > first.per_device]
     fewer = [option for option in reversed(options) if option < first.per_device]
     for others in (more, fewer):
         for option in others:
-            better = _better(programs, runs, option, program, seconds)
-            if better is None:
+            left = len(runs) * best.workload.periods.total * seconds
+            other = _compiled(programs, runs, option) if left >= worth * best.compile_s else None
+            if other is None or not _fits(other) or (measured := other.seconds_per_run_step(runs)) >= _GAIN * seconds:
                 break
-            program, seconds = better
-        if program is not first:  # more lanes were faster, so fewer need no trial
+            best, seconds = other, measured
+        if best is not first:  # more lanes were faster, so fewer need no trial
             break
-    return program, seconds
+    return best, seconds
 
 
 def memory_limit() -> float:
@@ -208,23 +212,6 @@ def memory_limit() -> float:
         return MEMORY_SHARE * stats["bytes_limit"]
     # Host devices share the machine's memory with other programs.
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
-
-
-def _better(
-    programs: GroupPrograms, runs: Sequence[Run], option: int, program: LaneProgram, seconds: float
-) -> tuple[LaneProgram, float] | None:
-    """The program with another number of lanes, if it is worth a compilation, fits and is faster."""
-    left = len(runs) * program.workload.periods.total * seconds
-    worth = _WORTH_ON_ACCELERATOR
-    if _on_cpu(programs):
-        worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if program.workload.convolves else _WORTH
-    if left < worth * program.compile_s:
-        return None
-    other = _compiled(programs, runs, option)
-    if other is None or not _fits(other):
-        return None
-    measured = other.seconds_per_run_step(runs)
-    return (other, measured) if measured < _GAIN * seconds else None
 
 
 def fewer_lanes(lanes: int, runs: int, share: float) -> int:

@@ -40,7 +40,6 @@ from depthmup_flax.storage.records.columns import flat
 from depthmup_flax.storage.records.provenance import commit, versions
 from depthmup_flax.storage.records.run_hash import json_text, without_execution
 from depthmup_flax.storage.records.table import (
-    SEED,
     Record,
     RecordWriter,
     SweepInfo,
@@ -65,7 +64,7 @@ from depthmup_flax.trainer.engine.lanes import (
     train,
 )
 from depthmup_flax.trainer.runs.directory import require_same_data
-from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
 log = logging.getLogger(__name__)
@@ -118,7 +117,8 @@ def sweep(
       Preempted: the process was preempted, and its state is saved.
       RunStopped: the work directory cannot be written.
     """
-    _require_arguments(shard, lanes, on_record)
+    if not 0 <= shard[0] < shard[1]:
+        raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
     load = load or LoadOnce()
     runs = expand(config)
     planned = plan(config, runs, load)
@@ -146,17 +146,6 @@ def sweep(
             runner = _Runner(config, claim, writer, done, lanes, load, saved, more, on_record)
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
-
-
-def _require_arguments(shard: tuple[int, int], lanes: int | None, on_record: OnRecord | None) -> None:
-    is_whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0
-    pair = isinstance(shard, (tuple, list)) and len(shard) == 2 and all(map(is_whole, shard))
-    if not pair or shard[0] >= shard[1]:
-        raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
-    if lanes is not None and not is_whole(lanes):
-        raise InputError(f"lanes is {lanes!r}: use None for a benchmark, 0 for all runs of a group, or a number.")
-    if on_record is not None and not callable(on_record):
-        raise InputError(f"on_record is {shown(on_record)}: use a function of a record, such as wandb.log.")
 
 
 @dataclasses.dataclass
@@ -378,16 +367,6 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
         write_atomically(path, sealed(json_text(stored | now)))
 
 
-# What to do about another sweep of a kind besides choosing another directory, by the flags of its command.
-_OR = {
-    workdirs.SWEEP: (
-        ", or pass --overwrite, without --shard, to delete that sweep's records. You may add values to existing axes"
-    ),
-    workdirs.TUNE: ", or pass --overwrite to delete that search's records",
-    workdirs.FORECAST: "",
-}
-
-
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:
     """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
@@ -409,12 +388,8 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     if stored.axes.keys() != info.axes.keys():
         changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
     if changed:
-        resume = ""
-        if kind == workdirs.TUNE and (stored.figure, stored.axes.keys()) != (info.figure, info.axes.keys()):
-            tuned = ",".join(path.rpartition(".")[2] for path in stored.axes if path != SEED)
-            resume = f", pass --tune={tuned} to resume it"
         raise InputError(
-            f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory{resume}"
-            f"{_OR[kind]}."
+            f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): choose another directory, or pass "
+            "--overwrite to delete its records. You may add values to the existing axes of a sweep."
         )
     return stored
