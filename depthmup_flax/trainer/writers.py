@@ -126,7 +126,7 @@ def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
 class Writers:
     """The writers of ``config.train.writers``, but for ``metrics.jsonl``, and ``own``.
 
-    One that raises is closed with a warning, and the run goes on without it.
+    One that raises is left out from then on, with a warning, and the run continues.
 
     Args:
       config: of the run.
@@ -139,31 +139,27 @@ class Writers:
     def __init__(
         self, config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, local: pathlib.Path, resume_step: int
     ) -> None:
-        self._writers: dict[str, Writer] = {}
-        makers: dict[str, Callable[[], Writer]] = {
-            f"{type(one).__name__} {i}": lambda one=one: one for i, one in enumerate(own)
-        }
+        self._writers = {f"{type(writer).__name__} {i}": writer for i, writer in enumerate(own)}
         if "tensorboard" in writer_names(config):
             # TensorBoard drops events from purge_step on.
-            makers["TensorBoard events"] = lambda: EventFile(local, resume_step + 1 if resume_step else None)
+            purge_step = resume_step + 1 if resume_step else None
+            self._attempt("TensorBoard events", lambda name: self._writers.update({name: EventFile(local, purge_step)}))
         if "wandb" in writer_names(config):
-            makers["wandb"] = lambda: WandbRun(directory, config)
-        for name, make in makers.items():
-            self._attempt(name, lambda name=name, make=make: self._writers.update({name: make()}))
+            self._attempt("wandb", lambda name: self._writers.update({name: WandbRun(directory, config)}))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Passes a row to each."""
-        for name, writer in [*self._writers.items()]:
-            self._attempt(name, lambda writer=writer: writer.write_scalars(step, dict(scalars)))
+        for name in [*self._writers]:
+            self._attempt(name, lambda name: self._writers[name].write_scalars(step, dict(scalars)))
 
     def close(self) -> None:
         """Ends each."""
-        for name, writer in [*self._writers.items()]:
-            self._attempt(name, writer.close)
+        for name in [*self._writers]:
+            self._attempt(name, lambda name: self._writers[name].close())
 
-    def _attempt(self, name: str, call: Callable[[], object]) -> None:
+    def _attempt(self, name: str, call: Callable[[str], object]) -> None:
         try:
-            call()
+            call(name)
         except Exception as error:  # what a writer may raise is not known
             log.warning(
                 "some metrics are lost to %s (%s: %s). metrics.jsonl has all of them.",
