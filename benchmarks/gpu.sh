@@ -4,7 +4,7 @@
 #
 #   benchmarks/gpu.sh [RESULTS]       summary.md, logs and results go to RESULTS (default: gpu-results). Rerunning measures
 #                                     and tests again, and continues the sweep. On a GPU the table and its figure also go
-#                                     to benchmarks/results and docs/performance.md
+#                                     to benchmarks/results and reproduction/pages/performance.md
 #   benchmarks/gpu.sh wheels FOLDER   collects what is installed, where there is a network, for a machine without one
 #   benchmarks/gpu.sh install RESULTS only installs, in RESULTS/env, if something is missing
 #
@@ -96,7 +96,7 @@ printf '# %s, %s\n\n| stage | result | seconds |\n|---|---|---|\n' "${device:-a 
 stage install 120 benchmarks/gpu.sh install "$results"
 [ ! -x "$results/env/bin/python" ] || python=$results/env/bin/python
 
-sweep=(--config=sweeps/lr_width_depth_mlp --workdir="$results/sweep")
+sweep=(--config=reproduction/configs/sweeps/lr_width_depth_mlp.py --workdir="$results/sweep")
 if [ -n "$tiny" ]; then
   table=$results/steps.json
   steps=(--quick --rounds=3 --out="$table")

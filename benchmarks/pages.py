@@ -1,4 +1,4 @@
-"""Results as Markdown tables in docs/performance.md; those of GPUs also as figures."""
+"""Results as Markdown tables in reproduction/pages/performance.md; those of GPUs also as figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu import page as gpu_page
 from benchmarks.row import Row
 from depthmup_flax.util.types import Json
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "reproduction" / "pages" / "performance.md"
 
 
 NOT_MEASURED = "No result of a GPU is in `benchmarks/results` yet."

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     out = "default: benchmarks/results/<device>-<processor>.json, with --quick a temporary file"
     parser.add_argument("--out", default="", help=out)
     parser.add_argument("--show", default="", help="print the table of a file of results and exit")
-    written = "write the tables of benchmarks/results into docs/performance.md, and exit"
+    written = "write the tables of benchmarks/results into reproduction/pages/performance.md, and exit"
     parser.add_argument("--document", action="store_true", help=written)
     return parser
 

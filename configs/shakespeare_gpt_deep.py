@@ -1,4 +1,4 @@
-"""Which preset for a transformer: a GPT tuned at depth 4, trained at 32 (docs/beyond/which_exponent.md).
+"""Which preset for a transformer: a GPT tuned at depth 4, trained at 32 (reproduction/pages/which_exponent.md).
 
     depthmup tune --config=shakespeare_gpt_deep --compare=completep
         --config.data.name=text:path/to/tinyshakespeare.txt

@@ -7,7 +7,7 @@ A block runs in a new namespace, in a directory with the runs and files of `_pro
 ``<!-- needs: PACKAGE ... -->`` runs it where these are installed; ``<!-- slow, needs: PACKAGE ... -->`` both.
 
 docs/your_model.md has a test of its own, which also compares what its blocks print, and so have the slow ones of
-docs/theory.md.
+reproduction/pages/theory.md.
 """
 
 import dataclasses
@@ -154,7 +154,6 @@ SHORT = {
     "tune": ["--proxy.steps=4", "--octaves=1", "--seeds=2", "--trials=3", "--lanes=all"],
     "forecast": ["--config.train.steps=8", "--seeds=1", "--lanes=all"],
     "check": ["--widths=", "--depths=2,4", "--steps=1", "--seeds=2"],
-    "limits": ["--config.scale=smoke"],
 }
 ENDS_WITH = {"check": (0, 1)}  # so short a check may fail
 # What is not here, by the beginning of a command, or by a part of it.

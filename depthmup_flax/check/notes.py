@@ -128,6 +128,6 @@ def _laziness(table: Table, rule: Parametrization) -> list[str]:
         return [
             f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
             "nothing; with more, the preset 'completep' keeps them, but makes layers alike: compare both "
-            "(docs/beyond/which_exponent.md)."
+            "(reproduction/pages/which_exponent.md)."
         ]
     return [f"{text}: add depths or seeds to tell whether it falls."]

@@ -25,7 +25,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 # Command -> groups of shipped configs that it takes, the part before "/"; others take those of runs.
-_GROUPS = {"sweep": ("sweeps",), "limits": ("limits",), "plan": ("", "sweeps"), "config": ("", "sweeps", "limits")}
+_GROUPS = {"sweep": ("sweeps",), "plan": ("", "sweeps"), "config": ("", "sweeps")}
 
 
 def define(parser: Parser) -> None:
@@ -103,4 +103,4 @@ def _fields(name: str, models: Sequence[str]) -> list[str]:
     from depthmup_flax.config.fields import default_config, field_paths
 
     of_runs = list(dict.fromkeys(path for model in models for path in field_paths(default_config(model))))
-    return {"limits": ["scale"], "sweep": ["scale", *(f"base.{path}" for path in of_runs)]}.get(name, of_runs)
+    return {"sweep": ["scale", *(f"base.{path}" for path in of_runs)]}.get(name, of_runs)

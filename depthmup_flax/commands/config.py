@@ -33,7 +33,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-_GROUPS = {"": "train", "sweeps": "sweep", "limits": "limits"}  # of shipped configs, before "/" -> command
+_GROUPS = {"": "train", "sweeps": "sweep"}  # of shipped configs, before "/" -> command
 _START = "Start here. "  # how the docstrings of the first sweeps begin
 _KINDS = ("", ": start here", ": the figures of the papers", ": beyond the papers")  # of configs; all but one of sweeps
 _LEFT = 30  # columns of "name=value"
@@ -137,25 +137,9 @@ def copied(name: str, target: str) -> str:
     return f"written: {target}\nnext: depthmup {command} --config={target}"
 
 
-def fields(config: ConfigDict, path: str) -> list[Field]:
-    """The fields of the config, of a run, a sweep or a theory figure, that the file ``path`` returned."""
-    from depthmup_flax.config.fields import field_paths, get_field
-
-    if "grids" in config:
-        return _of_sweep(config)
-    if "figure" not in config:
-        return _of_run(config)
-    from depthmup_flax.data import DataConfig
-    from reproduction.limits import limits_config
-
-    meanings = {
-        **{f"data.{name}": text for name, text in field_comments.of_class(DataConfig).items()},
-        **field_comments.of_docstring(limits_config.__doc__ or "", "Args"),
-        **field_comments.of_code(pathlib.Path(path.partition(":")[0]).read_text(encoding="utf-8")),
-    }
-    position = {name: place for place, name in enumerate(meanings)}
-    names = sorted(field_paths(config), key=lambda name: ("." not in name, position.get(name, len(position))))
-    return [Field(name, get_field(config, name), None, meanings.get(name, "")) for name in names]
+def fields(config: ConfigDict) -> list[Field]:
+    """The fields of the config of a run or a sweep."""
+    return _of_sweep(config) if "grids" in config else _of_run(config)
 
 
 def _of_run(config: ConfigDict) -> list[Field]:
@@ -224,7 +208,7 @@ def _of_sweep(config: ConfigDict) -> list[Field]:
 
 def explained(config: ConfigDict, path: str, section: str = "") -> str:
     """The fields of a config, or of a section, with values, defaults and explanations, as text."""
-    known = fields(config, path)
+    known = fields(config)
     if section == "hyper" and not any(field.path.startswith("hyper.") for field in known):
         reads = "a training step of your own, dm.Task, may read some"
         return f"hyper has no fields: {reads}. Set one: --config.hyper.NAME=0.1"

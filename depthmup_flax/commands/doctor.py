@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _PACKAGE = "depthmup-flax"
 _EXTRAS = {  # of this package, for its users
     "train": "every command: train, sweep, check, tune, ...",
-    "report": "figures: report, limits, check --workdir",
+    "report": "figures: report, check --workdir",
     "tfds": "read prepared TFDS sets, such as CIFAR-10",
     "tfds-prepare": "download and prepare a TFDS set, once",
     "buckets": "work directories in gs:// and s3://",

@@ -35,7 +35,6 @@ from depthmup_flax.storage.workdir import buckets
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
-from reproduction.claims import judged_claims
 
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
@@ -88,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
-    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": judged_claims.as_data}
+    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss}
     if args.watch:
         opened = _open if args.open else lambda page: None
         say = functools.partial(print, flush=True)

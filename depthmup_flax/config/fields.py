@@ -121,10 +121,10 @@ _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
 
 
 def require_command(config: ConfigDict, command: str) -> None:
-    """Raises `InputError` unless a config is one that this command takes: train, for a single run, sweep or limits."""
-    own = "sweep" if "grids" in config else "limits" if "figure" in config else "train"
+    """Raises `InputError` unless a config is one that this command takes: train, for a single run, or sweep."""
+    own = "sweep" if "grids" in config else "train"
     if own != command:
-        of = {"sweep": "a sweep's", "limits": "a theory figure's", "train": "a run's"}[own]
+        of = {"sweep": "a sweep's", "train": "a run's"}[own]
         raise InputError(f"this config is {of}: run it with depthmup {own}. depthmup config lists configs by command.")
 
 

@@ -1,4 +1,4 @@
-"""The configs that come with the package, by name: ``digits``, ``sweeps/vit``, ``limits/ntk``."""
+"""The configs that come with the package, by name: ``digits``, ``sweeps/vit``."""
 
 from __future__ import annotations
 

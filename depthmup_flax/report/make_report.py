@@ -66,8 +66,7 @@ def make_report(
         `depthmup_flax.report.yardstick`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
-      claims: judges statements about the sweep's figure; `reproduction.claims.judged_claims.as_data` those of the
-        papers.
+      claims: judges statements about the sweep's figure.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is

@@ -223,7 +223,7 @@ class Parametrization:
     normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
     # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. With 0, depth_mup has the
     # learning-rate correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec.
-    # 9.3, measured in docs/beyond/which_exponent.md).
+    # 9.3, measured in reproduction/pages/which_exponent.md).
     inner_gamma: Scalar | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ With ``k`` the ratio of batch sizes, target to proxy, and ``d`` the ratio of exa
 hyperparameter  factor                                   source
 =============== ======================================== ==============================================================
 learning rate   ``k^batch_exponent d^duration_exponent`` SGD: k (arXiv:1706.02677); Adam: k^(1/2) (arXiv:2205.10287).
-                                                         Duration: measured (docs/beyond/batch_and_steps.md)
+                                                         Duration: measured (reproduction/pages/batch_and_steps.md)
 1 - beta        ``k``: the same number of examples       arXiv:2205.10287. SGD's momentum too, at the same
                                                          ``learning_rate / (1 - momentum)``
 epsilon         ``k^(-1/2)``                             arXiv:2205.10287: where noise dominates, gradients have the
@@ -32,7 +32,7 @@ from depthmup_flax.util.table import Table
 
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
-# docs/beyond/batch_and_steps.md.
+# reproduction/pages/batch_and_steps.md.
 MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 150
 
 

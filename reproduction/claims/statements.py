@@ -35,7 +35,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement of a paper; ``id`` as in docs/reproduction.md, ``source`` is the figure."""
+    """A statement of a paper; ``id`` as in reproduction/pages/reproduction.md, ``source`` is the figure."""
 
     id: str
     source: str

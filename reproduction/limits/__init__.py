@@ -1,7 +1,7 @@
 """The papers' theory figures: lines by `reproduction.theory`, points measured on trained networks.
 
-``depthmup limits --config=limits/ntk`` measures the cases that have no record yet, then writes ``ntk.png``, ``ntk.svg``
-and ``report.txt`` from the records alone.
+``python -m reproduction.limits --config=reproduction/configs/limits/ntk.py`` measures the cases that have no record
+yet, then writes ``ntk.png``, ``ntk.svg`` and ``report.txt`` from the records alone.
 
 `pipeline` lists the figures; each is a module with the four functions of `reproduction.limits.pipeline.Figure`.
 """

@@ -1,36 +1,47 @@
 """Draw a theory figure: infinite networks against trained ones.
 
-    depthmup limits --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
+    python -m reproduction.limits --config=FILE [--config.FIELD=VALUE ...] [FLAG ...]
 
 Examples:
-    depthmup limits --config=limits/ntk --config.scale=smoke
-    depthmup limits --config=limits/ntk --config.widths="(64, 128)"
-    depthmup limits --config=limits/phase_diagram --workdir=runs/phases
+    python -m reproduction.limits --config=reproduction/configs/limits/ntk.py --config.scale=smoke
+    python -m reproduction.limits --config=reproduction/configs/limits/ntk.py --config.widths="(64, 128)"
 
---config.scale is smoke, cpu, gpu or paper. Measures the cases that records.jsonl
-lacks, then writes the figure and report.txt: fitted and expected powers.
-Rerunning the command resumes. depthmup config limits/ntk explains the fields.
+--config.scale is smoke, cpu, gpu or paper; comments of the file explain its fields. Measures the cases that
+records.jsonl lacks, then writes the figure and report.txt: fitted and expected powers. Rerunning resumes.
 """
 
+from __future__ import annotations
+
 import argparse
+import sys
 
-from depthmup_flax.commands import start
-from depthmup_flax.commands.parser import Parser
-
-
-def define(parser: Parser) -> None:
-    """Adds the flags."""
-    parser.define_config("A shipped config, such as limits/ntk, or a Python file.")
-    parser.flag("--workdir", help="Directory; default runs/limits/ and the config's name.")
-    parser.flag("--overwrite", action="store_true", help="Delete the records in --workdir and start again.")
+from depthmup_flax.commands import console
+from depthmup_flax.config import flags, shipped
+from depthmup_flax.util.errors import BAD_INPUT, InputError
 
 
-def main(args: argparse.Namespace) -> None:
-    """Measures, writes and prints the report."""
-    from reproduction.limits.pipeline import run
+def main(words: list[str]) -> int:
+    """Measures, writes and prints the report; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m reproduction.limits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", help="Directory; default runs/limits/ and the config's name.")
+    parser.add_argument("--overwrite", action="store_true", help="Delete the records in --workdir and start again.")
+    console.show()
+    try:
+        given, others = flags.split(words, None)
+        args = parser.parse_args(others)
+        from reproduction.limits.pipeline import run  # late: imports JAX
 
-    config = args.config.resolved()
-    workdir = start.workdir(args, "runs/limits")
-    text, paths = run(config, workdir, overwrite=args.overwrite)
+        workdir = args.workdir or f"runs/limits/{shipped.run_name(given.path())}"
+        text, paths = run(given.resolved(), workdir, overwrite=args.overwrite)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
     print(text)
-    print("written: " + ", ".join(str(path) for path in paths))
+    print("written: " + ", ".join(map(str, paths)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

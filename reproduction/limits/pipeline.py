@@ -18,9 +18,6 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.storage.records.provenance import commit, versions
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import open_lines, write_atomically
-from depthmup_flax.storage.workdir.seal import sealed, unsealed
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
@@ -33,7 +30,6 @@ log = logging.getLogger(__name__)
 # config.figure -> its module of this package
 _SAME = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "training_curve", "diversity")
 FIGURES = {**{name: name for name in _SAME}, "resmlp_limit": "limit_convergence", "phase_diagram": "phase_plane"}
-SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
 _key = functools.partial(json.dumps, sort_keys=True)
 
@@ -84,27 +80,25 @@ def run(
 
     InputError for an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
-    configs.require_command(config, "limits")
+    if "figure" not in config or "grids" in config:
+        raise InputError("this config is not that of a theory figure: reproduction/configs/limits has those.")
     module = figure_module(config.figure)
     require_matplotlib("figure")
     cases = module.cases(config)
-    with workdirs.claimed(workdir, workdirs.LIMITS) as claim:
-        directory = claim.directory
-        _require_same_figure(directory, config, overwrite)
-        rows = _measure(module, config, cases, claim, say)
-        text = f"{config.title}\n\n{module.table(rows)}\n"
-        write_atomically(directory / "report.txt", text)
-        pictures = save(module.figure(rows), directory, config.figure)
-        records = sorted(directory.glob("records*.jsonl"))
-    return text, [*records, directory / "report.txt", *pictures]
+    directory = pathlib.Path(workdir)
+    directory.mkdir(parents=True, exist_ok=True)
+    _require_same_figure(directory, config, overwrite)
+    rows = _measure(module, config, cases, directory / "records.jsonl", say)
+    text = f"{config.title}\n\n{module.table(rows)}\n"
+    (directory / "report.txt").write_text(text, encoding="utf-8")
+    pictures = save(module.figure(rows), directory, config.figure)
+    return text, [directory / "records.jsonl", directory / "report.txt", *pictures]
 
 
 def _measure(
-    module: Figure, config: ConfigDict, cases: list[Case], claim: workdirs.Claim, say: Callable[[str], None]
+    module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
 ) -> list[Row]:
-    path = claim.directory / "records.jsonl"
-    records = open_lines(path)  # repairs a torn last line, so before reading
-    known = {key: values for part in sorted(path.parent.glob("records*.jsonl")) for key, values in _known(part).items()}
+    known = read_values(path) if path.exists() else {}
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
     rows = []
     for number, case in enumerate(cases, 1):
@@ -114,30 +108,30 @@ def _measure(
             with jax.enable_x64(True), products_in("float64"):
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
-            claim.check(now=True)
-            records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
+            with path.open("a", encoding="utf-8") as file:
+                line = {"case": case, "values": values, "seconds": round(seconds, 2), **about}
+                file.write(json.dumps(line) + "\n")
             name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")
         rows.append({**case, **values})
-    records.close()
     return rows
 
 
-def _known(path: pathlib.Path) -> dict[str, Values]:
-    values = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            record = unsealed(line)
-            values[_key(record["case"])] = record["values"]
-        except (ValueError, KeyError, TypeError) as error:
-            sentence = f"{path}, line {number}: not a record. Delete the line; its case is measured again."
-            raise InputError(sentence) from error
-    return values
+def read_values(path: pathlib.Path) -> dict[str, Values]:
+    """Case -> values of the records in a file, from which a last line without an end, torn by a crash, is removed."""
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    records = [json.loads(line) for line in whole.splitlines()]
+    return {_key(record["case"]): record["values"] for record in records}
 
 
 def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
-    path, records = directory / "limits.json", list(directory.glob("records*.jsonl*"))
+    path, records = directory / "limits.json", list(directory.glob("records*"))
+    if records and not path.exists():
+        raise InputError(f"{str(directory)!r} holds records of other work: choose another directory.")
     ours, data = json.loads(configs.to_json(config)), {}
     if "data" in config:
         data = stored_dataset.to_json(image_set(config))
@@ -146,7 +140,7 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
             old.unlink()
     elif records:
         binding = lambda settings: {name: value for name, value in settings.items() if name not in _FREE}
-        stored = _stored(path)
+        stored = json.loads(path.read_text(encoding="utf-8"))
         differences = configs.differences(binding(stored["config"]), binding(ours))
         if differences:
             raise InputError(
@@ -155,13 +149,4 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
             )
         if data:
             require_same_data(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
-    write_atomically(path, sealed(json.dumps({"schema": SCHEMA, "config": ours, "data": data}, indent=1) + "\n"))
-
-
-def _stored(path: pathlib.Path) -> Json:
-    try:
-        content = unsealed(path.read_text(encoding="utf-8"))
-        return {**content, "config": dict(content["config"])}
-    except (ValueError, KeyError, TypeError) as error:
-        sentence = f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
-        raise InputError(sentence) from error
+    path.write_text(json.dumps({"config": ours, "data": data}, indent=1) + "\n", encoding="utf-8")

@@ -1,17 +1,13 @@
-"""docs/coverage.toml: every item of the papers stands in it once, and what it names exists."""
+"""reproduction/pages/coverage.toml: every item of the papers stands in it once, and what it names exists."""
 
 import collections
-import importlib
 import re
-import sys
 
 import pytest
-from processes import ROOT
 
 from reproduction.claims.statements import CLAIMS
+from reproduction.pages import coverage_table as coverage
 
-sys.path.append(str(ROOT / "docs"))
-coverage = importlib.import_module("coverage_table")
 ROWS = [(paper, key, *row) for paper, rows in coverage.CONTENT.items() for key, row in rows.items()]
 CLAIMED = {claim for claims in CLAIMS.values() for claim in claims}
 

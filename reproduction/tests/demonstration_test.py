@@ -1,15 +1,10 @@
-"""docs/demonstration.py: its procedure on tiny networks, and its page against its records."""
-
-import importlib
-import sys
+"""reproduction/pages/demonstration.py: its procedure on tiny networks, and its page against its records."""
 
 import numpy as np
 import pytest
-from processes import ROOT
 from small_runs import a_sweep
 
-sys.path.append(str(ROOT / "docs"))
-demonstration = importlib.import_module("demonstration")
+from reproduction.pages import demonstration
 
 
 def test_the_tables_of_the_demonstration_are_what_its_records_give():

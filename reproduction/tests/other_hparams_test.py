@@ -1,14 +1,9 @@
-"""docs/beyond/other_hparams.md: its tables against the committed records."""
-
-import importlib
-import sys
+"""reproduction/pages/other_hparams.md: its tables against the committed records."""
 
 import numpy as np
 import pytest
-from processes import ROOT
 
-sys.path.append(str(ROOT / "docs" / "beyond"))
-other_hparams = importlib.import_module("other_hparams")
+from reproduction.pages import other_hparams
 
 
 def test_the_tables_are_what_the_records_give():

@@ -4,7 +4,7 @@ Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the
 that of transformers before training. `linear`, `nonlinear`, `entrywise` and `attention_training` train networks of
 infinite width, whose features move; `trajectory` is their result, and its limit of infinite depth; `width_one` is TP6's
 first example; `finite_size` splits the distance of finite networks to the limit, of which `fluctuations` has the
-variance before training. docs/theory.md has an example.
+variance before training. reproduction/pages/theory.md has an example.
 """
 
 from reproduction.theory.attention import StreamKernels, transformer_kernels

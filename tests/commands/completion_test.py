@@ -8,7 +8,6 @@ import pytest
 from processes import ROOT, run_command
 
 from depthmup_flax.commands.table import COMMANDS
-from depthmup_flax.config import shipped
 from depthmup_flax.config.fields import default_config, field_paths
 from depthmup_flax.models import MODELS
 
@@ -58,7 +57,6 @@ def completed(scripts):
         ("depthmup train --config", {"--config", "--config."}),
         ("depthmup train --config=dig", {"digits", "digits_deep"}),
         ("depthmup sweep --overwrite --config=sweeps/vi", {"sweeps/vit"}),
-        ("depthmup limits --config=", {name for name in shipped.names() if name.startswith("limits/")}),
         ("depthmup config tiny_im", {"tiny_imagenet_vit"}),
         ("depthmup sweep --config.base.train.batch", {"--config.base.train.batch_size"}),
     ],

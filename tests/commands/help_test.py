@@ -9,7 +9,7 @@ from processes import ROOT, run_command
 
 from depthmup_flax.commands import app, parser, table
 
-WITH_CONFIG = ("train", "sweep", "tune", "recipe", "forecast", "check", "plan", "limits", "config")
+WITH_CONFIG = ("train", "sweep", "tune", "recipe", "forecast", "check", "plan", "config")
 
 
 def help_of(name):

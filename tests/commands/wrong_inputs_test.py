@@ -92,7 +92,6 @@ CONFIG_FILES = [
         "--config is given twice, as '{configs}/digits.py' and 'other.py'",
     ),
     ("train --config={configs}/sweeps/digits.py", "this config is a sweep's: run it with "),
-    ("train --config={configs}/limits/ntk.py", "this config is a theory figure's: run it with depthmup limits"),
     ("sweep {digits}", "this config is a run's: run it with depthmup train"),
     ("sweep --config={configs}/sweeps/digits.py:huge", "config.scale is 'huge'"),
     ("sweep --config={configs}/sweeps/digits.py --config.scale=huge", "config.scale is 'huge'"),
@@ -104,7 +103,6 @@ CONFIG_FILES = [
     ("tune --config={configs}/sweeps/digits.py", "this config is a sweep's: run it with "),
     ("check --config={configs}/sweeps/digits.py", "this config is a sweep's: run it with "),
     ("check --config={files}/none.py", "none.py returns None (is its return missing?): return a config, such as"),
-    ("limits {digits}", "this config is a run's: run it with depthmup train"),
     ("plan --config={files}/syntax.py", "syntax.py line 1: SyntaxError: expected ':'."),
 ]
 FIELDS = [
@@ -218,7 +216,6 @@ FLAGS = [
     ("sweep {sweep} --model.width=8", "fields of the config are set by --config.base.model.width."),
     ("sweep {sweep} --config.seed=8", "config has no field 'seed': did you mean 'grids.depths.seed'?"),
     ("sweep --config=nothing --seeds=8", "unknown flag --seeds: --help lists the flags."),
-    ("limits {ntk} --learning_rate=1", "unknown flag --learning_rate: "),
     ("sweep {sweep} --dryrun", "unknown flag --dryrun: did you mean '--dry_run'?"),
     ("sweep {sweep} --config.model.depth=3", "config has no field 'model.depth' ... 'grids.depths.model.depth'"),
     ("sweep {sweep} --config.model.width=3", "config has no field 'model.width' ... 'base.model.width'"),
@@ -281,7 +278,7 @@ FLAGS = [
     ("forecast --target.batch_size=8 --check={files}/run --workdir={files}/run", "--target.batch_size is of a new"),
     ("forecast --seeds=2 --check={files}/run --workdir={files}/run", "--seeds is of a new forecast"),
     ("forecast --check={files}/run --workdir={files}/run", "'{files}/run' holds no forecast"),
-    ("benchmark-rule", "name one rule, such as depthmup benchmark-rule my_rule.py"),
+    ("benchmark-rule", "name one rule, such as python -m reproduction.rules my_rule.py"),
     ("benchmark-rule {files}/nothing.py", "rule is '{files}/nothing.py': name a Python file, or one of completep"),
     ("benchmark-rule {files}/without.py", "{files}/without.py has no RULE"),
     ("benchmark-rule mup --tasks=digits_mlp", "--tasks has 'digits_mlp': did you mean 'digits_mlp_"),
@@ -303,10 +300,6 @@ FLAGS = [
     ("check {digits} --batch_size=99999", "batch_size is 99999"),
     ("check {digits} --config.model.width=64", "--config.model.width=64 is not used by the check: set the widths"),
     ("check {digits} --config.optimizer.kwargs.b1=2.0", "optimizer.kwargs.b1 is 2.0"),
-    ("limits {ntk} --config.widths=abc", "config.widths is ('abc',)"),
-    ("limits {ntk} --config.seeds=7", "config.seeds is 7 ... multiple of "),
-    ("limits {ntk} --config.wdths=3", "config has no field 'wdths' ... 'widths'"),
-    ("limits {ntk} --config.branch_multiplier=nan", "config.branch_multiplier is nan"),
     ("plan {digits} --topology=v99:2x2", "--topology is 'v99:2x2'"),
     ("plan {digits} --slices=0", "--slices is 0"),
     ("plan {digits} --classes=0", "--classes is 0"),
@@ -365,16 +358,11 @@ FIRST_HOURS = [
     ("train --config={files}/other", "is neither a file nor a shipped config"),
     ("sweep {sweep} --config.base.model.width=1000000000", "model.width is 1000000000 ... GiB"),
     ("sweep {sweep} --config.base.train.epochs=2", "--config.base.train.epochs is 2, and is not used"),
-    ("sweep --config={configs}/limits/ntk.py", "this config is a theory figure's: run it with depthmup limits"),
-    ("tune --config={configs}/limits/ntk.py", "this config is a theory figure's: run it with depthmup limits"),
     ("tune {digits} --proxy.steps=-3", "--proxy.steps is -3"),
     ("tune {digits} --rescale.decay=epochs", "--rescale.decay is 'epochs'"),
-    ("check --config={configs}/limits/ntk.py", "this config is a theory figure's: run it with depthmup limits"),
     ("check {digits} --config.model.name=gpt", "model.name is 'gpt', which reads text, but data.name is 'digits'"),
-    ("limits --config={configs}/sweeps/digits.py", "this config is a sweep's: run it with depthmup sweep"),
     ("plan {digits} --config.model.width=1000000000", "model.width is 1000000000 ... GiB"),
     ("plan {sweep} --config.base.model.width=1000000000", "model.width is 1000000000 ... GiB"),
-    ("plan --config={configs}/limits/ntk.py", "this config is a theory figure's: run it with depthmup limits"),
     ("report {files}/other", "'{files}/other' holds no sweep, but 'config.json' of other work: name the --workdir"),
     ("predict {files}/other x.png", "holds no training run, but 'config.json' of other work: name the --workdir"),
     ("predict {files}/planted x.png", "holds a sweep, not a training run: ... depthmup report"),
@@ -411,7 +399,6 @@ def words_of(line, files):
             digits=f"--config={configs}/digits.py",
             sweep=f"--config={configs}/sweeps/digits.py --config.scale=smoke",
             gpt=f"--config={configs}/shakespeare_gpt.py",
-            ntk=f"--config={configs}/limits/ntk.py --config.scale=smoke",
         )
     )
 
@@ -441,7 +428,7 @@ def test_a_wrong_input_ends_a_process_of_its_own_with_code_2(files, tmp_path):
 def test_the_list_is_long_and_names_every_command_that_takes_a_config():
     assert len({line for line, _ in CASES}) == len(CASES) >= 190
     assert len(FIRST_HOURS) >= 40
-    assert {line.split()[0] for line, _ in CASES} > {"train", "sweep", "tune", "check", "limits", "plan", "report"}
+    assert {line.split()[0] for line, _ in CASES} > {"train", "sweep", "tune", "check", "plan", "report"}
 
 
 def test_traceback_shows_the_calls_inside_a_config_file(files, tmp_path):

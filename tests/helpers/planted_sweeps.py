@@ -10,7 +10,6 @@ from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
 from depthmup_flax.storage.records.run_hash import RunNames
 from depthmup_flax.storage.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
-from reproduction.claims import judged_claims
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"
@@ -72,7 +71,7 @@ def study_of(sweep):
 
 def data_of(sweep):
     """The content of ``report.json``."""
-    return as_data(sweep, study_of(sweep), claims=judged_claims.as_data)
+    return as_data(sweep, study_of(sweep))
 
 
 def parabola(point, *, best=-8.0, noise=0.0, seed=0):

@@ -25,7 +25,6 @@ from depthmup_flax.util import errors
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
     "depthmup_flax.search.study.prepared_check",
-    "reproduction.limits.pipeline",
     "depthmup_flax.report.make_report",
     "depthmup_flax.search.sweep.runner",
     "depthmup_flax.trainer.loop",

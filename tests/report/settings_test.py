@@ -82,7 +82,7 @@ def test_text_and_data_have_the_settings_of_a_sweep_that_lacks_most():
 
 @pytest.mark.parametrize("name", ["abs-cpu", "layernorm-long", "how_long-cpu"])
 def test_committed_sweeps_say_what_is_frozen(name):
-    directory = ROOT / "docs" / "reproduction" / name
+    directory = ROOT / "reproduction" / "records" / name
     frozen = read_info(directory).base["optimizer"]["frozen"]
     sweep = read_sweep([directory])
     text = sentence(settings(sweep.info, analyses(sweep)[0]))

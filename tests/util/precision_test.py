@@ -14,7 +14,6 @@ import depthmup_flax as dm
 from depthmup_flax.check import coord_check
 from depthmup_flax.nn.layers import readout_product
 from depthmup_flax.util.precision import product_precision, readout_precision
-from reproduction import theory
 
 IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
 MODELS = {
@@ -116,18 +115,6 @@ def test_the_coordinate_check_runs_networks_of_any_library_in_full():
     with pytest.raises(KeyError):
         coord_check(build, rule=dm.get_parametrization("depth_mup"), width=8, depth=2, widths=(8, 16, 32))
     assert seen == [{"HIGHEST"}]
-
-
-def test_limits_are_computed_in_full():
-    kernel, targets, times = jnp.eye(3) + 1, jnp.ones(3), jnp.arange(4.0)
-    inputs = jnp.ones((2, 1, 3))
-    programs = {
-        "gram": (theory.gram, inputs),
-        "lazy": (lambda kernel: theory.lazy_kernels(kernel, "gelu", depth=2).blocks, kernel),
-        "predict": (lambda *args: theory.predict(*args, cross=kernel), kernel, targets, times),
-    }
-    for name, program in programs.items():
-        assert precisions(*program) == {"HIGHEST"}, name
 
 
 @pytest.mark.parametrize("itemsize_dtype", ["bfloat16", jnp.float16])

@@ -20,17 +20,16 @@ MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
 
 RUN, SWEEP, TUNE, FORECAST = "run", "sweep", "tune", "forecast"
-LIMITS, COORD_CHECK, REPORT = "limits", "coord_check", "report"
+COORD_CHECK, REPORT = "coord_check", "report"
 NAMES = {
     RUN: "a training run",
     SWEEP: "a sweep",
     TUNE: "a search for hyperparameters",
     FORECAST: "a forecast",
-    LIMITS: "a theory figure",
     COORD_CHECK: "a coordinate check",
     REPORT: "a report",
 }
-_UNMARKED = {"sweep.json": SWEEP, "limits.json": LIMITS}  # copied records without the mark
+_UNMARKED = {"sweep.json": SWEEP}  # copied records without the mark
 _UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # another program may have written these
 
 

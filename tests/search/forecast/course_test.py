@@ -12,7 +12,7 @@ from depthmup_flax.search.forecast.law import Rung
 from depthmup_flax.search.forecast.registered import FILE, read
 from depthmup_flax.util.errors import InputError
 
-FORECASTS = pathlib.Path(__file__).parents[2] / "docs/forecasts"
+FORECASTS = pathlib.Path(__file__).parents[2] / "reproduction/forecasts"
 STEPS = 60
 NOISE = 0.02  # relative, of each step of each seed
 GIVEN = Course(2, (2, 4, 8), (3.0, 2.0, 1.0), (2.5, 1.5, 0.5), (3.5, 2.5, 1.5))

@@ -9,16 +9,13 @@ import time
 
 import pytest
 from planted_sweeps import X, parabola, sweep_of, write
-from processes import ROOT
 from small_runs import a_sweep, config
 
-from depthmup_flax.config import from_file
 from depthmup_flax.report import make_report
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.workdir import files
 from depthmup_flax.storage.workdir.directory import (
     COORD_CHECK,
-    LIMITS,
     MARK,
     REPORT,
     RUN,
@@ -32,9 +29,8 @@ from depthmup_flax.storage.workdir.directory import (
 from depthmup_flax.storage.workdir.files import JsonLines, temporary_name, write_atomically
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, RunStopped
-from reproduction.limits import pipeline
 
-KINDS = (RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT)
+KINDS = (RUN, SWEEP, TUNE, COORD_CHECK, REPORT)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +63,6 @@ COMMANDS = {
     "train": lambda path: train_and_evaluate(config(), path),
     "train --overwrite": lambda path: train_and_evaluate(config(), path, overwrite=True),
     "tune --overwrite": lambda path: sweep(a_sweep(1, (2,)), path, overwrite=True, kind=TUNE),
-    "limits": lambda path: pipeline.run(from_file(ROOT / "configs/limits/linear_kernel.py", "smoke"), path),
     "report": lambda path: make_report([path], path),
 }
 

@@ -1,0 +1,141 @@
+"""Writes the table of claims and the limits' costs in reproduction.md, from the records.
+
+    python -m reproduction.pages.claims_table
+
+Claims: reproduction/claims/statements.py; verdicts: reproduction/claims/judged_claims.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gzip
+import json
+import pathlib
+from collections.abc import Sequence
+
+from depthmup_flax.report.loss_surfaces import TEST
+from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.tables import core_minutes
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.storage.records.table import read_sweep
+from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
+from reproduction.claims.statements import CLAIMS
+from reproduction.pages.generated_parts import with_part
+
+HERE = pathlib.Path(__file__).parent
+PAGE = HERE / "reproduction.md"
+CLAIMS_PART = "<!-- claims: python -m reproduction.pages.claims_table -->", "<!-- end of claims -->"
+COSTS_PART = "<!-- costs: python -m reproduction.pages.claims_table -->", "<!-- end of costs -->"
+HEADER = (
+    "id",
+    "the paper's claim",
+    "contrast (95 % interval)",
+    "n",
+    "n that would do",
+    "by training loss",
+    "by test loss",
+    "core-minutes",
+    "sweep",
+)
+BY_BOTH, BY_TRAINING = "shown by both losses", "by the training loss alone"
+VERDICTS = (BY_BOTH, BY_TRAINING, UNTRAINED_CONTROL, OPPOSITE, NOT_RESOLVED, NO_EVIDENCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A claim, judged on the records of one sweep.
+
+    Attributes:
+      sweep: name of its directory.
+      steps: of each run; of several sweeps of a figure, the longest decides.
+    """
+
+    figure: str
+    sweep: str
+    steps: int
+    minutes: float
+    one: JudgedClaim
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.one.verdict != SHOWN:
+            return self.one.verdict
+        return BY_BOTH if self.one.shown_by_both else BY_TRAINING
+
+
+def main() -> None:
+    """Renews the page."""
+    PAGE.write_text(renewed(PAGE.read_text()))
+
+
+def renewed(page: str) -> str:
+    """The page with what the records give."""
+    return with_part(with_part(page, *CLAIMS_PART, table()), *COSTS_PART, costs())
+
+
+def table() -> str:
+    """How many claims of each id have which verdict, and a row per claim, in the order of `CLAIMS`."""
+    rows = _rows()
+    longest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row.figure, row.one.claim.text
+        longest[key] = max(longest.get(key, row), row, key=lambda one: one.steps)
+    deciding = list(longest.values())
+    counts = collections.Counter(row.verdict for row in deciding)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
+    return f"Of {len(deciding)} claims: {summary}.\n\n{_by_id(deciding)}\n\n{_markdown(HEADER, cells)}"
+
+
+def costs() -> str:
+    """How long each limit took, in a sentence."""
+    minutes = {}
+    for path in sorted((HERE.parent / "records").glob("*/limits.json")):
+        lines = gzip.decompress((path.parent / "records.jsonl.gz").read_bytes()).decode().splitlines()
+        minutes[path.parent.name] = sum(json.loads(line)["seconds"] for line in lines) / 60
+    listed = ", ".join(f"{name.removesuffix('-cpu')} {one:.2g}" for name, one in minutes.items())
+    return f"Minutes on two cores, theory included: {listed}. `reproduction/run.sh cpu NAME` repeats one."
+
+
+def _by_id(deciding: Sequence[Row]) -> str:
+    counts = collections.Counter((row.one.claim.id, row.verdict) for row in deciding)
+    ids = dict.fromkeys(row.one.claim.id for row in deciding)
+    cells = [(name, *(str(counts[name, verdict] or "") for verdict in VERDICTS)) for name in ids]
+    return _markdown(("id", *VERDICTS), cells)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def _rows() -> list[Row]:
+    read = {path.parent.name: read_sweep([path.parent]) for path in (HERE.parent / "records").glob("*/sweep.json")}
+    rows = []
+    for name in sorted(read):
+        info, records = read[name].info, read[name].records
+        if info.figure not in CLAIMS:
+            continue
+        steps = max(record.steps for record in records)
+        for one in judged(info.figure, analyses(read[name])[0], analyses(read[name], TEST)[0]):
+            rows.append(Row(info.figure, name, steps, core_minutes(records), one))
+    places = [(figure, claim.text) for figure, claims in CLAIMS.items() for claim in claims]
+    return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))
+
+
+def _cells(row: Row, decides: bool) -> tuple[str, ...]:
+    """The cells under `HEADER`."""
+    one = row.one
+    seeds_needed = "" if one.verdict != NOT_RESOLVED or one.note else str(one.seeds_needed or "> 100")
+    name, _, scale = row.sweep.rpartition("-")
+    sweep = f"[{name}, {scale}](../records/{row.sweep})"
+    claim = f"{one.claim.text} ({one.claim.source})"
+    verdict = f"**{one.verdict}**" if decides else one.verdict
+    by_test_loss = one.other_loss + r"\*" * (one.other_loss == NOT_RESOLVED and bool(one.other_note))
+    cost = f"{float(f'{row.minutes:.2g}'):g}"
+    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
+
+
+if __name__ == "__main__":
+    main()

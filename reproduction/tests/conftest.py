@@ -1,0 +1,18 @@
+"""Fixtures of these tests. Helpers are those of tests/helpers."""
+
+import os
+
+import pytest
+
+# Most programs here compile for longer than they compute; slow tests, and those of limits/, the other way round.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def slow_ones_optimized(request):
+    import jax
+
+    optimized = request.node.get_closest_marker("slow") or "limits" in request.path.parts
+    jax.config.update("jax_disable_most_optimizations", not optimized)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
