@@ -16,3 +16,20 @@ def slow_ones_optimized(request):
     jax.config.update("jax_disable_most_optimizations", not optimized)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def unoptimized():
+    """One slow test without optimizations."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def float64():
+    """Double precision, for comparisons of two forms of the same network."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield

@@ -24,13 +24,13 @@ def shown(*words):
 @pytest.mark.parametrize("name", shipped_configs.names())
 def test_every_field_of_a_shipped_config_has_an_explanation(name):
     path = shipped_configs.path_of(name)
-    fields = explain_config.fields(config_files.load(path), path)
+    fields = explain_config.fields(config_files.load(path))
     assert [field.path for field in fields if not field.meaning] == []
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_field_of_a_default_config_has_its_own_explanation(model):
-    fields = explain_config.fields(default_config(model), "")
+    fields = explain_config.fields(default_config(model))
     explanations = {field.path: field.meaning for field in fields}
     assert all(explanations.values())
     sections = {explanations[path] for path in ("optimizer.kwargs.b1", "train.steps", "mesh.data", "model.width")}

@@ -278,12 +278,6 @@ FLAGS = [
     ("forecast --target.batch_size=8 --check={files}/run --workdir={files}/run", "--target.batch_size is of a new"),
     ("forecast --seeds=2 --check={files}/run --workdir={files}/run", "--seeds is of a new forecast"),
     ("forecast --check={files}/run --workdir={files}/run", "'{files}/run' holds no forecast"),
-    ("benchmark-rule", "name one rule, such as python -m reproduction.rules my_rule.py"),
-    ("benchmark-rule {files}/nothing.py", "rule is '{files}/nothing.py': name a Python file, or one of completep"),
-    ("benchmark-rule {files}/without.py", "{files}/without.py has no RULE"),
-    ("benchmark-rule mup --tasks=digits_mlp", "--tasks has 'digits_mlp': did you mean 'digits_mlp_"),
-    ("benchmark-rule per_layer_sp --tasks=digits_mlp_muon", "RULE of per_layer_sp covers none of digits_mlp_muon"),
-    ("benchmark-rule mup --lanes=few", "--lanes is few"),
     ("check {digits} --widths=abc", "--widths is abc"),
     (
         "check {digits} --widths=64,128",
@@ -426,8 +420,7 @@ def test_a_wrong_input_ends_a_process_of_its_own_with_code_2(files, tmp_path):
 
 
 def test_the_list_is_long_and_names_every_command_that_takes_a_config():
-    assert len({line for line, _ in CASES}) == len(CASES) >= 190
-    assert len(FIRST_HOURS) >= 40
+    assert len({line for line, _ in CASES}) == len(CASES)
     assert {line.split()[0] for line, _ in CASES} > {"train", "sweep", "tune", "check", "plan", "report"}
 
 

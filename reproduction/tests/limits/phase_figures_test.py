@@ -23,7 +23,7 @@ from reproduction.limits import feature_distances as paths
 from reproduction.limits import finite_networks as networks
 from reproduction.theory import get_activation
 
-CONFIGS = pathlib.Path(__file__).parents[3] / "configs" / "limits"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 FIGURES = ("phase_diagram", "diversity")
 
 

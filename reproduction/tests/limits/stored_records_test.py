@@ -8,7 +8,7 @@ import pytest
 
 from reproduction.limits.pipeline import FIGURES, figure_module
 
-REPRODUCTION = pathlib.Path(__file__).parents[3] / "docs" / "reproduction"
+REPRODUCTION = pathlib.Path(__file__).parents[2] / "records"
 
 
 def stored_rows(directory):

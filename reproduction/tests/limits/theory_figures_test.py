@@ -13,7 +13,7 @@ from reproduction.limits import limit_convergence, linear_kernel, linear_limit, 
 from reproduction.limits.finite_networks import ensemble_sizes
 from reproduction.limits.fitted_rates import aligned, rate, rates_table
 
-CONFIGS = pathlib.Path(__file__).parents[3] / "configs" / "limits"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit, "training_curve": training_curve}
 
 

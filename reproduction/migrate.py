@@ -1,0 +1,1 @@
+"""Brings committed records to today's config fields."""
