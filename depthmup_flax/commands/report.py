@@ -15,7 +15,6 @@ Exit codes: 0 success, 2 bad input.
 """
 
 import argparse
-import functools
 import os
 import pathlib
 import shlex
@@ -26,10 +25,9 @@ from typing import Any
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import Report, make_report
-from depthmup_flax.report.history import make_history
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
-from depthmup_flax.report.watch import watch
+from depthmup_flax.report.run_curves import report_runs
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage.workdir import buckets
 from depthmup_flax.storage.workdir import directory as workdirs
@@ -39,7 +37,7 @@ from depthmup_flax.util.errors import InputError
 _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
 _KINDS = (workdirs.SWEEP, workdirs.TUNE, workdirs.RUN)
-_OF_SWEEPS = {"watch": False, "tolerance": TOLERANCE, "loss": None}  # flags and their defaults
+_OF_SWEEPS = {"tolerance": TOLERANCE, "loss": None}  # flags and their defaults
 _NAMED = 5  # directories in a sentence
 
 
@@ -48,7 +46,6 @@ def define(parser: Parser) -> None:
     parser.define_words()
     parser.flag("--out", help="Directory for page and figures; default DIR/report, or DIR/report_LOSS.")
     parser.flag("--open", action="store_true", help="Open the page in a browser.")
-    parser.flag("--watch", action="store_true", help="Rewrite the report while the sweep runs.")
     parser.flag(
         "--tolerance",
         type=float,
@@ -77,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     runs = [directory for directory in directories if _is_run(directory)]
     if len(runs) == len(directories):
-        return _show(make_history(directories, _for_runs(args, directories[0])), args)
+        return _show(report_runs(directories, _for_runs(args, directories[0])), args)
     for directory in directories:
         if directory not in runs:
             _require_sweep(directory)
@@ -87,15 +84,7 @@ def main(args: argparse.Namespace) -> int:
     out = (
         workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
     )
-    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss}
-    if args.watch:
-        opened = _open if args.open else lambda page: None
-        say = functools.partial(print, flush=True)
-        report = watch(directories, out, **options, say=say, opened=opened)
-        if report is None:
-            return 0
-    else:
-        report = make_report(directories, out, **options)
+    report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
     _show(report, args)
     tuned = directories[0] / "tuned.py"
     tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
@@ -105,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _show(report: Report, args: argparse.Namespace) -> int:
     """Prints a report's text and files, and opens its page if asked to; returns the exit code."""
-    if args.open and report.html and not args.watch:  # which has opened it
+    if args.open and report.html:
         _open(report.paths[0])
     print(report.text)
     if report.paths:

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
+from depthmup_flax.report.loss_surfaces import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
 from depthmup_flax.report.verdict import (
     DOES_NOT_TRANSFER,
@@ -19,10 +21,13 @@ from depthmup_flax.report.verdict import (
     SHOWN,
     Verdict,
     in_a_sentence,
+    in_words,
+    listed,
+    sizes,
 )
-from depthmup_flax.report.words import in_words, listed, sizes
 
 SAME = "the same"
+_SAME_LOSS = 1e-5  # relative: the same run but for rounding in float32
 _RULE = "depth_mup"  # a sweep is about the first variant of this preset that has a control, if it has any
 
 
@@ -183,3 +188,37 @@ def _largest_pair(analysis: Analysis, rule: Variant, control: Variant, axis: str
     theirs = {row.size: row for row in control.rows if row is not control.base}
     pairs = [(row, theirs[row.size]) for row in rows if row.size in theirs]
     return max(pairs, key=lambda pair: pair[0].size[::-1], default=None)
+
+
+def same_runs(analysis: Analysis, variant: Variant, other: Variant, axis: str) -> str:
+    """Says that all runs along an axis are those of the other variant, at x times a constant of each size; else empty.
+
+    Such a variant is no evidence as a control: with frozen stem and readout, Adam under ``block_only`` at a rate is
+    ``depth_mup`` at sqrt(r) times it, run for run.
+
+    ``axis``: ``depth`` or ``width``; any other name takes all sizes. The base's runs do not count.
+    """
+    line = analysis.along(axis)
+    rows = line.rows(variant.rows) if line else variant.rows
+    theirs = {row.size: row.curve for row in other.rows}
+    compared = [row for row in rows if row is not variant.base and row.size in theirs]
+    equal = [_equal_runs(analysis.scale, row.curve, theirs[row.size]) for row in compared]
+    if not equal or not all(equal):
+        return ""
+    return f"{variant.name} repeats {other.name}'s runs at shifted {analysis.scale.name}s ({sum(equal)} are equal)"
+
+
+def _equal_runs(scale: Scale, a: Curve, b: Curve) -> int:
+    """How many runs two curves share if one is the other with x moved by a constant; 0 if it is not."""
+    if a.seeds != b.seeds:
+        return 0
+    u, v = scale.coordinate(a.x), scale.coordinate(b.x)
+    for shift in sorted(range(1 - len(v), len(u)), key=abs):
+        i, j = max(shift, 0), max(-shift, 0)
+        n = min(len(u) - i, len(v) - j)
+        moved = u[i : i + n] - v[j : j + n]
+        ours, theirs = a.losses[:, i : i + n], b.losses[:, j : j + n]
+        same = np.allclose(ours, theirs, rtol=_SAME_LOSS, atol=0, equal_nan=True) and np.isfinite(ours).any()
+        if n > 1 and same and np.allclose(moved, moved[0], atol=1e-6):
+            return ours.size
+    return 0

@@ -6,12 +6,11 @@ import dataclasses
 import json
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from depthmup_flax.report import points, tables
+from depthmup_flax.report import style, tables
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.presets import comparison_of
-from depthmup_flax.report.style import NO_MATPLOTLIB, has_matplotlib, pictures
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage.records.table import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
@@ -57,7 +56,7 @@ def make_report(
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
-    Without matplotlib there are no figures and no page.
+    Without matplotlib and jinja2 there are no figures and no page.
 
     Args:
       directories: of the shards.
@@ -75,42 +74,42 @@ def make_report(
     """
     if isinstance(directories, (str, pathlib.Path)):
         raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
+    if not 0 < tolerance < 1:
+        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.02.")
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
         compared = comparison_of(sweep, paths)
-    return write_report(sweep, out, tolerance=tolerance, loss=loss, claims=claims, compared=compared)
-
-
-def write_report(
-    sweep: Sweep,
-    out: str | pathlib.Path,
-    *,
-    tolerance: float = TOLERANCE,
-    loss: str | None = None,
-    claims: tables.Claims | None = None,
-    refresh_s: float | None = None,
-    compared: Sweep | None = None,
-) -> Report:
-    """`make_report` of a sweep; with ``refresh_s``, the page reloads after these seconds, without PNG and SVG files.
-
-    ``compared`` is a comparison of presets that belongs to it, see `depthmup_flax.report.presets`.
-    """
-    require_share(tolerance)
     sweep = first_round(sweep)
     analysis, swapped = analyses(sweep, loss)
+    data = tables.as_data(sweep, analysis, tolerance, claims, compared, other_analysis(sweep, analysis))
+    drawn, notebook = dict[str, bytes](), ""
+    if style.draws_pages():
+        from depthmup_flax.report import figures, page  # matplotlib and jinja2 are optional
+
+        pictured = list(figures.drawn(analysis, swapped))
+        html = page.rendered(data["headline"], page.sections(data, analysis, pictured))
+        drawn = {"report.html": html.encode()}
+        for _, pictures in pictured:
+            drawn |= pictures
+        notebook = page.rendered(data["headline"], page.extract(data, analysis, pictured), whole=False)
+    else:
+        log.warning("no page and no figures: %s", style.NO_PAGE)
+    files = {
+        **drawn,
+        "report.json": (json.dumps(data, indent=1) + "\n").encode(),
+        "tables.csv": tables.tables_csv(data).encode(),
+        "points.csv": tables.points_csv(analysis).encode(),
+    }
+    return Report(data, tables.as_text(data, analysis), written(files, out), notebook)
+
+
+def written(files: Mapping[str, bytes], out: str | pathlib.Path) -> list[pathlib.Path]:
+    """Writes the files of a report, each complete or absent; returns their paths."""
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, analysis, tolerance, claims, compared, other_analysis(sweep, analysis))
-        csv = {"tables.csv": points.tables_csv(data).encode(), "points.csv": points.points_csv(analysis).encode()}
-        drawn, notebook = dict[str, bytes](), ""
-        if has_matplotlib():
-            drawn, notebook = _drawn(data, analysis, swapped, csv, refresh_s)
-        else:
-            log.warning("no page and no figures: %s", NO_MATPLOTLIB)
-        written = {**drawn, "report.json": (json.dumps(data, indent=1) + "\n").encode(), **csv}
-        for name, content in written.items():
+        for name, content in files.items():
             write_atomically(claim.directory / name, content)
-    return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
+        return [claim.directory / name for name in files]
 
 
 def _pending(sweep: Sweep, axis: str) -> Sequence[float]:
@@ -132,30 +131,6 @@ def first_round(sweep: Sweep) -> Sweep:
     )
     info = dataclasses.replace(sweep.info, axes={**grid, x: sorted({r.point[x] for r in records})})
     return dataclasses.replace(sweep, info=info, records=records, notes=[*sweep.notes, *([note] if others else [])])
-
-
-def _drawn(
-    data: Json, analysis: Analysis, swapped: Analysis | None, csv: dict[str, bytes], refresh_s: float | None
-) -> tuple[dict[str, bytes], str]:
-    """The page and the figures by file name, and the HTML for a notebook."""
-    from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
-
-    pictured, panels = dict[str, bytes](), []
-    for name, caption, draw in figures.figures_of(analysis, swapped):
-        draw(apart := sheet.Sheet(apart=True))
-        panels.append((name, caption, apart))
-        if refresh_s is None:
-            draw(whole := sheet.Sheet())
-            pictured |= pictures(whole.figure, name)
-    files = {**pictured, **csv}
-    html = page.render(data, panels, analysis, files, refresh_s)
-    return {"report.html": html.encode(), **pictured}, page.extract(data, analysis, files)
-
-
-def require_share(tolerance: float) -> None:
-    """Raises `InputError` for a tolerance that is not between 0 and 1."""
-    if not 0 < tolerance < 1:
-        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.02.")
 
 
 def other_analysis(sweep: Sweep, analysis: Analysis) -> Analysis | None:

@@ -1,8 +1,7 @@
-"""What all figures share: canvas, panels, colors, lines, ticks, and files in two formats."""
+"""What all figures share: canvas, colors, axes, and files in two formats."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import io
 import math
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from depthmup_flax.storage.workdir.files import write_atomically
-from depthmup_flax.util.errors import InputError, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,36 +20,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from depthmup_flax.report.loss_surfaces import Scale
-    from depthmup_flax.report.transfer import Analysis
 
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
+# The same file from the same records; names of a stranger's sweep are no formulas.
+STYLE = {
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 10,
+    "figure.titlesize": 11,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 9,
+    "svg.hashsalt": "depthmup",
+    "text.parse_math": False,
+}
+NO_PAGE = 'matplotlib or jinja2 is not installed. Run pip install "depthmup-flax[report]".'
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-NO_MATPLOTLIB = 'matplotlib, which draws them, is not installed. Run pip install "depthmup-flax[report]".'
-
-
-def has_matplotlib() -> bool:
-    """Whether matplotlib, an optional dependency, is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def require_matplotlib(what: str) -> None:
-    """Raises InputError if matplotlib is not installed; ``what`` is drawn."""
-    if not has_matplotlib():
-        raise InputError(f"there is no {what}: {NO_MATPLOTLIB}")
-
-
-def drawable(analysis: Analysis) -> Analysis:
-    """The analysis with names that matplotlib draws literally: a ``$`` in a record's name would start a formula."""
-    plain = lambda name: printable(name if len(name) <= 100 else f"{name[:97]}...").replace("$", r"\$")
-    return dataclasses.replace(
-        analysis,
-        scale=dataclasses.replace(analysis.scale, axis=plain(analysis.scale.axis)),
-        other=analysis.other and dataclasses.replace(analysis.other, axis=plain(analysis.other.axis)),
-        surfaces=tuple(dataclasses.replace(surface, variant=plain(surface.variant)) for surface in analysis.surfaces),
-        variants=tuple(dataclasses.replace(variant, name=plain(variant.name)) for variant in analysis.variants),
-    )
+def draws_pages() -> bool:
+    """Whether matplotlib and jinja2, which are optional dependencies, are installed."""
+    return all(importlib.util.find_spec(package) for package in ("matplotlib", "jinja2"))
 
 
 def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
@@ -64,29 +53,24 @@ def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, 
 
 def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Writes ``name.png`` and ``name.svg``, each complete or absent."""
-    paths = []
-    for file, content in pictures(figure, file_name(name)).items():
+    files = pictures(figure, name)
+    for file, content in files.items():
         write_atomically(out / file, content)
-        paths.append(out / file)
-    return paths
-
-
-def file_name(name: str) -> str:
-    """A safe file name without suffix: the name of an axis may come from a stranger's sweep.json."""
-    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
+    return [out / file for file in files]
 
 
 def pictures(figure: Figure, name: str) -> dict[str, bytes]:
-    """``name.png`` and ``name.svg`` with their content."""
+    """``name.png`` and ``name.svg`` with their content, with a safe name: an axis may be of a stranger's sweep."""
     import matplotlib
 
+    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
     files = {}
-    for kind in ("png", "svg"):
-        content = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
+    with matplotlib.rc_context({"svg.hashsalt": STYLE["svg.hashsalt"]}):
+        for kind in ("png", "svg"):
+            content = io.BytesIO()
             figure.savefig(content, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        files[f"{name}.{kind}"] = content.getvalue()
-        figure.set_layout_engine("none")  # the layout is computed once
+            files[f"{name}.{kind}"] = content.getvalue()
+            figure.set_layout_engine("none")  # the layout is computed once
     return files
 
 
@@ -98,28 +82,13 @@ def colors(sizes: Collection[int]) -> dict[int, Color]:
     return {size: colormaps["viridis"](float(rank)) for size, rank in zip(sorted(sizes), ranks, strict=False)}
 
 
-def mean_and_spread(
-    panel: Axes, x: np.ndarray, losses: np.ndarray, color: Color, top: float, markersize: float
-) -> None:
-    """A line through the means of losses (S, N), shaded by one standard deviation where the mean is below ``top``.
-
-    The shade of a loss far above the panel would cover the panel.
-    """
-    means = losses.mean(0)
-    panel.plot(x, means, color=color, linewidth=1.5, marker="o", markersize=markersize, zorder=2)
-    if len(losses) > 1:
-        spread = np.where(means > top, np.nan, losses.std(0, ddof=1))
-        panel.fill_between(x, means - spread, means + spread, color=color, alpha=0.18, linewidth=0, zorder=1.5)
-
-
 def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
     """A label and, on a log scale, ticks at values of the grid that are not too close; in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
     if scale.log:
         labels = [value_label(value, scale) for value in scale.values]
-        most = 5 if any(len(label) > 6 and "$" not in label for label in labels) else 7
         places = scale.coordinate(scale.values)
-        apart, shown = (places[-1] - places[0]) / most, [0]
+        apart, shown = (places[-1] - places[0]) / (5 if max(map(len, labels)) > 6 else 7), [0]
         for i in range(1, len(places)):
             if places[i] - places[shown[-1]] > 0.99 * apart:
                 shown.append(i)
@@ -130,7 +99,17 @@ def value_label(value: float, scale: Scale) -> str:
     """A power of two if all values of the grid are, unless all are small integers; else three digits."""
     powers = scale.log and all(math.frexp(v)[0] == 0.5 for v in scale.values)
     plain = all(v == int(v) and v < 1000 for v in scale.values)
-    return f"$2^{{{round(math.log2(value))}}}$" if powers and not plain else f"{value:.3g}"
+    exponent = str(round(math.log2(value))).translate(_SUPERSCRIPTS)
+    return f"2{exponent}" if powers and not plain else f"{value:.3g}"
+
+
+def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 2, 5)) -> None:
+    """Ticks of a logarithmic axis at ``steps`` times powers of ten, without formulas."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:.3g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def size_ticks(panel: Axes, sizes: Sequence[int], name: str) -> None:
@@ -147,18 +126,6 @@ def hide_unused(panels: Iterable[Axes]) -> None:
         panel.set_visible(False)
 
 
-def title_of(name: str) -> str:
-    """A panel's title; long names of variants are broken at commas."""
-    return name if len(name) < 40 else name.replace(", ", ",\n")
-
-
 def format_slope(value: float, half: float | None, digits: int = 2) -> str:
     """``-0.50 ± 0.03``."""
     return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")
-
-
-def spread_sentence(analysis: Analysis) -> str:
-    """Says what lines and shades show."""
-    seeds = sorted({len(row.curve.seeds) for row in analysis.rows})
-    counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"

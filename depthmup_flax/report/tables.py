@@ -1,4 +1,4 @@
-"""An analysis as data for programs, and as plain text."""
+"""An analysis as data for programs, as plain text and as CSV, with notes on what limits it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import presets, settings, transfer
 from depthmup_flax.report.contrasts import Contrast, contrasts, headline, is_contrast, main_verdict
-from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
-from depthmup_flax.report.notes import warnings
+from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import Verdict, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
@@ -25,6 +26,17 @@ Claims: TypeAlias = Callable[[str, Analysis, Analysis | None], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
+_WARNINGS = {
+    opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
+    opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
+    opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
+    opt.NEXT_TO_DIVERGENCE: "The loss diverges, or is 100 times as high, next to the best {x} at {where}: the optimum "
+    "there is a grid point, known to half a grid step.",
+    transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
+    transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
+    transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
+    transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
+}
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
 
@@ -188,16 +200,14 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
     return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
 
 
-def header(data: Json) -> tuple[str, ...]:
-    """The names of the columns."""
-    words = {"x": axis_name(data["x"]), "loss": "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]}
-    return tuple(name.format(**words) for name in _HEADER)
-
-
-def table_rows(variant: Json) -> list[tuple[str, ...]]:
-    """A variant of `as_data` as the cells under `header`."""
-    base = variant["base"]
-    return [_cells(row, (row["width"], row["depth"]) == (base["width"], base["depth"])) for row in variant["rows"]]
+def table_of(data: Json, variant: Json) -> Table:
+    """A variant of `as_data`, a row per size."""
+    words, base = (
+        {"x": axis_name(data["x"]), "loss": "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]},
+        variant["base"],
+    )
+    rows = [_cells(row, (row["width"], row["depth"]) == (base["width"], base["depth"])) for row in variant["rows"]]
+    return Table([name.format(**words) for name in _HEADER], rows, ">" * (len(_HEADER) - 1) + "<", variant["name"])
 
 
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
@@ -271,9 +281,7 @@ def as_text(data: Json, analysis: Analysis) -> str:
     lines += [f"note: {note}" for note in data["notes"]]
     lines += ["", *presets.comparison_lines(data["comparison"])] if data["comparison"] else []
     for variant in data["variants"]:
-        head = header(data)
-        lines += ["", *Table(head, table_rows(variant), ">" * (len(head) - 1) + "<", variant["name"]).lines]
-        lines += slope_sentences(variant, analysis.scale.name)
+        lines += ["", *table_of(data, variant).lines, *slope_sentences(variant, analysis.scale.name)]
     others = other_verdicts(data)
     lines += ["", *others] if others else []
     if data["claims"]:
@@ -318,3 +326,85 @@ def tolerance_sentence(data: Json, analysis: Analysis) -> str:
         "above half of the grid there is no evidence. Power: the probability that these seeds show transfer if there "
         "is no regret."
     )
+
+
+def points_csv(analysis: Analysis) -> str:
+    """Every network at every x over its seeds, with the names of the axes as columns.
+
+    The mean is empty if a run diverged or has not ended, the standard deviation also for one seed.
+    """
+    scales = list(filter(None, (analysis.scale, analysis.other)))
+    rows = []
+    for s in analysis.surfaces:
+        for i, j in np.argwhere(s.ended > 0):
+            losses = s.losses[:, i, j]
+            known = bool(np.isfinite(losses).all())
+            sd = float(losses.std(ddof=1)) if known and len(losses) > 1 else None
+            at = [float(s.x[j]), float(s.y[i])][: len(scales)]
+            mean, counts = float(losses.mean()) if known else None, (int(s.ended[i, j]), int(s.diverged[i, j]))
+            rows.append((s.variant, s.width, s.depth, s.parameters, *at, mean, sd, *counts))
+    columns = (
+        "variant",
+        "width",
+        "depth",
+        "parameters",
+        *(scale.axis for scale in scales),
+        "mean",
+        "sd",
+        "n",
+        "diverged",
+    )
+    return Table(columns, rows, "").csv()
+
+
+def tables_csv(data: Json) -> str:
+    """The rows of all variants of an `as_data`; an interval takes two columns."""
+    lines = [{"variant": variant["name"], **_flat(row)} for variant in data["variants"] for row in variant["rows"]]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    return Table(names, [[line.get(name) for name in names] for line in lines], "").csv()
+
+
+def _flat(row: Json) -> Json:
+    flat: Json = {}
+    for name, value in row.items():
+        if name.endswith("interval"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
+        elif isinstance(value, dict):
+            flat[name] = "; ".join(f"{entry} at {key}" for key, entry in value.items())
+        elif isinstance(value, (list, tuple)):
+            flat[name] = "; ".join(map(str, value))
+        else:
+            flat[name] = value
+    return flat
+
+
+def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
+    """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
+    lines = list(sweep.notes)
+    if analysis.loss != TRAIN:
+        lines.append(
+            f"All losses are {EVALUATED[analysis.loss]}, after training. Curves and claims over training time are left "
+            "out."
+        )
+    if not analysis.scale.log:
+        lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")
+    for variant in analysis.variants:
+        if variant.base_is_smallest:
+            base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
+            lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
+    for flag, warning in _WARNINGS.items():
+        where = [place for variant in analysis.variants if (place := _where(variant, flag))]
+        if where:
+            every = all(flag in row.flags for row in analysis.rows)
+            lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(where)))
+    return lines
+
+
+def _where(variant: Variant, flag: str) -> str:
+    """The sizes of a variant that have a flag; empty if none has."""
+    depths: dict[int, list[str]] = {}
+    for row in variant.rows:
+        if flag in row.flags:
+            depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
+    sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
+    return f"{variant.name} ({sizes})" if sizes and variant.name else sizes

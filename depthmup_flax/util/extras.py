@@ -10,7 +10,7 @@ from depthmup_flax.util.errors import InputError
 EXTRA_OF = {
     **dict.fromkeys(("absl", "argcomplete", "clu", "grain", "ml_collections", "orbax"), "train"),
     **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX", "tqdm"), "train"),
-    "matplotlib": "report",
+    **dict.fromkeys(("jinja2", "matplotlib"), "report"),
     "optuna": "optuna",
     "safetensors": "safetensors",
     "tensorflow_datasets": "tfds",

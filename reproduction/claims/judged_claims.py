@@ -8,11 +8,10 @@ import math
 from collections.abc import Sequence
 
 from depthmup_flax.report import tables, verdict
+from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
-from depthmup_flax.report.words import drift, in_words, rounded_loss
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, drift, in_words, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
 from depthmup_flax.storage.records.table import TRAIN
 from depthmup_flax.util.types import Json

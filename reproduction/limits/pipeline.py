@@ -16,9 +16,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import stored_dataset
-from depthmup_flax.report.style import require_matplotlib, save
+from depthmup_flax.report.style import save
 from depthmup_flax.storage.records.provenance import commit, versions
 from depthmup_flax.trainer.runs.directory import require_same_data
+from depthmup_flax.util import extras
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json
@@ -83,7 +84,7 @@ def run(
     if "figure" not in config or "grids" in config:
         raise InputError("this config is not that of a theory figure: reproduction/configs/limits has those.")
     module = figure_module(config.figure)
-    require_matplotlib("figure")
+    extras.require("matplotlib", "a figure")
     cases = module.cases(config)
     directory = pathlib.Path(workdir)
     directory.mkdir(parents=True, exist_ok=True)
