@@ -388,8 +388,8 @@ FIGURES = (  # the first that an analysis has is the page's main one
         "heatmap",
         draw_heatmap,
         lambda analysis: analysis.other is not None and _several_values(analysis),
-        "At the red dots the loss is close to the lowest, so one hyperparameter can be traded for the other along them; "
-        "their slope is the rate of exchange.",
+        "At the red dots the loss is close to the lowest, so one hyperparameter can be traded for the other along "
+        "them; their slope is the rate of exchange.",
     ),
     Drawing(
         "parameters",

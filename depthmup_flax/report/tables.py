@@ -48,7 +48,7 @@ def as_data(
     compared: Sweep | None = None,
     other: Analysis | None = None,
 ) -> Json:
-    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `write_report`.
+    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `make_report`.
 
     ``other`` is the sweep by another loss, which is judged, too.
     """

@@ -1,15 +1,12 @@
 """Reports for all tests of what is in them: one with every figure, and others whose figures are not drawn."""
 
 import dataclasses
-import importlib
 import math
 
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.report import figures, make_report, sheet
-
-_MODULE = importlib.import_module("depthmup_flax.report.make_report")  # the function has its name
+from depthmup_flax.report import figures, make_report, style
 
 
 def _loss(point):
@@ -34,7 +31,6 @@ def full_report(full_sweep, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
-    undraw = lambda figure: dataclasses.replace(figure, draw=lambda analysis, sheet: None)
+    undraw = lambda figure: dataclasses.replace(figure, draw=lambda analysis: None)
     monkeypatch.setattr(figures, "FIGURES", tuple(map(undraw, figures.FIGURES)))
-    monkeypatch.setattr(sheet.Sheet, "figure", None, raising=False)
-    monkeypatch.setattr(_MODULE, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))
+    monkeypatch.setattr(style, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))

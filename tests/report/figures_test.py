@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from planted_sweeps import RATES, X, parabola, study_of, sweep_of
 
-from depthmup_flax.report.landscape_figures import draw_parameters
+from depthmup_flax.report.figures import draw_optima, draw_parameters
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.tables import duration
 from depthmup_flax.report.transfer import log_interval
-from depthmup_flax.report.transfer_figures import draw_optima
 
 
 def noisy(point):
@@ -21,17 +19,16 @@ def noisy(point):
 
 @pytest.mark.parametrize("draw", [draw_parameters, draw_optima])
 def test_error_bars_are_inside_their_panels(draw):
-    draw(study_of(sweep_of(noisy, {"model.depth": (4, 8, 16), X: RATES, "seed": range(3)})), sheet := Sheet(apart=True))
+    figure = draw(study_of(sweep_of(noisy, {"model.depth": (4, 8, 16), X: RATES, "seed": range(3)})))
     bars = 0
-    for band in sheet.bands:
-        for frame in band.frames:
-            low, high = frame.axes.get_ylim()
-            for container in frame.axes.containers:
-                (lines,) = container[2]
-                ends = np.concatenate([segment[:, 1] for segment in lines.get_segments()])
-                assert (low < ends).all()
-                assert (ends < high).all()
-                bars += len(ends) // 2
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        for container in axes.containers:
+            (lines,) = container[2]
+            ends = np.concatenate([segment[:, 1] for segment in lines.get_segments()])
+            assert (low < ends).all()
+            assert (ends < high).all()
+            bars += len(ends) // 2
     assert bars >= 3
 
 
@@ -50,6 +47,5 @@ def test_a_duration_has_the_unit_that_a_reader_expects(hours, text):
 
 def test_ticks_of_a_hyperparameter_are_not_too_close():
     sweep = sweep_of(parabola, {X: (0.0015, 0.0025, 0.003, 0.006), "model.depth": (4, 8), "seed": range(2)})
-    draw_optima(study_of(sweep), sheet := Sheet(apart=True))
-    labels = [label.get_text() for label in sheet.bands[0].frames[0].axes.get_yticklabels()]
+    labels = [label.get_text() for label in draw_optima(study_of(sweep)).axes[0].get_yticklabels()]
     assert labels == ["0.0015", "0.0025", "0.006"]

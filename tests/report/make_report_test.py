@@ -1,14 +1,17 @@
-"""A report's files and JSON, whole and from shards, and what it refuses."""
+"""A report's files, CSV and JSON, whole and from shards; the comparison of presets; and what it refuses."""
 
+import csv
 import dataclasses
 import json
 import math
+import statistics
 
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import analyses, first_round
+from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines, comparison_of
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage.records.table import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
@@ -66,6 +69,44 @@ def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_
     assert not list(full_report.paths[0].parent.glob(".tmp-*"))
 
 
+def lines_of(report, name):
+    with next(path for path in report.paths if path.name == name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_points_csv_has_mean_deviation_and_count_of_every_point_of_the_records(full_sweep, full_report):
+    losses = {}
+    for record in full_sweep.records:
+        point = (record.width, record.depth, record.point[X], record.point[MULTIPLIER])
+        losses.setdefault(point, []).append(record.train_loss_avg)
+    lines = lines_of(full_report, "points.csv")
+    assert len(lines) == len(losses)
+    for line in lines:
+        own = losses[int(line["width"]), int(line["depth"]), float(line[X]), float(line[MULTIPLIER])]
+        ended = [loss for loss in own if loss is not None]
+        assert int(line["n"]) == len(own) == 2
+        assert int(line["diverged"]) == len(own) - len(ended)
+        if len(ended) == len(own):
+            assert float(line["mean"]) == pytest.approx(statistics.mean(own), rel=1e-12)
+            assert float(line["sd"]) == pytest.approx(statistics.stdev(own), rel=1e-9)
+        else:
+            assert (line["mean"], line["sd"]) == ("", "")
+
+
+def test_tables_csv_has_the_rows_of_report_json(full_report):
+    lines = lines_of(full_report, "tables.csv")
+    rows = [(variant["name"], row) for variant in full_report.data["variants"] for row in variant["rows"]]
+    assert len(lines) == len(rows)
+    for line, (name, row) in zip(lines, rows, strict=True):
+        assert line["variant"] == name
+        for key in ("width", "depth", "parameters", "seeds", "optimum", "shift", "regret", "best_loss"):
+            assert line[key] == ("" if row[key] is None else str(row[key]))
+        for key in ("interval", "shift_interval", "regret_interval", "best_loss_interval"):
+            ends = (line[f"{key}_low"], line[f"{key}_high"])
+            assert ends == (("", "") if row[key] is None else tuple(map(str, row[key])))
+        assert line["flags"] == "; ".join(row["flags"])
+
+
 def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path, undrawn):
     """At eight times the depth the optimum has moved by an octave, which costs 0.1 where 1 is learned."""
     loss = lambda point: parabola(point, best=-8.0 + math.log2(point["model.depth"] / 4) / 3, noise=0.01)
@@ -113,7 +154,6 @@ def test_an_evaluated_loss_has_optimum_and_words_of_its_own_and_no_figures_over_
     assert f"in {loss} loss at depth 16" in report.data["headline"]
     assert "training loss" not in report.text
     assert f"best {loss} loss" in report.text
-    assert f"all losses on {where}" in (tmp_path / "report" / "report.html").read_text()
     assert f"note: All losses are on {where}" in report.text
     names = {path.name for path in report.paths}
     assert "transfer.png" in names
@@ -130,3 +170,72 @@ def test_completed_runs_without_a_test_loss_are_no_divergence(every, tmp_path):
     directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=records))
     with pytest.raises(InputError, match=r"\d+ completed runs have no test loss: leave out --loss=test"):
         make_report([directory], tmp_path / "report", loss="test")
+
+
+SHARES = {("depth_mup", 0): 0.9, ("depth_mup", 1): 0.94, ("sp", 0): 0.1, ("sp", 1): 0.1}
+
+
+def compared():
+    """Two presets at one rate with two seeds."""
+    losses = {"depth_mup": 0.25, "sp": 1e20}
+    axes = {PRESET: ("depth_mup", "sp"), X: (0.003,), "seed": (0, 1)}
+    sweep = sweep_of(lambda point: losses[point[PRESET]], axes, model={"name": "res_mlp", "width": 128, "depth": 64})
+    records = [
+        dataclasses.replace(one, width=128, depth=64, test_accuracy=SHARES[one.point[PRESET], one.seed])
+        for one in sweep.records
+    ]
+    return dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure=COMPARISON), records=records)
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """The directory of a search with a comparison."""
+    path = write(tmp_path_factory.mktemp("tune") / "search", sweep_of(parabola, {X: RATES, "seed": range(3)}))
+    write(path / COMPARISON, compared())
+    return path
+
+
+def test_the_report_of_a_search_has_its_best_rate_and_the_comparison_in_text_page_and_json(search, undrawn):
+    report = make_report([search], search / "report")
+    data = report.data["comparison"]
+    assert (data["width"], data["depth"], data["learning_rate"], data["seeds"], data["steps"]) == (
+        128,
+        64,
+        0.003,
+        2,
+        20,
+    )
+    for one in data["presets"]:
+        shares = [share for (preset, _), share in SHARES.items() if preset == one["preset"]]
+        accuracy = one["measures"]["test_accuracy"]
+        assert math.isclose(accuracy["mean"], statistics.mean(shares), rel_tol=1e-5)
+        assert math.isclose(accuracy["sd"], statistics.stdev(shares), rel_tol=1e-4, abs_tol=1e-12)
+    page = report.paths[0].read_text()
+    for text in (report.text, page, report._repr_html_()):
+        assert "test accuracy 92.0 % ± 2.8 %" in text
+        assert "width 128, depth 64" in text
+        assert "n = 2" in text
+    assert f"{2**-8:.4g}" in report.data["headline"]  # where the parabolas are lowest
+
+
+def test_the_report_of_a_comparison_has_accuracies(search, undrawn):
+    report = make_report([search / COMPARISON], search / COMPARISON / "report")
+    assert "test accuracy 92.0 %" in report.data["headline"]
+    assert report.data["comparison"]["presets"][1]["measures"]["train_loss_avg"]["mean"] == 1e20
+
+
+def test_a_comparison_that_is_cut_off_counts_the_runs_that_ended():
+    whole = compared()
+    cut = dataclasses.replace(whole, records=whole.records[:1])
+    text = "\n".join(comparison_lines(comparison_data(cut)))
+    assert "1 of 2 runs ended, test accuracy 90.0 %" in text
+    assert "0 of 2 runs ended" in text
+
+
+def test_another_sweep_is_no_comparison(tmp_path):
+    sweep = sweep_of(parabola, {X: RATES})
+    named = dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure=COMPARISON))
+    write(tmp_path / COMPARISON, sweep)
+    assert comparison_of(named) is None
+    assert comparison_of(sweep, [tmp_path]) is None
+    assert comparison_of(read_sweep([tmp_path / COMPARISON])) is None

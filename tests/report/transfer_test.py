@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of, write
 
+from depthmup_flax.report.figures import loss_limits
 from depthmup_flax.report.loss_surfaces import axis_name, profile, roles
 from depthmup_flax.report.make_report import analyses
-from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
-from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.report.transfer_figures import loss_limits
+from depthmup_flax.report.tables import as_data, as_text, warnings
 from depthmup_flax.storage.records.table import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 

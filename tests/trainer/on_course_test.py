@@ -9,9 +9,8 @@ from interruption import interrupted_before
 
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import stored_dataset
-from depthmup_flax.report import history_figure
-from depthmup_flax.report.history import read_runs
-from depthmup_flax.report.sheet import Sheet
+from depthmup_flax.report import run_curves
+from depthmup_flax.report.run_curves import read_runs
 from depthmup_flax.search.forecast.course import Course
 from depthmup_flax.search.forecast.law import Forecast, Rung
 from depthmup_flax.search.forecast.registered import Registered, config_json, register
@@ -73,8 +72,7 @@ def test_a_run_that_leaves_the_band_says_so_once_in_its_log_its_rows_its_result_
     assert found.metrics["off_course_since"][5:].tolist() == [12.0] * 5
     assert np.isnan(found.metrics["off_course_since"][:5]).all()
     assert "off course since step 12" in str(found)
-    history_figure.draw([found], sheet := Sheet(apart=True))
-    (band,) = sheet.bands[0].frames[0].axes.collections
+    (band,) = run_curves.draw([found]).axes[0].collections
     assert band.get_paths()[0].get_extents().ymax == 50.0
 
 

@@ -9,9 +9,8 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
 from depthmup_flax.commands.table import module_and_parser
-from depthmup_flax.report import history_figure
-from depthmup_flax.report.history import make_history, metrics_of, read_runs
-from depthmup_flax.report.sheet import Sheet
+from depthmup_flax.report import run_curves
+from depthmup_flax.report.run_curves import metrics_of, read_runs, report_runs
 from depthmup_flax.storage.workdir import directory as workdirs
 from depthmup_flax.util.errors import InputError
 
@@ -37,8 +36,7 @@ def run(path, rows=ROWS, result=None, end="", **config):
 
 def lines(runs):
     """Metric -> the points of each line of its panel."""
-    history_figure.draw(runs, sheet := Sheet(apart=True))
-    panels = {frame.axes.get_ylabel(): frame.axes.get_lines() for frame in sheet.bands[0].frames}
+    panels = {axes.get_ylabel(): axes.get_lines() for axes in run_curves.draw(runs).axes if axes.get_visible()}
     return {name: [line.get_xydata().tolist() for line in drawn] for name, drawn in panels.items()}
 
 
@@ -84,8 +82,8 @@ def test_a_run_without_rows_is_refused(tmp_path):
 
 def test_many_rows_are_averaged_in_groups_of_neighbors():
     steps, values = np.arange(4000.0), np.random.default_rng(0).normal(size=4000)
-    few, means = history_figure.thinned(steps, values)
-    assert len(few) == len(means) == history_figure.MOST_POINTS
+    few, means = run_curves.thinned(steps, values)
+    assert len(few) == len(means) == run_curves.MOST_POINTS
     assert means[3] == pytest.approx(math.fsum(values[30:40]) / 10)
     assert few[3] == 34.5
 
@@ -93,11 +91,11 @@ def test_many_rows_are_averaged_in_groups_of_neighbors():
 def test_the_page_escapes_names_and_lists_settings_in_which_runs_differ(tmp_path):
     train = lambda steps: {"steps": steps, "batch_size": 8}
     paths = [run(tmp_path / name, train=train(k), data={"name": "<i>"}) for name, k in (("a<b>$", 5), ("c", 6))]
-    report = make_history(paths, tmp_path / "out")
+    report = report_runs(paths, tmp_path / "out")
     text = report.paths[0].read_text()
     assert [path.name for path in report.paths] == ["report.html", "history.png", "history.svg"]
     assert {"<b>", "<i>"}.isdisjoint(re.findall("<.>", text))
-    assert '<tr><th scope="row">training</th><td>5 steps of 8 examples</td><td>6 steps of 8 examples</td></tr>' in text
+    assert text.index("5 steps of 8 examples") < text.index("6 steps of 8 examples")
     assert "default-src 'none'" in text
     assert "a&lt;b&gt;$" in report._repr_html_()
 
@@ -116,6 +114,6 @@ def test_the_command_reports_runs_and_refuses_flags_and_directories_of_sweeps(tm
     assert "the newest training run: runs/one" in printed
     assert "one: completed, 40 steps" in printed
     assert (ended / "report" / "history.png").exists()
-    for words in ((ended, "--loss=test"), (ended, "--watch"), (ended, "--tolerance=0.1"), (ended, sweep)):
+    for words in ((ended, "--loss=test"), (ended, "--tolerance=0.1"), (ended, sweep)):
         with pytest.raises(InputError, match="a training run"):
             command(*words)
