@@ -7,9 +7,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from depthmup_flax.config import default_config
-from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.search.sweep.grid import expand, sweep_config
+from depthmup_flax.search.sweep.groups import GroupPrograms, plan
 from depthmup_flax.storage.records.table import read_record_file
 from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.trainer.engine.device_batches import put_train_data
+from depthmup_flax.trainer.engine.lanes import lane_mesh
 
 
 def config(**train):
@@ -29,6 +33,31 @@ def a_sweep(rates=9, depths=(2, 3)):
     learning_rates = [2.0**-k for k in range(4, 4 + rates)]
     grid = {"optimizer.learning_rate": learning_rates, "seed": (0, 1), "model.depth": depths}
     return sweep_config(base, {"rates": grid}, figure="faults", title="Faults.", scale="smoke")
+
+
+RATE = "optimizer.learning_rate"
+
+
+def small_base(model="res_mlp", **model_fields):
+    """A run of 8 steps on synthetic images."""
+    config = default_config(model)
+    config.model.update(**{"width": 8, "depth": 2, "base_width": 8, "base_depth": 2, **model_fields})
+    config.data.update(name="synthetic", train_examples=128, test_examples=40)
+    config.optimizer.learning_rate = 2e-3
+    config.train.update(batch_size=16, steps=8, average_steps=4, log_every=3, checkpoint=False)
+    return config
+
+
+def small_sweep(base=None, grids=None, **kwargs):
+    """A sweep of `small_base` over three rates and two seeds, by default."""
+    grids = grids or {"rates": {RATE: (1e-3, 4e-3, 1.6e-2), "seed": (0, 1)}}
+    return sweep_config(base or small_base(), grids, figure="test", title="A test", scale="smoke", **kwargs)
+
+
+def programs_of(config):
+    """Compiles programs for the only group of ``config``."""
+    (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
+    return GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
 
 
 def last_state(workdir):

@@ -3,17 +3,14 @@
 import jax
 import numpy as np
 import pytest
+from small_runs import programs_of
 
 from depthmup_flax import sweep_config
 from depthmup_flax.config import default_config
-from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import expand, structural_groups
-from depthmup_flax.search.sweep.groups import GroupPrograms, plan
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import abstract_batch, build
-from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
@@ -80,8 +77,8 @@ def test_every_preset_in_a_lane_is_that_of_train_py(model, optimizer, tmp_path, 
 
 def test_a_lane_begins_with_the_initial_values_of_its_preset():
     config = sweep_over(wide_base(), ("depth_mup", "sp"))
-    (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
-    program = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh)).get(2, one_seed=True)
+    programs = programs_of(config)
+    program, group = programs.get(2, one_seed=True), programs.group
     lanes = program.place(group.runs)
     params = program.init(lanes).carry.params
     alone = {run.hash: build(run.config).workload.init({}).carry.params for run in group.runs}
@@ -94,9 +91,7 @@ def test_a_lane_begins_with_the_initial_values_of_its_preset():
 
 def test_a_program_has_as_arguments_only_what_its_runs_differ_in():
     def names(presets):
-        config = sweep_over(wide_base(), presets)
-        (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
-        programs = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
+        programs = programs_of(sweep_over(wide_base(), presets))
         return {name.rpartition(".")[2] for name in programs.get(1, one_seed=True)._names}
 
     assert names(("depth_mup",)) == {"seed"}

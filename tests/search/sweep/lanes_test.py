@@ -1,0 +1,228 @@
+"""Lanes: which run gets which, how many there are, and that neither they nor several steps in a call change numbers."""
+
+import dataclasses
+import functools
+import math
+import types
+
+import jax
+import numpy as np
+import optax
+import pytest
+from small_runs import RATE, programs_of, small_base, small_sweep
+
+from depthmup_flax import powers_of_two
+from depthmup_flax.search.sweep import groups
+from depthmup_flax.search.sweep.grid import expand, structural_groups
+from depthmup_flax.search.sweep.groups import Chosen
+from depthmup_flax.trainer.engine.device_batches import CallLength
+from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh, lay_out, one_seed_fits, train
+from depthmup_flax.trainer.engine.network import row_major_gradients
+from depthmup_flax.trainer.engine.workload import Periods
+from depthmup_flax.util.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch):
+    """A sweep times a few steps of every program, to say how long it will take."""
+    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
+
+
+def test_every_run_has_a_lane_and_neighbors_of_one_seed_a_device_where_seeds_fill_devices():
+    runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
+    (group,) = structural_groups(runs)
+    for per_device, devices, one_seed in [(1, 2, True), (4, 2, True), (8, 1, True), (3, 2, False), (24, 1, False)]:
+        parts = cohorts(group, per_device, devices)
+        assert sorted(run.hash for part in parts for run in part) == sorted(run.hash for run in group)
+        assert all(one_seed_fits(part, per_device, devices) for part in parts) == one_seed
+        for part in parts:
+            lanes, lane_of = lay_out(part, per_device, devices, one_seed)
+            assert len(lanes) == per_device * devices
+            assert sorted(lane_of) == sorted(run.hash for run in part)
+            assert all(lanes[lane].hash == run for run, lane in lane_of.items())
+            if one_seed:
+                for i in range(0, len(lanes), per_device):
+                    assert len({run.config.seed for run in lanes[i : i + per_device]}) == 1
+    # High learning rates diverge together, so they stay together.
+    rates = [run.point[RATE] for part in cohorts(group, 4, 1) for run in part]
+    assert min(rates[:12]) > max(rates[12:])
+
+
+def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
+    runs = expand(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3), "seed": (0, 1)}}))
+    three, one, _, _ = [run for run in runs if run.config.seed == 0], *[run for run in runs if run.config.seed == 1]
+    assert not one_seed_fits([*three, one], 4, 1)
+    assert one_seed_fits([*three, one], 3, 2)
+    lanes, lane_of = lay_out([one, *three], 3, 2, one_seed=True)
+    assert [run.config.seed for run in lanes] == [1, 1, 1, 0, 0, 0]
+    assert list(lane_of.values()) == [0, 3, 4, 5]  # the others repeat one
+    lanes, lane_of = lay_out([one, *three], 4, 1, one_seed=False)
+    assert lanes == [one, *three]
+    assert list(lane_of.values()) == [0, 1, 2, 3]
+
+
+def outcomes_of(program, runs, shrink=lambda alive: None):
+    """Hash of a run -> its outcome and mean losses of time slices."""
+    cohort = Cohort.of(program, runs)
+    outcomes = train(cohort, shrink, lambda cohort: None)
+    return {run.hash: (out, cohort.slices[run.hash]) for run, out in zip(runs, outcomes, strict=True)}
+
+
+@pytest.mark.parametrize(("steps", "counts"), [(1, [1, 1, 1]), (3, [3, 1, 3]), (16, [4, 4, 3])])
+def test_a_call_ends_at_the_end_of_a_slice_and_of_the_run(steps, counts):
+    length, step, found = CallLength(16, Periods(11, 4)), 0, []
+    length.steps = steps
+    while len(found) < 3:
+        found.append(length.at(step))
+        step += found[-1]
+    assert found == counts
+
+
+@pytest.mark.gpu
+def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
+    base = small_base()
+    base.data.augment = "cifar"
+    base.train.update(steps=11, log_every=4)
+    programs = programs_of(small_sweep(base))
+    program, part = programs.get(3, one_seed=True), cohorts(programs.group.runs, 3, 1)[0]
+    found = []
+    for steps in (1, 3, 16):  # beyond the end of a slice, and of the run
+        monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
+        program.call_length.steps = steps
+        found.append(outcomes_of(program, part))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_single_lane_computes_no_moment_twice():
+    """Its axis of lanes once made XLA:CPU compute Adam's moments to read them, and again to keep them."""
+    base = small_base(width=64, depth=4)
+    base.data.image_size = 8
+    programs = programs_of(small_sweep(base))
+    operations = lambda lanes: programs.get(lanes, one_seed=True).compiled.cost_analysis()["flops"] / lanes
+    assert operations(1) < 1.01 * operations(3)
+
+
+def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
+    params_V = {"kernel": jax.random.normal(jax.random.key(0), (3, 5, 4)), "bias": np.ones((3, 4), np.float32)}
+    x = jax.random.normal(jax.random.key(1), (7, 5))
+
+    def updates(optimizer, params):
+        grads = jax.grad(lambda params: ((x @ params["kernel"] + params["bias"]) ** 2).sum())(params)
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    expected, found = (
+        jax.jit(jax.vmap(functools.partial(updates, optimizer)))(params_V)
+        for optimizer in (optax.adam(0.1), row_major_gradients(optax.adam(0.1)))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+    ("rates", "seeds", "lanes"),
+    [
+        pytest.param((1e8, 1e7, 1e6, 0.01, 0.02), (5,), (5, 2), id="one-seed", marks=pytest.mark.slow),
+        pytest.param((1e8, 1e7, 0.01, 0.02), (0, 5), (8, 4), id="several-seeds"),
+    ],
+)
+def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seeds, lanes):
+    base = small_base()
+    base.optimizer.name = "sgd"
+    base.train.update(steps=12, log_every=2)
+    programs = programs_of(small_sweep(base, {"rates": {RATE: rates, "seed": seeds}}))
+    runs = cohorts(programs.group.runs, lanes[0], 1)[0]
+    large, small = (programs.get(n, one_seed=len(seeds) == 1) for n in lanes)
+    left = []
+
+    def shrink(alive):
+        left.append(len(alive))
+        return small
+
+    plain, shrunk = outcomes_of(large, runs), outcomes_of(large, runs, shrink)
+    assert left[0] == lanes[1]
+    assert sum(outcome.status == "completed" for outcome, _ in plain.values()) == lanes[1]
+    for run, (expected, slices) in plain.items():
+        found, found_slices = shrunk[run]
+        assert (found.status, found.steps, found.diverged_at_step) == (
+            expected.status, expected.steps, expected.diverged_at_step
+        )  # fmt: skip
+        if expected.status == "completed":
+            np.testing.assert_allclose(found_slices, slices, rtol=1e-5)
+            np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [0, None])
+def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
+    def for_runs(runs, n):
+        if n > most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        measured = lambda runs: 1.0 / n
+        return types.SimpleNamespace(
+            per_device=n, compile_s=0.0, bytes_per_device=0, workload=task, seconds_per_run_step=measured
+        )
+
+    task = workload_of(steps=1000)
+    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task), expand(small_sweep())
+    most = 3
+    assert groups.choose_program(programs, runs, lanes, Chosen())[0].per_device in (2, 3)
+    most = 0
+    with pytest.raises(InputError, match=r"^train.batch_size is 16: a single run does not fit .*model.remat.$"):
+        groups.choose_program(programs, runs, lanes, Chosen())
+
+
+def workload_of(steps, convolves=False, shapes=()):
+    return types.SimpleNamespace(periods=Periods(steps, 1), convolves=convolves, shapes=shapes, batch_size=1)
+
+
+@dataclasses.dataclass
+class FakeProgram:
+    per_device: int
+    workload: object
+    per_lane: object
+    compile_s: float = 0.0
+    bytes_per_device: int = 0
+
+    def seconds_per_run_step(self, runs):
+        return self.per_lane(self.per_device)
+
+
+def test_measuring_takes_more_lanes_only_where_they_are_faster():
+    def chosen(per_lane, last=1, compile_s=0.0, convolves=False):
+        task = workload_of(1000, convolves)
+        for_runs = lambda runs, n: FakeProgram(n, task, per_lane, compile_s)
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        return groups.choose_program(programs, list(range(64)), None, Chosen(last))[0].per_device
+
+    assert groups.candidates(64, 1) == [1, 4, 16, 64]
+    assert chosen(lambda n: 1.0 / n) == 64
+    assert chosen(lambda n: float(n)) == 1
+    assert chosen(lambda n: abs(math.log2(n / 16)) + 1) == 16
+    # From where a similar group was best, down as well as up.
+    assert chosen(lambda n: float(n), last=64) == 1
+    # Compiling more would take longer than the runs.
+    assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
+    # 64 runs of 1000 steps: 16 times the compilation is worth a trial, but not of convolutions on a CPU.
+    assert (
+        chosen(lambda n: 1.0 / n, compile_s=4000.0) > chosen(lambda n: 1.0 / n, compile_s=4000.0, convolves=True) == 1
+    )
+    assert chosen(lambda n: 1.0 / n, compile_s=400.0, convolves=True) > 1
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", [1, 4, 16]), ("gpu", [64, 16, 4])])
+def test_a_group_of_the_shape_of_another_begins_with_its_lanes_and_tries_no_others(monkeypatch, platform, expected):
+    monkeypatch.setattr(groups.sharding, "platform", lambda mesh: platform)
+    best, compiled = 4 if platform == "cpu" else 16, []
+
+    def tried(task, chosen):
+        def for_runs(runs, n):
+            compiled.append(n)
+            return FakeProgram(n, task, lambda n: abs(math.log2(n / best)) + 1)
+
+        compiled.clear()
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        groups.choose_program(programs, list(range(64)), None, chosen)
+        return list(compiled)
+
+    first, chosen = workload_of(1000), Chosen()
+    assert tried(first, chosen) == expected
+    assert tried(workload_of(1000), chosen) == [best]
+    assert len(tried(workload_of(1000, shapes=(np.zeros(3),)), chosen)) > 1
