@@ -1,8 +1,6 @@
 """A run on image files of which some cannot be decoded."""
 
-import errno
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.trainer.loop import train_and_evaluate
-from depthmup_flax.util.errors import RunStopped
 
 BAD = {"train": (3, 17), "test": (1, 12)}
 
@@ -75,30 +72,6 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
     assert "bad examples skipped: 1" in logged.text
     times = {"wall_time_s": 0}
     assert {**resumed, **times} == {**whole, **times}
-
-
-@pytest.mark.slow
-def test_a_run_that_the_storage_stops_resumes_and_counts_the_bad_examples_of_both_attempts(tmp_path, monkeypatch):
-    root = write_noise(tmp_path / "set", BAD)
-    bad, lost = root / "train/a/03.png", str(root / "test/b/20.png")
-    stat, looks = os.stat, []
-
-    def failing(path, **kwargs):
-        looks.append(path)
-        if path == lost and looks.count(lost) > 1:  # the first look is at the start, for the checksum
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), lost)
-        return stat(path, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", failing)
-        with pytest.raises(RunStopped, match=f"its image {lost} cannot be read"):  # at the first evaluation
-            train_and_evaluate(run(root), tmp_path / "run")
-    damaged = bad.read_bytes()
-    bad.write_bytes((root / "train/a/04.png").read_bytes())
-    with pytest.raises(InputError, match="its data have changed"):  # the run has used the next image in its place
-        train_and_evaluate(run(root), tmp_path / "run")
-    bad.write_bytes(damaged)
-    assert train_and_evaluate(run(root), tmp_path / "run")["bad_examples"] == 4
 
 
 @pytest.mark.slow

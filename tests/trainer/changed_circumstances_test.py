@@ -1,9 +1,6 @@
 """Data and settings that change between two attempts of a run: the same result, or a sentence, and nothing is lost."""
 
-import json
-import os
 import shutil
-import time
 
 import jax
 import numpy as np
@@ -15,7 +12,6 @@ from depthmup_flax import InputError
 from depthmup_flax.config import default_config
 from depthmup_flax.config.fields import set_field
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 
@@ -78,20 +74,6 @@ def one_more(root):
     shutil.copy(first, first.with_name("zzz.png"))
 
 
-def one_less(root):
-    sorted((root / "train").rglob("*.png"))[0].unlink()
-
-
-def other_test_image(root):
-    write_image(sorted((root / "test").rglob("*.png"))[0], np.full((6, 6, 3), 7, np.uint8))
-
-
-def renamed_class(root):
-    first = sorted((root / "train").iterdir())[0]
-    for split in ("train", "test"):
-        (root / split / first.name).rename(root / split / f"{first.name}x")
-
-
 def swapped_labels(root):
     """Two images of different classes change places; names and sizes stay."""
     a, b = (sorted(folder.glob("*.png"))[0] for folder in sorted((root / "train").iterdir())[:2])
@@ -99,7 +81,7 @@ def swapped_labels(root):
     a.write_bytes(second), b.write_bytes(first)
 
 
-CHANGES = [other_image, one_more, one_less, other_test_image, renamed_class, swapped_labels]
+CHANGES = [other_image, one_more, swapped_labels]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -115,19 +97,11 @@ def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, change, stop
 
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
-OTHER_TEXTS = {
-    "as long": TEXT.replace("quick", "thick"),
-    "longer": TEXT + "more of the same",
-    "shorter": TEXT[:-9],
-    "another vocabulary": TEXT.replace("q", "+"),
-    "exchanged letters": TEXT.translate({ord("a"): "b", ord("b"): "a"}),
-}
 
 
-@pytest.mark.parametrize("kind", OTHER_TEXTS)
-def test_a_run_is_not_resumed_on_a_text_that_has_changed(kind, stopped_on_text):
+def test_a_run_is_not_resumed_on_a_text_that_has_changed(stopped_on_text):
     run, workdir, file = stopped_on_text
-    file.write_text(OTHER_TEXTS[kind])
+    file.write_text(TEXT.replace("quick", "thick"))
     assert "have changed" in refusal(run, workdir)
 
 
@@ -152,16 +126,6 @@ def test_the_checkpoint_knows_the_data_of_a_run_whose_data_json_is_gone(tmp_path
     assert "number of training examples" in refusal(run, workdir)
 
 
-def test_a_run_of_an_earlier_version_is_resumed_without_checksums(tmp_path):
-    run, workdir = run_of("synthetic", train_examples=8, test_examples=4), tmp_path / "run"
-    train_and_evaluate(run, workdir)
-    stored = unsealed((workdir / "data.json").read_text())
-    kept = {name: value for name, value in stored.items() if not name.endswith(("_examples", "_checksum"))}
-    (workdir / "data.json").write_text(json.dumps(kept))
-    (workdir / "result.json").unlink()
-    assert train_and_evaluate(run, workdir)["status"] == "completed"
-
-
 def test_a_sweep_is_not_continued_on_other_data(tmp_path):
     root = tmp_path / "images"
     write_flat_folder(root)
@@ -170,19 +134,13 @@ def test_a_sweep_is_not_continued_on_other_data(tmp_path):
     small.base.train.update(batch_size=2)
     sweep(small, tmp_path / "sweep", lanes=1)
     records = (tmp_path / "sweep" / "records.jsonl").read_bytes()
-    one_less(root)
+    one_more(root)
     with pytest.raises(InputError, match="number of training examples"):
         sweep(small, tmp_path / "sweep", lanes=1)
     assert (tmp_path / "sweep" / "records.jsonl").read_bytes() == records
 
 
-SETTINGS = {
-    "jax_default_prng_impl": "rbg",
-    "jax_threefry_partitionable": False,
-    "jax_default_matmul_precision": "bfloat16",
-    "jax_numpy_dtype_promotion": "strict",
-    "jax_enable_x64": True,
-}
+SETTINGS = {"jax_default_prng_impl": "rbg", "jax_default_matmul_precision": "bfloat16", "jax_enable_x64": True}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -197,63 +155,9 @@ def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_i
     assert f"{setting}: {usual} then, {value} now" in error
 
 
-def later_files(root, workdir):
-    for path in [*root.rglob("*"), *workdir.rglob("*")]:
-        os.utime(path, (2e9, 2e9))
-
-
-def other_files_beside(root, workdir):
-    (root / "README.txt").write_text("about these images")
-    (root / "train" / ".hidden.png").write_text("")
-
-
-def behind_a_link(root, workdir):
-    moved = root.with_name(f"{root.name}-moved")
-    root.rename(moved)
-    root.symlink_to(moved)
-
-
-def without_what_is_made_again(root, workdir):
-    (workdir / "params.txt").unlink()
-    (workdir / "config.json").unlink()
-    for path in workdir.glob("events.*"):
-        path.unlink()
-
-
-def without_checkpoints(root, workdir):
-    shutil.rmtree(workdir / "checkpoints")
-
-
-def without_the_last_checkpoint(root, workdir):
-    shutil.rmtree(workdir / "checkpoints" / "2")
-
-
-def another_zone_and_language(root, workdir):
-    os.environ.update(TZ="Asia/Kathmandu", LC_ALL="tr_TR.UTF-8", LANG="tr_TR.UTF-8")
-    time.tzset()
-
-
-def other_rights(root, workdir):
-    for path in [*root.rglob("*.png"), *workdir.glob("*.json")]:
-        path.chmod(0o640)
-
-
-HARMLESS = [
-    later_files,
-    other_files_beside,
-    behind_a_link,
-    without_what_is_made_again,
-    without_checkpoints,
-    without_the_last_checkpoint,
-    another_zone_and_language,
-    other_rights,
-]
 OTHER_EXECUTION = [
-    {"data.placement": "stream"},
     {"data.placement": "stream", "data.read_threads": 3},
-    {"data.device_limit_mib": 0},
-    {"train.log_every": 1},
-    {"train.eval_batch_size": 3},
+    {"data.device_limit_mib": 0, "train.log_every": 1, "train.eval_batch_size": 3},
     {"train.keep_checkpoints": 1, "train.checkpoint_every": 1},
     {"model.remat": "full"},
 ]
@@ -272,37 +176,24 @@ def stopped_half_way(tmp_path_factory):
     return run, there, whole["train_loss"]
 
 
-def resumed(stopped, tmp_path, monkeypatch, change=lambda root, workdir: None, fields=()):
+def resumed(stopped, tmp_path, **fields):
+    """The last loss of the stopped run, resumed with other ``fields``."""
     run, there, _ = stopped
-    run, images = run.copy_and_resolve_references(), there / "images"
-    shutil.copytree(images, tmp_path / "kept")
-    shutil.copytree(there / "run", tmp_path / "run")
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    for path, value in dict(fields).items():
+    run = run.copy_and_resolve_references()
+    for path, value in fields.items():
         set_field(run, path, value)
-    try:
-        change(images, tmp_path / "run")
-        return train_and_evaluate(run, tmp_path / "run")["train_loss"]
-    finally:
-        if images.is_symlink():
-            shutil.rmtree(images.resolve())
-            images.unlink()
-        shutil.rmtree(images, ignore_errors=True)
-        shutil.move(tmp_path / "kept", images)
-        monkeypatch.undo()
-        time.tzset()
+    return train_and_evaluate(run, shutil.copytree(there / "run", tmp_path / "run"))["train_loss"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
-def test_what_does_not_change_the_training_may_change_between_two_attempts(
-    change, stopped_half_way, tmp_path, monkeypatch
-):
-    assert resumed(stopped_half_way, tmp_path, monkeypatch, change) == stopped_half_way[-1]
+def test_files_beside_the_data_may_change_between_two_attempts(stopped_half_way, tmp_path):
+    images = stopped_half_way[1] / "images"
+    (images / "README.txt").write_text("about these images")
+    (images / "train" / ".hidden.png").write_text("")
+    assert resumed(stopped_half_way, tmp_path) == stopped_half_way[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", OTHER_EXECUTION, ids=lambda fields: ",".join(fields))
-def test_how_a_run_is_executed_may_change_between_two_attempts(fields, stopped_half_way, tmp_path, monkeypatch):
-    loss = resumed(stopped_half_way, tmp_path, monkeypatch, fields=fields)
-    assert loss == pytest.approx(stopped_half_way[-1], rel=1e-5)
+def test_how_a_run_is_executed_may_change_between_two_attempts(fields, stopped_half_way, tmp_path):
+    assert resumed(stopped_half_way, tmp_path, **fields) == pytest.approx(stopped_half_way[-1], rel=1e-5)

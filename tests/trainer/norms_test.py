@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import plan
 from depthmup_flax.trainer.engine.device_batches import CallLength
-from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.from_config import abstract_batch, build
 from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
@@ -123,3 +124,12 @@ def test_a_sweep_measures_nothing():
     sweep.base.train.log_norms = True
     (group,) = plan(sweep, expand(sweep), LoadOnce())
     assert not group.experiment.workload.measures
+
+
+@pytest.mark.parametrize(("field", "written"), [("", "HIGHEST"), ("tensorfloat32", "HIGH"), ("bfloat16", "DEFAULT")])
+def test_products_of_our_networks_are_exact_unless_a_precision_is_asked_for(field, written):
+    run = config(matmul_precision=field)
+    experiment = build(run)
+    arguments = experiment.state_shapes(), abstract_batch(run, experiment.dataset)
+    jaxpr = str(jax.make_jaxpr(experiment.workload.step({}))(*arguments))
+    assert set(re.findall(r"precision=(.*)", jaxpr)) == {f"(Precision.{written}, Precision.{written})"}

@@ -62,21 +62,6 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
     assert "images" not in printed + metrics
 
 
-@pytest.mark.slow
-def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
-    pattern, tmp_path, monkeypatch, logged
-):
-    tokens = np.array([27, 91, 65, 10, 66])
-    monkeypatch.setattr("depthmup_flax.trainer.runs.text_generation.generate", lambda *args, **kwargs: tokens)
-    short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
-    train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
-    assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
-    assert "sample\n  \\x1b[A\n  B\n" in "\n".join([*logged.messages, ""])
-    diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, **short)
-    assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
-    assert not (tmp_path / "run" / "sample.txt").exists()
-
-
 def last_state(directory):
     path = directory.absolute() / "checkpoints" / "8" / "state"
     return ocp.StandardCheckpointer().restore(path)

@@ -1,14 +1,16 @@
 """Metrics beside metrics.jsonl: TensorBoard, wandb and writers of one's own, which may fail but not stop a run."""
 
 import errno
+import importlib.machinery
 import importlib.util
 import inspect
 import json
 import math
 import pathlib
 import re
-import struct
+import sys
 import time
+import types
 
 import pytest
 from processes import ROOT
@@ -152,38 +154,25 @@ def test_writers_do_not_change_the_hash_of_a_run():
     assert len({config_hash(short_run(writers=names)) for names in (("jsonl",), ("jsonl", "wandb"))}) == 1
 
 
-def logged_messages(path):
-    """Messages in a file of wandb: 7 bytes, then LevelDB's log format, in blocks of 32 KiB."""
-    content, start, message = path.read_bytes(), 7, b""
-    while start < len(content):
-        if start // 2**15 < (start + 7) // 2**15 and (start + 7) % 2**15:  # what is left of a block has no header
-            start = (start // 2**15 + 1) * 2**15
-        length, kind = struct.unpack_from("<HB", content, start + 4)
-        message += content[start + 7 : start + 7 + length]
-        start += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield message
-            message = b""
-
-
-def offline_rows(directory):
-    """Step and values of every row in wandb's file of an offline run."""
-    from wandb.proto import wandb_internal_pb2
-
-    rows = []
-    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
-    for record in map(wandb_internal_pb2.Record.FromString, logged_messages(path)):
-        if record.WhichOneof("record_type") == "history":
-            items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-            rows.append((record.history.step.num, {k: v for k, v in items.items() if not k.startswith("_")}))
-    return rows
-
-
-@pytest.mark.slow
-def test_wandb_offline_has_every_row_below_the_work_directory(tmp_path, monkeypatch, logged):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    train_and_evaluate(short_run(writers=("jsonl", "wandb")), tmp_path)
-    (_, first), (_, last), (_, test) = rows_of(tmp_path)
-    assert offline_rows(tmp_path) == [(2, first), (4, {**last, **test})]
-    assert f"wandb sync {next(pathlib.Path(tmp_path).glob('wandb/offline-run-*'))}" in logged.text
+def test_wandb_gets_the_config_and_every_row_and_a_resumed_run_continues_its_own(tmp_path, monkeypatch):
+    """A module of its name in its place."""
+    opened, rows, finished = [], [], []
+    run = types.SimpleNamespace(
+        url="https://wandb.ai/run",
+        dir="",
+        log=lambda row, step: rows.append((step, row)),
+        finish=lambda: finished.append(1),
+    )
+    fake = types.ModuleType("wandb")
+    fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    fake.Settings, fake.setup = dict, lambda settings: None
+    fake.init = lambda **fields: opened.append(fields) or run
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    config = short_run(writers=("jsonl", "wandb"))
+    train_and_evaluate(config, tmp_path)
+    assert rows == rows_of(tmp_path)
+    assert finished == [1]
+    (tmp_path / "result.json").unlink()
+    train_and_evaluate(config, tmp_path)
+    assert opened[0]["config"]["train"]["steps"] == 4
+    assert [fields["id"] for fields in opened] == [json.loads((tmp_path / "wandb.json").read_text())["id"]] * 2

@@ -9,14 +9,13 @@ import jax
 import numpy as np
 import pytest
 from processes import Process, on_devices, train
-from small_runs import a_sweep, config, last_state
+from small_runs import config, last_state
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
-from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs import trained as trained_run
@@ -147,13 +146,6 @@ def test_another_directory_is_one_sentence(mark, says, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(dm.InputError, match="file' is a file"):
         dm.load_run(tmp_path / "file")
-
-
-@pytest.mark.slow
-def test_the_directory_of_a_real_sweep_is_refused(tmp_path):
-    sweep(a_sweep(rates=1, depths=(2,)), tmp_path)
-    with pytest.raises(dm.InputError, match="holds a sweep"):
-        dm.load_run(tmp_path)
 
 
 @pytest.mark.parametrize(
