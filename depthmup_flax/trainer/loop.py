@@ -112,7 +112,7 @@ def train_and_evaluate(
             return finished
         with workdirs.writing_to(directory):
             process_agreement.require_shared(directory)
-            return _train_in(directory, experiment, data, mesh, claim, writers)
+            return _ended(_Run(experiment, data, mesh, directory, claim, writers))
 
 
 def _train(run: _Run) -> Json:
@@ -148,9 +148,8 @@ def _train(run: _Run) -> Json:
 
 
 def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
-    configs.validate(config)
-    require_writers(config, writers)  # before the data are opened, which may take minutes
     experiment = build(config)
+    require_writers(config, writers)
     mesh = sharding.make_mesh(config.mesh)
     require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
@@ -164,20 +163,10 @@ def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
     return result
 
 
-def _train_in(
-    directory: pathlib.Path,
-    experiment: Experiment,
-    data: Json,
-    mesh: jax.sharding.Mesh,
-    claim: workdirs.Claim | None,
-    writers: Sequence[Writer],
-) -> Json:
-    run = _Run(experiment, data, mesh, directory, claim, writers)
+def _ended(run: _Run) -> Json:
+    """Trains, and writes the files that describe the run and its result."""
     try:
-        if distributed.is_first():
-            write_atomically(directory / "config.json", sealed(configs.to_json(experiment.config)))
-            run_directory.write_data(directory, data)
-            write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
+        run.describe()
         with run.preemption:
             try:
                 result = _train(run)
@@ -189,9 +178,7 @@ def _train_in(
         raise
     run.close()
     if distributed.is_first():
-        if result["status"] != PREEMPTED:
-            write_atomically(directory / "result.json", sealed(json.dumps(result, indent=2) + "\n"))
-        log.info("%s. %s", summary(result), run.last_words(result), extra=RESULT)
+        run.write_result(result)
     return result
 
 
@@ -207,7 +194,7 @@ class _Run:
         claim: workdirs.Claim | None,
         writers: Sequence[Writer],
     ) -> None:
-        self._experiment, self._directory, self._claim = experiment, directory, claim
+        self._experiment, self._data, self._directory, self._claim = experiment, data, directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
@@ -222,10 +209,16 @@ class _Run:
         self._metrics: Metrics = {}  # further ones of the last step that was logged
         self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
         self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
+
+    def describe(self) -> None:
+        """Writes and shows what is trained."""
         if distributed.is_first():
-            log.info("%s, work directory %s", experiment.description(mesh), directory)
+            log.info("%s, work directory %s", self._experiment.description(self.program.mesh), self._directory)
             if self.step:
                 log.info("resuming after step %d", self.step)
+            write_atomically(self._directory / "config.json", sealed(configs.to_json(self._experiment.config)))
+            run_directory.write_data(self._directory, self._data)
+            write_atomically(self._directory / "params.txt", self._experiment.parameter_table() + "\n")
 
     @property
     def lacks_evaluation(self) -> bool:
@@ -338,15 +331,16 @@ class _Run:
             "audit": self._experiment.audit,
         }
 
-    def last_words(self, result: Json) -> str:
-        """Where the result is and how to go on."""
-        if result["status"] == PREEMPTED:
-            return "Rerun the same command to resume"
-        written = f"Written to {self._directory / 'result.json'}"
-        if result["status"] != DIVERGED or not self._experiment.config.train.checkpoint:
-            return written
-        checkpoint = self._checkpoints.latest()
-        return f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {written}"
+    def write_result(self, result: Json) -> None:
+        """Writes ``result.json``, unless the run was preempted, and says where it is and how to go on."""
+        path, ending = self._directory / "result.json", "Rerun the same command to resume"
+        if result["status"] != PREEMPTED:
+            write_atomically(path, sealed(json.dumps(result, indent=2) + "\n"))
+            ending = f"Written to {path}"
+        if result["status"] == DIVERGED and self._experiment.config.train.checkpoint:
+            checkpoint = self._checkpoints.latest()
+            ending = f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {ending}"
+        log.info("%s. %s", summary(result), ending, extra=RESULT)
 
     def close(self) -> None:
         self._log.close()

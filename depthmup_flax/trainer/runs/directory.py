@@ -18,6 +18,9 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
 Columns = dict[str, np.ndarray]
+_DATA = "data.json"
+RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
+GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON
 
 
 def read_metrics(path: pathlib.Path) -> Columns:
@@ -39,9 +42,6 @@ def read_metrics(path: pathlib.Path) -> Columns:
     return {"step": np.array(steps, np.int64), **columns}
 
 
-RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
-
-
 def require_run(path: pathlib.Path) -> None:
     """Raises `InputError` unless a directory holds a run that has started."""
     remedy = "name the --workdir of a training run, such as runs/digits. depthmup report reads a sweep"
@@ -58,31 +58,18 @@ def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int
         if config.train.checkpoint:
             remedy = "wait for its first evaluation, or set train.checkpoint_every"
         raise InputError(f"the run in {str(path)!r} has saved no checkpoint yet: {remedy}.")
-    if which == "latest":
-        return steps[-1]
-    if which == "best":
-        best = best_step(path / "checkpoints")
-        if best is None:
-            raise InputError(f"no checkpoint in {str(path)!r} was evaluated: use which='latest'.")
-        return best
-    if which in steps:
-        return int(which)
-    raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
+    step = {"latest": steps[-1], "best": best_step(path / "checkpoints")}.get(str(which), which)
+    if step not in steps:
+        raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
+    return int(step)
 
 
 def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     """What the network reads, as the run has stored it."""
-    stored = path / "data.json"
+    stored = path / _DATA
     if not stored.exists():
         raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
-    try:
-        return stored_dataset.from_json(read_json(stored, RESTORE))
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{stored} lacks {error}: {RESTORE}.") from error
-
-
-_DATA = "data.json"
-GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON
+    return stored_dataset.from_json(read_json(stored, RESTORE))
 
 
 def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrite: bool) -> None:
@@ -105,9 +92,6 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
             )
         path = directory / _DATA
         require_same_data(read_json(path, GARBLED) if path.exists() else {}, data, f"the run in {str(directory)!r}")
-    checkpoints = directory / "checkpoints"
-    if checkpoints.exists() and not checkpoints.is_dir():
-        raise InputError(f"{str(checkpoints)!r} is a file: remove it, because checkpoints go there.")
 
 
 def require_same_data(stored: Json, data: Json, work: str) -> None:
