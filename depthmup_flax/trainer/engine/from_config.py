@@ -211,8 +211,8 @@ def _require_fit(config: ConfigDict, fits: bool) -> None:
         reads, (source, _) = _READS[MODELS[config.model.name].input_kind], find_source(config.data.name)
         fitting = [repr(name) for name, model in MODELS.items() if _READS[model.input_kind] == source.kind]
         raise InputError(
-            f"model.name is {config.model.name!r}, which reads {reads} of a known number of classes, but data.name is "
-            f"{config.data.name!r}, which holds {source.kind}: use other data, or model.name = "
+            f"model.name is {config.model.name!r}, which reads {reads}, but data.name is {config.data.name!r}, "
+            f"which holds {source.kind}: use other data, of a known number of classes, or model.name = "
             f"{' or '.join(fitting) or 'a network of your own'}."
         )
 

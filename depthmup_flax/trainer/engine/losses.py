@@ -228,5 +228,8 @@ def _of_batch(function: Callable[[Any, Any], jax.Array], name: str, outputs: Any
     array = isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)) and jnp.asarray(value)
     if array is False or array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):
         returns = f"a {type(value).__name__}" if array is False else f"{array.dtype}{list(array.shape)}"
-        raise InputError(f"loss is {name!r}: it returns {returns}. Return one number, such as the mean over the batch.")
+        raise InputError(
+            f"loss is {name!r}: it returns {returns}. Return one floating-point number, such as "
+            "the mean over the batch."
+        )
     return {"loss": array}
