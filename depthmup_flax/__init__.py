@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
     from depthmup_flax.search.forecast.ladder import LadderPlan
-    from depthmup_flax.search.forecast.recipe import Allocation, recipe
+    from depthmup_flax.search.forecast.allocation import Allocation, recipe
     from depthmup_flax.search.forecast.target_loss import forecast
     from depthmup_flax.search.study.study import Study
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
@@ -134,7 +134,7 @@ _NAMES = {
     "trainer.engine.task": "Task",
     "check": "Network Source coord_check linen_network nnx_network",
     "search.forecast.ladder": "LadderPlan",
-    "search.forecast.recipe": "Allocation recipe",
+    "search.forecast.allocation": "Allocation recipe",
     "search.forecast.target_loss": "forecast",
     "report.make_report": "Report make_report",
     "auditing": "audit infer_info rescale_init",

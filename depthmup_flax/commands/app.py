@@ -34,7 +34,7 @@ from depthmup_flax.util.extras import missing
 from depthmup_flax.util.version import __version__
 
 # They end with their reader, as in | head.
-_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict", "recipe")
+_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict")
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits

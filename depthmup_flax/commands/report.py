@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         kind = "training run" if _is_run(directories[0]) else "sweep"
         print(f"the newest {kind}: {directories[0]}", flush=True)
     if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
-        from depthmup_flax.search.forecast.registered import read  # imports JAX
+        from depthmup_flax.search.forecast.target_loss import read  # imports JAX
 
         _require_unset(args, {"out": None, "open": False, **_OF_SWEEPS}, f"{str(directories[0])!r} holds a forecast")
         print(read(directories[0]))

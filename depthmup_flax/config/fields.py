@@ -85,8 +85,6 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "tensor": 1,  # parts of the features inside layers
                 "gradient_dtype": "",  # of weights' gradients and their sums over devices: float32, or "": model.dtype
             },
-            # Directory of a registered forecast with which the run is compared while it trains; "": none.
-            "forecast": "",
             # Length of the training, evaluations, checkpoints.
             "train": {
                 "batch_size": 64,  # examples of a step, on all devices together

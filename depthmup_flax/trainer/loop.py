@@ -33,7 +33,6 @@ from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.engine.workload import Metrics, TrainState
 from depthmup_flax.trainer.metrics import RunLog
-from depthmup_flax.trainer.on_course import require_course
 from depthmup_flax.trainer.run_checkpoints import RunCheckpoints
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.text_generation import sample_text
@@ -75,8 +74,7 @@ def train_and_evaluate(
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
       ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
       ``test_accuracy`` (with ``data.validation_fraction`` instead ``validation_loss``, ``validation_accuracy``),
-      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``, ``off_course_since``
-      (the step at which the run left the band of ``config.forecast``; in process 0),
+      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
       ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
@@ -87,7 +85,6 @@ def train_and_evaluate(
     """
     experiment, mesh = distributed.in_all(lambda: _built(config, writers))
     data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
-    distributed.in_all(lambda: require_course(experiment, data))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
@@ -324,7 +321,6 @@ class _Run:
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
-            "off_course_since": self._log.off_course_since,
             "parameters": self._experiment.parameters,
             "bad_examples": len(self._checkpoints.bad_examples()),
             "versions": versions() | code_of(self._experiment.config),

@@ -17,7 +17,6 @@ from depthmup_flax.storage.records.table import TEST, VALIDATION, finite_or_none
 from depthmup_flax.storage.workdir.buckets import Scratch
 from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.on_course import CourseWatch
 from depthmup_flax.trainer.writers import Writer, Writers
 from depthmup_flax.util import messages
 
@@ -53,7 +52,6 @@ class RunLog:
             _drop_rows_after(path, first_step, evaluated)
         elif first_step:
             log.warning("%s is gone, and with it the rows of steps 1 to %d: restore it.", path, first_step)
-        self._course = CourseWatch(experiment.config, path, first_step)
         self._rows = path.open("a", encoding="utf-8")
         if not first_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
@@ -63,8 +61,6 @@ class RunLog:
     def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
         units_per_s = self._progress.update(step, metrics["train_loss"], metrics.get("train_accuracy"))
-        if self._open:
-            metrics = {**metrics, **self._course.columns(step, metrics)}
         self._write(step, metrics if units_per_s is None else {**metrics, f"{self._unit}_per_s": units_per_s})
         return units_per_s and units_per_s / self._progress.units_per_step
 
@@ -74,11 +70,6 @@ class RunLog:
         on = self._evaluated
         accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
         self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{accuracy}")
-
-    @property
-    def off_course_since(self) -> int | None:
-        """The step at which the run left the band of its forecast; ``None`` if it did not, or has none."""
-        return self._course.left if self._open else None
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""

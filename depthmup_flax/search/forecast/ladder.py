@@ -5,22 +5,17 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field
-from depthmup_flax.search.forecast.course import log_steps
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH
 from depthmup_flax.search.sweep.grid import as_tuple, sweep_config
 from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.storage.records.table import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError, did_you_mean
-
-log = logging.getLogger(__name__)
 
 FIGURE = "forecast"
 _BUDGET = 0.05
@@ -28,8 +23,6 @@ _LEVELS = 3  # of a planned ladder; each halves every axis
 _MOST_HALVINGS = 12
 _SMALLEST = {WIDTH: 8, DEPTH: 1, STEPS: 16}
 _FEWEST_VALUES = 3  # of an axis: a power law with an irreducible part has three unknowns
-_UNITS = {"": 1.0, "%": 0.01, "s": 1.0, "min": 60.0, "h": 3600.0}  # of a budget
-_OF_TIME = ("s", "min", "h")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +39,8 @@ class LadderPlan:
     """What the user says about a ladder.
 
     Attributes:
-      budget: of all runs of a planned ladder: ``"5%"`` or 0.05 of one run of the target, in parameters times examples,
-        or time on this machine, such as ``"90s"``, ``"10min"`` or ``"2h"``. By default 5 %, or what the smallest ladder
-        takes.
+      budget: of all runs of a planned ladder, ``"5%"`` or 0.05 of one run of the target, in parameters times examples. By
+        default 5 %, or what the smallest ladder takes.
       axes: of `AXES`, along which a planned ladder is smaller than the target; by default those of width and depth
         along which three smaller sizes exist.
       widths, depths, steps: sizes in place of a planned ladder, all combinations; of an empty one, the target's.
@@ -65,12 +57,9 @@ class LadderPlan:
     def __post_init__(self) -> None:
         if any(self._given().values()) and (self.budget, self.axes) != (None, None):
             raise InputError("--budget and --axes plan rungs, and --widths, --depths and --steps name them: use one.")
-        if not 0 < self._limit()[0] < math.inf:
-            raise InputError(
-                f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05, or a time, "
-                "such as 90s, 10min or 2h."
-            )
-        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
+        if not 0 < self._share() < 1:
+            raise InputError(f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05.")
+        if self.seeds < 1:
             raise InputError(f"--seeds is {self.seeds!r}: use a whole number of at least 1.")
         axes = self._axes()
         for axis in axes:
@@ -82,34 +71,23 @@ class LadderPlan:
     def _axes(self) -> tuple[str, ...]:
         return (WIDTH, DEPTH) if self.axes is None else as_tuple(self.axes)
 
-    @property
-    def timed(self) -> bool:
-        """Whether the budget is a time."""
-        return self._limit()[1]
-
-    def _limit(self) -> tuple[float, bool]:
-        """The budget as a share or in seconds, and whether it is a time; NaN for what is neither."""
+    def _share(self) -> float:
+        """The budget as a share of the target's operations; NaN for what is none."""
         text = str(_BUDGET if self.budget is None else self.budget)
-        number, unit = re.fullmatch(r"(.*?)(%|s|min|h|)", text, re.DOTALL).groups()  # type: ignore[union-attr]
         try:
-            limit = float(number) * _UNITS[unit]
+            return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            return math.nan, False
-        # 5 may be 5 % or five minutes.
-        return math.nan if not unit and limit >= 1 else limit, unit in _OF_TIME
+            return math.nan
 
     def _given(self) -> dict[str, Sequence[int]]:
         return {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
 
-    def sizes(
-        self, target: Size, parameters: Callable[[Size], int], seconds: Callable[[Sequence[Size]], float] | None = None
-    ) -> list[Size]:
+    def sizes(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
         """The rungs, smallest first.
 
         Args:
           target: what is forecast.
           parameters: of a network of this size.
-          seconds: that a ladder takes; needed if `timed`.
 
         Raises:
           InputError: they do not lie below the target, determine no law, or do not fit the budget.
@@ -120,16 +98,13 @@ class LadderPlan:
             values = [sorted(set(given[axis])) or [getattr(target, axis)] for axis in AXES]
             rungs = [Size(*value) for value in itertools.product(*values)]
         else:
-            share = lambda rungs: self.seeds * _share(rungs, target, parameters)
-            rungs = self._planned(target, parameters, seconds or share)
+            rungs = self._planned(target, parameters)
         if problem := _problem(rungs, target):
             raise InputError(problem)
         return rungs
 
-    def _planned(
-        self, target: Size, parameters: Callable[[Size], int], cost: Callable[[Sequence[Size]], float]
-    ) -> list[Size]:
-        """The most expensive ladder of which the ``cost`` fits the budget; by default at least the cheapest.
+    def _planned(self, target: Size, parameters: Callable[[Size], int]) -> list[Size]:
+        """The most expensive ladder that fits the budget; by default at least the cheapest.
 
         Each level has a network that is smaller than the target by about the same power of two along all axes, and
         networks with one of the axes halved again. So the largest rungs lie towards the target, and the effect of each
@@ -140,18 +115,18 @@ class LadderPlan:
         even = [dict(zip(smallest, times, strict=True)) for times in halved if max(times) - min(times) <= 1]
         ladders = [_levels(target, halvings, smallest) for halvings in even]
         ladders = [rungs for rungs in ladders if not _problem(rungs, target)]
-        ladders.sort(key=lambda rungs: _share(rungs, target, lambda size: size.width**2 * size.depth))
+        ladders.sort(key=lambda rungs: _cost(rungs, target, lambda size: size.width**2 * size.depth))
+        cost = lambda rungs: self.seeds * _cost(rungs, target, parameters)
         try:
-            fitting = bisect.bisect_right(ladders, self._limit()[0], key=cost)
+            fitting = bisect.bisect_right(ladders, self._share(), key=cost)
             if fitting or self.budget is None:
                 return ladders[max(0, fitting - 1)]
             least = cost(ladders[0])
         except InputError as error:  # the network has no such size
             raise InputError(f"{error} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.") from error
-        least_text = f"{least:.3g} s" if self.timed else f"{100 * least:.3g}% of the target's operations"
         raise InputError(
-            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {least_text}. Set a "
-            "larger one, or fewer seeds."
+            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {100 * least:.3g}% of the "
+            "target's operations. Set a larger one, or fewer seeds."
         )
 
     def _smallest(self, target: Size, parameters: Callable[[Size], int]) -> dict[str, int]:
@@ -196,7 +171,7 @@ def _levels(target: Size, halvings: dict[str, int], smallest: dict[str, int]) ->
     return sorted(set(rungs), key=lambda size: (size.width**2 * size.depth * size.steps, size.width))
 
 
-def _share(rungs: Sequence[Size], target: Size, parameters: Callable[[Size], int]) -> float:
+def _cost(rungs: Sequence[Size], target: Size, parameters: Callable[[Size], int]) -> float:
     """Operations of one run of each rung over those of the target."""
     cost = lambda size: parameters(size) * size.steps
     return sum(map(cost, rungs)) / cost(target)
@@ -213,16 +188,10 @@ def _problem(rungs: Sequence[Size], target: Size) -> str:
         if min(values) < 1:
             return f"the ladder has {axis} {min(values)}: use whole numbers of at least 1."
         if max(values) > end:
-            return (
-                f"the target's {axis} is {end}, and the ladder has {axis} {max(values)}: a forecast is of a larger "
-                f"network. Raise --target.{axis}, or use smaller rungs."
-            )
+            return f"the ladder has {axis} {max(values)}, above the target's {end}: a forecast is of a larger network."
         if values != [end] and len(values) < _FEWEST_VALUES:
-            flag = STEPS if axis == STEPS else f"{axis}s"
-            return (
-                f"the ladder has {axis} {' and '.join(map(str, values))}, and the target {end}: a law needs "
-                f"{_FEWEST_VALUES} values. Name them with --{flag}, or leave {axis} out of --axes."
-            )
+            listed = " and ".join(map(str, values))
+            return f"the ladder has {axis} {listed}, and the target {end}: a law needs {_FEWEST_VALUES} values."
     return ""
 
 
@@ -230,7 +199,6 @@ def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Siz
     """The config of a run: ``tuned`` at another size, with what batch size and steps change."""
     config = tuned.copy_and_resolve_references()
     config.model.update(width=size.width, depth=size.depth)
-    config.train.log_every = log_steps(tuned.train.log_every, size.steps)
     if (size.steps, batch_size) != (tuned_steps, tuned.train.batch_size):
         rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, size.steps))
         # The same part of the run: averaged over a whole short run, the loss would measure how early it falls.
@@ -244,7 +212,6 @@ def ladder_sweep(configs: Mapping[Size, ConfigDict], seeds: int, objective: str)
     configs = {size: config.copy_and_resolve_references() for size, config in configs.items()}
     for size, config in configs.items():
         config.train.steps = size.steps  # in place of epochs
-        config.train.log_every = min(config.train.log_every for config in configs.values())  # a sweep has one
         config.mesh = default_config().mesh  # a sweep trains whole networks on each device
         if "stage_sizes" in config.model:
             config.model.stage_sizes = ()

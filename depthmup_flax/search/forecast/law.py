@@ -65,7 +65,7 @@ _EXPONENTS = 2.0 ** np.arange(-3, 1.1, 0.25)  # uniform prior over these, from n
 _MISFITS = 0.0005 * 2.0 ** np.arange(9)  # relative distances between the losses of a ladder and a law
 _DRAWS, _FEWEST = 20_000, 0.01  # the share of draws that are laws
 _AT_ONCE = 16  # sizes in memory
-LEVEL = 0.95
+_LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,10 +164,10 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
       InputError: no law fits.
     """
     before, whole, weights = _posteriors(rungs)
-    large, forms = held_out(rungs)[1], [one.form for one in whole]
+    large, forms = _held_out(rungs)[1], [one.form for one in whole]
     tested = _drawn(before, _softmax([one.log_evidence for one in before]), large, len(rungs[0].losses))
     error, inflation = _errors(tested, [float(np.mean(rung.losses)) for rung in large])
-    low, loss, high = quantiles(_drawn(whole, weights, [target], 1)[:, 0])
+    low, loss, high = _quantiles(_drawn(whole, weights, [target], 1)[:, 0])
     best = int(np.argmax(weights))
     return Forecast(
         loss=loss,
@@ -177,32 +177,22 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
         law=whole[best].formula(),
         held_out_error=error,
         inflation=inflation,
-        seed_spread=seed_spread(rungs),
+        seed_spread=_seed_spread(rungs),
     )
-
-
-def foretold(rungs: Sequence[Rung], targets: Sequence[Rung], noise: float, seeds: int, draws: int) -> np.ndarray:
-    """``[draws', N]``: mean losses over ``seeds`` runs of each target, of all forms in proportion to their evidence.
-
-    Raises:
-      InputError: no law fits.
-    """
-    posteriors = [Posterior(form, rungs, noise) for form in forms_of(rungs)]
-    return _drawn(posteriors, _softmax([one.log_evidence for one in posteriors]), targets, seeds, draws)
 
 
 def upper_losses(rungs: Sequence[Rung], sizes: Sequence[Rung]) -> list[float]:
     """The loss below which one run of each size stays with 97.5 %, from one fit; `InputError` if no law fits."""
     _, whole, weights = _posteriors(rungs)
     parts = [sizes[start : start + _AT_ONCE] for start in range(0, len(sizes), _AT_ONCE)]
-    return [quantiles(losses)[-1] for part in parts for losses in _drawn(whole, weights, part, 1).T]
+    return [_quantiles(losses)[-1] for part in parts for losses in _drawn(whole, weights, part, 1).T]
 
 
 def _posteriors(rungs: Sequence[Rung]) -> tuple[list[Posterior], list[Posterior], np.ndarray]:
     """The posteriors of all forms, given the smaller rungs and given all, and the weights of the forms."""
     rungs = sorted(rungs, key=lambda rung: rung.cost)
-    forms, spread = forms_of(rungs), seed_spread(rungs)
-    before, whole = ([Posterior(form, part, spread) for form in forms] for part in (held_out(rungs)[0], rungs))
+    forms, spread = forms_of(rungs), _seed_spread(rungs)
+    before, whole = ([Posterior(form, part, spread) for form in forms] for part in (_held_out(rungs)[0], rungs))
     # By the density with which each form foretells the larger rungs from the smaller ones.
     densities = [one.log_evidence - part.log_evidence for one, part in zip(whole, before, strict=True)]
     return before, whole, _softmax(densities)
@@ -221,27 +211,25 @@ def forms_of(rungs: Sequence[Rung]) -> list[Form]:
     return [form for form in reversed(forms.values()) if len(form.axes) >= len(axes) - len(sizes)]
 
 
-def seed_spread(rungs: Sequence[Rung]) -> float:
+def _seed_spread(rungs: Sequence[Rung]) -> float:
     """Relative standard deviation of the loss over seeds, pooled over rungs; 0 for one seed."""
     logs = np.log([rung.losses for rung in rungs])
     return float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
 
 
-def held_out(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
+def _held_out(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
     """``(smaller, larger)``: the larger third by cost is held out."""
     rungs = sorted(rungs, key=lambda rung: rung.cost)
     count = len(rungs) - max(1, len(rungs) // 3)
     return rungs[:count], rungs[count:]
 
 
-def _drawn(
-    posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence[Rung], seeds: int, draws: int = _DRAWS
-) -> np.ndarray:
+def _drawn(posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence[Rung], seeds: int) -> np.ndarray:
     """``[draws, N]``: mean losses over ``seeds`` runs of each rung, from all forms in proportion to their weights."""
     random = np.random.default_rng(0)
-    counts = np.round(draws * weights).astype(int)
+    counts = np.round(_DRAWS * weights).astype(int)
     drawn = np.concatenate([one.draw(rungs, n, seeds, random) for one, n in zip(posteriors, counts, strict=True) if n])
-    if len(drawn) < _FEWEST * draws:
+    if len(drawn) < _FEWEST * _DRAWS:
         raise InputError(
             "the losses of the ladder follow no law in which more training lowers a positive loss: forecast the "
             "training loss with --objective=train, or use rungs of the target's steps."
@@ -254,7 +242,7 @@ def _softmax(logs: Sequence[float]) -> np.ndarray:
     return shares / shares.sum()
 
 
-def quantiles(losses: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
+def _quantiles(losses: np.ndarray, level: float = _LEVEL) -> tuple[float, float, float]:
     """The ends and the middle of the central part that holds a share ``level`` of ``losses``."""
     low, middle, high = np.quantile(losses, ((1 - level) / 2, 0.5, (1 + level) / 2))
     return float(low), float(middle), float(high)
@@ -264,7 +252,7 @@ def _errors(forecast: np.ndarray, losses: Sequence[float]) -> tuple[float, float
     """Root mean square of the relative errors of forecasts, and of those in standard deviations, if above 1."""
     errors, surprises = [], []
     for draws, loss in zip(forecast.T, losses, strict=True):
-        low, middle, high = quantiles(draws, 0.6827)
+        low, middle, high = _quantiles(draws, 0.6827)
         errors.append(math.log(loss / middle))
         surprises.append(errors[-1] / (math.log(high / low) / 2))
     rms = lambda values: float(np.sqrt(np.mean(np.square(values))))

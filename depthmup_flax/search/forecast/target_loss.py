@@ -1,36 +1,222 @@
-"""The forecast of a large network: trains its ladder, fits the law, registers the loss."""
+"""The forecast of a large network: trains its ladder, fits the law, writes ``forecast.json``; compares a trained target."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import logging
 import pathlib
-import time
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
-from depthmup_flax.config.fields import listed, run_differences
+from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.data import LoadOnce, stored_dataset
-from depthmup_flax.search.forecast.course import Curves, course_of
+from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
-from depthmup_flax.search.forecast.ladder_time import planned_by_time
-from depthmup_flax.search.forecast.law import Rung, forecast_loss
-from depthmup_flax.search.forecast.registered import FILE, Registered, config_json, now, read, register
+from depthmup_flax.search.forecast.law import AXES, STEPS, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.objective import AUTO, require_objective
 from depthmup_flax.search.tune.proxy import require_mup
 from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
-from depthmup_flax.storage.records.table import TEST, TRAIN, VALIDATION, Record, read_info
+from depthmup_flax.storage.records.run_hash import json_text, without_execution
+from depthmup_flax.storage.records.table import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
 from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.workdir.files import read_json, write_atomically
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
+from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.table import Table
+from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
 DEFAULT = LadderPlan()
+FILE = "forecast.json"
+# The largest ratio of costs, target to largest rung, at which forecasts were checked (reproduction/pages/forecasts.md).
+CHECKED_COST_RATIO = 249
+_OF_CHANCE = 0.98  # a network with a larger share of the loss of chance has not begun to learn
+_SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetForecast:
+    """The content of ``forecast.json``; print shows it.
+
+    Attributes:
+      objective: the loss of `depthmup_flax.storage.records.table.OBJECTIVES` that is forecast.
+      target: its sizes.
+      rungs: the ladder with its losses.
+      forecast: the loss and its interval.
+      config: of the target, as JSON.
+      data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
+      chance: the cross-entropy of the best constant guess; ``None`` for other losses.
+    """
+
+    objective: str
+    batch_size: int
+    target: Rung
+    rungs: tuple[Rung, ...]
+    forecast: Forecast
+    config: Json
+    data: Json
+    chance: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The forecast loss."""
+        return self.forecast.loss
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, of one run of the target."""
+        return self.forecast.interval
+
+    @property
+    def largest(self) -> Rung:
+        """The rung with the highest cost."""
+        return max(self.rungs, key=lambda rung: rung.cost)
+
+    @property
+    def cost_ratio(self) -> float:
+        """Cost of a run of the target over that of the largest rung, in parameters times examples."""
+        return self.target.cost / self.largest.cost
+
+    @property
+    def unlearned(self) -> list[Rung]:
+        """Rungs whose mean loss is that of chance, or higher."""
+        return [rung for rung in self.rungs if self.chance and np.mean(rung.losses) > _OF_CHANCE * self.chance]
+
+    def __repr__(self) -> str:
+        forecast, target, name = self.forecast, self.target, LOSSES[self.objective]
+        rows = [
+            (*(f"{number:,}" for number in (rung.width, rung.depth, rung.steps, rung.parameters)), f"{mean:.4g}", seeds)
+            for rung in self.rungs
+            for mean, seeds in [(np.mean(rung.losses), str(len(rung.losses)))]
+        ]
+        wider = f", which widens the interval {forecast.inflation:.2g} times" if forecast.inflation > 1.05 else ""
+        weights = ", ".join(f"{form} {weight:.0%}" for form, weight in forecast.weights.items())
+        seeds = f"seeds differ by {forecast.seed_spread:.1%}"
+        if len(self.rungs[0].losses) == 1:
+            seeds = "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
+        size = f"width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples"
+        lines = [
+            *Table(("width", "depth", "steps", "parameters", name, "seeds"), rows, ">>>>>>").lines,
+            "",
+            f"law ({forecast.form}): {name} ~ {forecast.law}",
+            f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
+            f"{seeds}; weights of the forms: {weights}",
+            f"target: {size}",
+            *self.expected_loss(),
+        ]
+        if forecast.inflation > _SURPRISING:
+            lines.append("Warning: the rungs do not follow one law: use larger or longer rungs.")
+        if self.unlearned:
+            lines.append(
+                f"Warning: {len(self.unlearned)} of {len(self.rungs)} rungs have not begun to learn: their loss is that "
+                f"of chance, {self.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
+            )
+        return "\n".join(lines)
+
+    def expected_loss(self) -> list[str]:
+        """Lines: the loss of a run of the target, its interval, and how far the target lies beyond the largest rung."""
+        (low, high), target, largest = self.interval, self.target, self.largest
+        factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}
+        beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
+        beyond = f"{beyond} that of any rung; " if beyond else ""
+        lines = [
+            f"forecast of one run: {LOSSES[self.objective]} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+            f"extrapolation: {beyond}cost {self.cost_ratio:.3g} times that of the largest "
+            f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)",
+        ]
+        if self.cost_ratio > CHECKED_COST_RATIO:
+            lines.append(
+                f"Warning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
+                "the largest rung: this one lies beyond."
+            )
+        if factors[STEPS] > 1:
+            lines.append(
+                "Warning: of the checked targets that are longer than all rungs, 4 of 10 reached a lower loss than the "
+                "interval: what only long runs learn is not foreseen. Use rungs of the target's steps."
+            )
+        return lines
+
+    def as_json(self) -> Json:
+        """The object in the file."""
+        return {**dataclasses.asdict(self), "cost_ratio": self.cost_ratio}
+
+    def check(self, run: str | pathlib.Path) -> Checked:
+        """Whether the target, trained in the directory ``run``, reached a loss in the interval.
+
+        Raises:
+          InputError: the run is not the target's, or has not ended.
+        """
+        directory = workdirs.as_path(run)
+        require_run(directory)
+        config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
+        differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
+        if changed := stored_dataset.changes(self.data, data):
+            differing.append(f"the data: {changed}")
+        if differing:
+            raise InputError(
+                f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "
+                "target with its config; another seed is allowed."
+            )
+        if not (directory / "result.json").exists():
+            raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
+        result = read_json(directory / "result.json", RESTORE)
+        return Checked(self, result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A forecast and what the target reached; ``loss`` is ``None`` if it diverged."""
+
+    forecast: TargetForecast
+    loss: float | None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loss lies in the interval."""
+        low, high = self.forecast.interval
+        return self.loss is not None and low <= self.loss <= high
+
+    @property
+    def error(self) -> float | None:
+        """The relative error of the forecast; ``None`` if the target diverged."""
+        return None if self.loss is None else self.loss / self.forecast.loss - 1
+
+    def as_json(self) -> Json:
+        """The result for scripts."""
+        fields = {name: getattr(self, name) for name in ("inside", "loss", "error")}
+        of = self.forecast
+        return {**fields, "forecast": of.loss, "interval": list(of.interval), "cost_ratio": of.cost_ratio}
+
+    def __repr__(self) -> str:
+        (low, high), name = self.forecast.interval, LOSSES[self.forecast.objective]
+        reached = "the target diverged" if self.loss is None else f"the target's {name} is {self.loss:.4g}"
+        error = "" if self.loss is None else f" (error {self.error:+.1%})"
+        place = "inside" if self.inside else "outside"
+        return f"{place}: {reached}, forecast {self.forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}{error}"
+
+
+def read(directory: str | pathlib.Path) -> TargetForecast:
+    """The forecast in a directory; `InputError` if there is none."""
+    path = workdirs.as_path(directory) / FILE
+    if not path.exists():
+        raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
+    fields: dict[str, Any] = read_json(path, "restore it, or make the forecast again")
+    rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
+    law = fields["forecast"]
+    return TargetForecast(
+        target=rung(fields["target"]),
+        rungs=tuple(map(rung, fields["rungs"])),
+        forecast=Forecast(**{**law, "interval": tuple(law["interval"])}),
+        **{name: fields[name] for name in ("objective", "batch_size", "config", "data", "chance")},
+    )
 
 
 def forecast(
@@ -45,8 +231,8 @@ def forecast(
     objective: str = AUTO,
     lanes: int | None = None,
     load: LoadOnce | None = None,
-) -> tuple[Registered, ConfigDict]:
-    """The registered forecast of a target, and the target's config; resumes the ladder, or reads what is registered.
+) -> tuple[TargetForecast, ConfigDict]:
+    """The forecast of a target, and the target's config; trains the runs of the ladder that ``workdir`` lacks.
 
     Args:
       tuned: a config with tuned hyperparameters, at any width and depth and at the batch size and steps for which they
@@ -61,35 +247,29 @@ def forecast(
       load: shared with a caller that uses the same data.
 
     Raises:
-      InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another forecast.
+      InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another ladder.
     """
     load = load or LoadOnce()
     require_rule(tuned)
     built = build(tuned, load=load)
-    given = {"width": width or tuned.model.width, "depth": depth or tuned.model.depth}
-    target = Size(**given, steps=steps or built.total_steps)
+    target = Size(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
     at = lambda size: rung_config(tuned, built.total_steps, built.epoch_steps, size, batch_size)
     parameters = functools.cache(lambda size: count_parameters(at(size), load=load))
     loss = _objective(objective, tuned, built)
-    directory = workdirs.as_path(workdir)
-    if plan.timed:
-        sizes = planned_by_time(plan, target, directory, parameters, at, loss, lanes, load)
-    else:
-        sizes = plan.sizes(target, parameters)
-    if (directory / FILE).exists():
-        return _already(read(directory), at(target), sizes, plan.seeds, loss), at(target)
+    sizes = plan.sizes(target, parameters)
     rungs = [Rung(size.width, size.depth, size.steps, parameters(size)) for size in (*sizes, target)]
     _log_plan(rungs, plan.seeds)
-    _log_rescaling(tuned, built.total_steps, batch_size, {target.steps, *(size.steps for size in sizes)})
+    for length in sorted({size.steps for size in (*sizes, target)}):
+        if (length, batch_size) != (built.total_steps, tuned.train.batch_size):
+            config = tuned.copy_and_resolve_references()
+            table = rescale_target(tuned, built.total_steps, config, built.total_steps, Rescaling(batch_size, length))
+            log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
+    directory = workdirs.as_path(workdir)
     grid = ladder_sweep({size: at(size) for size in sizes}, plan.seeds, loss)
-    started = time.perf_counter()
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
-    if plan.timed:
-        log.info("the ladder took %s", tqdm.format_interval(time.perf_counter() - started))
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
-    registered = Registered(
-        date=now(),
+    result = TargetForecast(
         objective=loss,
         batch_size=batch_size,
         target=rungs[-1],
@@ -97,11 +277,10 @@ def forecast(
         forecast=forecast_loss(ladder, rungs[-1]),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
-        course=course_of({rung: _curves(rung, records) for rung in ladder}, rungs[-1], at(target).train.log_every),
         chance=read_info(directory).chance,
     )
-    with workdirs.claimed(directory, workdirs.FORECAST, lock=".lock-records"):
-        return register(registered, directory), at(target)
+    write_atomically(directory / FILE, json_text(result.as_json()))
+    return result, at(target)
 
 
 def require_rule(tuned: ConfigDict) -> None:
@@ -110,6 +289,27 @@ def require_rule(tuned: ConfigDict) -> None:
     for name in ("width", "depth"):
         if not tuned.model[f"base_{name}"]:
             raise InputError(f"model.base_{name} is 0: set it to the {name} at which the hyperparameters were tuned.")
+
+
+def config_json(config: ConfigDict) -> Json:
+    """A config as the file holds it: without what does not change the training, such as paths."""
+    return without_execution(json.loads(to_json(config)))
+
+
+def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
+    """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
+    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
+    own = [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+    size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
+    losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
+    if len(losses) < len(own) or not losses:
+        raise InputError(
+            f"{len(own) - len(losses)} of {len(own)} runs of a rung ({size}) diverged: the settings are not stable "
+            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another --workdir."
+        )
+    if min(losses) <= 0:
+        raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
+    return dataclasses.replace(rung, losses=losses)
 
 
 def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
@@ -133,71 +333,3 @@ def _log_plan(rungs: list[Rung], seeds: int) -> None:
     )
     if share > 1:
         log.warning("The ladder costs more than the target: train the target, or forecast a larger one.")
-
-
-def _log_rescaling(tuned: ConfigDict, tuned_steps: int, batch_size: int, steps: set[int]) -> None:
-    """Logs what the longest and the shortest runs change in the tuned hyperparameters, and where that was measured."""
-    for length in sorted({max(steps), min(steps)}):
-        if (length, batch_size) != (tuned_steps, tuned.train.batch_size):
-            config = tuned.copy_and_resolve_references()
-            table = rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, length))
-            log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
-
-
-def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
-    """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
-    own = _own(rung, records)
-    size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
-    losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
-    if len(losses) < len(own) or not losses:
-        raise InputError(
-            f"{len(own) - len(losses)} of {len(own)} runs of a rung ({size}) diverged: the settings are not stable "
-            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another --workdir."
-        )
-    if min(losses) <= 0:
-        raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
-    return Rung(rung.width, rung.depth, rung.steps, rung.parameters, losses)
-
-
-def _own(rung: Rung, records: list[Record]) -> list[Record]:
-    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
-    return [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
-
-
-def _curves(rung: Rung, records: list[Record]) -> Curves:
-    own = _own(rung, records)
-    losses = np.array([record.train_loss_slices for record in own])
-    return Curves(np.minimum(own[0].slice_steps * np.arange(1, losses.shape[1] + 1) / rung.steps, 1.0), losses)
-
-
-def watched(config: ConfigDict, directory: pathlib.Path) -> ConfigDict:
-    """A target's config with the forecast in ``directory``, which `depthmup_flax.trainer` then watches.
-
-    It is unchanged if there is none, or if it has no course.
-    """
-    course = read(directory).course if (directory / FILE).exists() else None
-    if course is None:
-        return config
-    config = config.copy_and_resolve_references()
-    config.forecast = str(directory)
-    if course.every % config.train.log_every:
-        config.train.log_every = course.every
-    return config
-
-
-def _already(stored: Registered, target: ConfigDict, sizes: list[Size], seeds: int, objective: str) -> Registered:
-    """What is registered, if it is of the same target and ladder."""
-    differing = run_differences(stored.config, config_json(target))
-    if stored.objective != objective:
-        differing.append(f"objective: {stored.objective} there, {objective} here")
-    if {(rung.width, rung.depth, rung.steps) for rung in stored.rungs} != {(s.width, s.depth, s.steps) for s in sizes}:
-        differing.append("the ladder")
-    if seeds != (registered := len(stored.rungs[0].losses)):
-        differing.append(f"seeds: {registered} there, {seeds} here")
-    if differing:
-        raise InputError(
-            f"{stored.path} holds another forecast ({listed(differing)}), which is never overwritten: choose another "
-            "--workdir."
-        )
-    log.info("registered already; nothing is trained")
-    return stored

@@ -26,10 +26,9 @@ from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.audited_roles import audited
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.search.forecast.allocation import Recipe, recipe
 from depthmup_flax.search.forecast.ladder import LadderPlan
-from depthmup_flax.search.forecast.recipe import Recipe, recipe
-from depthmup_flax.search.forecast.registered import Registered
-from depthmup_flax.search.forecast.target_loss import DEFAULT, forecast, watched
+from depthmup_flax.search.forecast.target_loss import DEFAULT, TargetForecast, forecast
 from depthmup_flax.search.study.arguments import (
     checked_hyper,
     data_name,
@@ -331,8 +330,7 @@ class Study:
     ) -> Json:
         """Trains one network, or resumes its training: ``study.train(width=512, depth=32, **best)``.
 
-        Sizes that are not given are the base's: ``study.train(**best)`` trains the proxy. A target of ``forecast`` is
-        compared with its course, and a warning says once if it leaves the band.
+        Sizes that are not given are the base's: ``study.train(**best)`` trains the proxy.
 
         Returns:
           What `depthmup_flax.trainer.loop.train_and_evaluate` returns, and ``workdir``, the run's directory.
@@ -341,7 +339,6 @@ class Study:
         for size, given in (("width", width), ("depth", depth)):
             if given is None:
                 log.info("%s is not given: it is the base's, %d", size, config.model[size])
-        config = watched(config, self._forecast_place(config))
         name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
         result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(self.workdir / name)}
@@ -361,11 +358,10 @@ class Study:
         objective: str = AUTO,
         lanes: int | None = None,
         **values: Any,
-    ) -> Registered:
+    ) -> TargetForecast:
         """The loss that ``study.train(width, depth, **values)`` will reach, from a ladder of smaller networks.
 
-        It is registered in ``forecast.json`` before the target is trained; the same call again reads it, or resumes
-        the ladder. ``.check(result["workdir"])`` compares it with a trained target.
+        The same call again resumes the ladder. ``.check(result["workdir"])`` compares the forecast with a trained target.
 
         Args:
           width, depth: of the target; by default the base's.
@@ -387,15 +383,11 @@ class Study:
             seeds,
         )
         config = self.config(width, depth, **values)
-        place = self._forecast_place(config)
-        return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
-
-    def _forecast_place(self, config: ConfigDict) -> pathlib.Path:
-        model = config.model
-        return self.workdir / f"forecast_width{model.width}_depth{model.depth}_{config_hash(config)[:6]}"
+        name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
+        return forecast(config, self.workdir / name, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
     @_shown
-    def recipe(self, compute: float, *, forecast: Registered | None = None, **values: Any) -> Recipe:
+    def recipe(self, compute: float, *, forecast: TargetForecast | None = None, **values: Any) -> Recipe:
         """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
 
         Args:

@@ -16,7 +16,6 @@ from depthmup_flax.util.types import Json
 
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (
-    "forecast",
     "mesh",
     "model.scan",
     "model.remat",

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,14 +25,13 @@ from depthmup_flax.data import LoadOnce, steps_of_epoch
 from depthmup_flax.rule.rescaling import concerns, rescaling_rows
 from depthmup_flax.search.forecast.ladder import Size, rung_config
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung, forecast_loss, upper_losses, varied_axes
-from depthmup_flax.search.forecast.registered import Registered, config_json, expected_loss
-from depthmup_flax.search.forecast.target_loss import require_rule
+from depthmup_flax.search.forecast.target_loss import TargetForecast, config_json, require_rule
 from depthmup_flax.search.tune.rescaled_target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.table import Table
 
-# The largest budget, in the tuned run's, at which recipes were compared with a search (docs/forecast.md).
+# The largest budget, in the tuned run's, at which recipes were compared with a search (reproduction/pages/forecasts.md).
 CHECKED_COMPUTE = 64
 _APART = 2**0.25  # ratio of neighboring sizes among which a law chooses
 
@@ -44,7 +42,7 @@ class Allocation:
 
     Attributes:
       parameters: ``parameters ~ C^this``; the rest are examples. 0.5 in arXiv:2203.15556, from balanced runs; tuned
-        runs are mostly too short for their size. Ours: docs/forecast.md.
+        runs are mostly too short for their size. Ours: reproduction/pages/forecasts.md.
       depth: ``depth ~ width^this``; 1 keeps the aspect ratio, 0 the depth, which was as good or better in ours.
       batch_size: ``batch size ~ examples^this``; about 0.4 in arXiv:2505.13738, 0 keeps it.
       passes: over the training examples; what compute is left beyond makes more parameters. Up to 4 are nearly as good
@@ -74,7 +72,7 @@ class Recipe:
     tuned: ConfigDict
     config: ConfigDict
     compute: float
-    forecast: Registered | None
+    forecast: TargetForecast | None
     text: str
 
     @property
@@ -94,7 +92,7 @@ def recipe(
     tuned: ConfigDict,
     compute: float,
     *,
-    forecast: Registered | None = None,
+    forecast: TargetForecast | None = None,
     width: int | None = None,
     depth: int | None = None,
     batch_size: int | None = None,
@@ -106,7 +104,7 @@ def recipe(
     Args:
       tuned: a config with tuned hyperparameters, at the size, batch size and steps at which they were tuned.
       compute: parameters times examples, in those of a run of ``tuned``; at least 1.
-      forecast: registered, of this config: its law chooses among the axes that its ladder varies; the batch size and
+      forecast: of this config: its law chooses among the axes that its ladder varies; the batch size and
         the other axes are its target's.
       width, depth, batch_size: of the run; ``None``: ``allocation`` chooses them.
       allocation: where the compute goes without a forecast. The steps use what the sizes leave.
@@ -115,20 +113,16 @@ def recipe(
     Raises:
       InputError: bad sizes, a rule that does not transfer, a forecast of another config or one that cannot choose.
     """
-    if not isinstance(tuned, ConfigDict):
-        raise InputError(f"the config is {type(tuned).__name__}: use a ConfigDict, of depthmup_flax.config.from_file.")
-    if not (forecast is None or isinstance(forecast, Registered)):
-        raise InputError(f"forecast is {forecast!r}: use a registered one, such as what study.forecast returns.")
     load = load or LoadOnce()
     require_rule(tuned)
-    if isinstance(compute, bool) or not isinstance(compute, numbers.Real) or not 1 <= compute < math.inf:
+    if not 1 <= compute < math.inf:
         raise InputError(f"--compute is {compute!r}: use a number of at least 1, times the operations of the config.")
     given = {"width": width, "depth": depth, "batch_size": batch_size}
     for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
-            raise InputError(f"--{name} is {value!r}: use a whole number of at least 1.")
+        if value is not None and value < 1:
+            raise InputError(f"--target.{name} is {value!r}: use a whole number of at least 1.")
         if value is not None and forecast is not None:
-            raise InputError(f"--{name} is {value}, which the forecast chooses: leave one of them out.")
+            raise InputError(f"--target.{name} is {value}, which the forecast chooses: leave one of them out.")
     family = _Family(tuned, load)
     chosen = _allocated(family, compute, given, allocation) if forecast is None else _by_law(family, compute, forecast)
     return _described(family, *chosen, forecast, load)
@@ -144,7 +138,6 @@ class _Family:
     def config(self, size: Size, batch_size: int) -> ConfigDict:
         """The config of a run."""
         config = rung_config(self.tuned, self.built.total_steps, self.built.epoch_steps, size, batch_size)
-        config.forecast = ""  # of the tuned run
         if "stage_sizes" in config.model and size.depth != self.tuned.model.depth:
             config.model.stage_sizes = ()
         return config
@@ -198,7 +191,7 @@ def _allocated(
     fixed = dict(given)
     if free == DEPTH and not given[DEPTH]:
         if given[WIDTH] and given[WIDTH] < model.width:
-            raise InputError(f"--width is {given[WIDTH]}, below the tuned {model.width}: fix --depth, too.")
+            raise InputError(f"--target.width is {given[WIDTH]}, below the tuned {model.width}: fix --target.depth, too.")
         if not family.built.rule.alpha:
             fixed[DEPTH], reason = model.depth, "as tuned"
 
@@ -242,13 +235,13 @@ def _parameters(family: _Family, compute: float, allocation: Allocation) -> tupl
     return by_power, f"parameters ~ compute^{allocation.parameters:g}"
 
 
-def _by_law(family: _Family, compute: float, forecast: Registered) -> tuple[Size, int, dict[str, str]]:
+def _by_law(family: _Family, compute: float, forecast: TargetForecast) -> tuple[Size, int, dict[str, str]]:
     """The size of the surest low loss by a ladder's law, along the axes that it varies, and the reasons."""
     axes, target, batch_size = varied_axes(forecast.rungs), forecast.target, forecast.batch_size
     if len(axes) < 2:
         raise InputError(
             f"the ladder of the forecast varies {' and '.join(axes)} alone, and its law has nothing to choose: use a "
-            "forecast with --axes=width,depth,steps, or leave --forecast out."
+            "forecast with --axes=width,depth,steps, or leave it out."
         )
     own = family.config(Size(target.width, target.depth, target.steps), batch_size)
     if differing := run_differences(forecast.config, config_json(own)):
@@ -267,7 +260,7 @@ def _by_law(family: _Family, compute: float, forecast: Registered) -> tuple[Size
     return Size(best.width, best.depth, steps), batch_size, {**chosen, "batch_size": "the ladder's"}
 
 
-def _of_equal_compute(family: _Family, forecast: Registered, axes: Sequence[str], budget: float) -> Iterator[Rung]:
+def _of_equal_compute(family: _Family, forecast: TargetForecast, axes: Sequence[str], budget: float) -> Iterator[Rung]:
     """Sizes that use the budget, in parameters times steps; of a ladder without steps the widest within it."""
     count, lowest = family.count, {axis: min(getattr(rung, axis) for rung in forecast.rungs) for axis in AXES}
     grains = {axis: family.grain(axis) for axis in axes if axis != STEPS}
@@ -292,7 +285,7 @@ def _apart(lowest: int, grain: int | None, ratio: float) -> Iterator[int]:
 
 
 def _described(
-    family: _Family, size: Size, batch_size: int, why: Mapping[str, str], forecast: Registered | None, load: LoadOnce
+    family: _Family, size: Size, batch_size: int, why: Mapping[str, str], forecast: TargetForecast | None, load: LoadOnce
 ) -> Recipe:
     config, built, tuned = family.config(size, batch_size), family.built, family.tuned
     run = build(config, load=load)
@@ -312,7 +305,7 @@ def _described(
     if forecast is not None:
         target = Rung(size.width, size.depth, size.steps, run.parameters)
         forecast = dataclasses.replace(forecast, target=target, forecast=forecast_loss(forecast.rungs, target))
-        lines += expected_loss(forecast)
+        lines += forecast.expected_loss()
     lines += [f"Warning: {text}" for text in concerns(before, after, tuned.optimizer.name)]
     if used > CHECKED_COMPUTE * 1.05:
         lines.append(f"Warning: recipes were compared with searches up to {CHECKED_COMPUTE} times the compute.")
