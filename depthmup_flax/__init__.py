@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
-    from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.forecast.allocation import Allocation, recipe
+    from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.forecast.target_loss import forecast
     from depthmup_flax.search.study.study import Study
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config

@@ -29,7 +29,7 @@ repository_links = importlib.import_module("repository_links")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
-ROOMS = ("auditing", "check", "config", "data", "models", "report")
+ROOMS = ("auditing", "check", "data", "models", "report")
 
 
 def blocks(page):

@@ -6,7 +6,6 @@
 
 Examples:
     depthmup forecast --config=digits_deep --budget=10%
-    depthmup forecast --config=my.py --widths=16,32,64 --depths=2,4,8
     depthmup forecast --check=runs/large --workdir=runs/forecast/my
     depthmup forecast --config=digits --compute=16
 
@@ -14,8 +13,7 @@ The config has tuned hyperparameters, such as the tuned.py of depthmup tune. The
 trains smaller networks with them, a law is fitted to their losses, and forecast.json has
 the target's loss with a 95 % interval. Rerunning resumes.
 With --compute=64 nothing is trained: recipe.py is the config of a run of 64 times the
-config's parameters times examples, with width, depth, batch size, steps and
-hyperparameters chosen together, by the law of --ladder if it is given.
+operations, with sizes and hyperparameters chosen together.
 """
 
 from __future__ import annotations

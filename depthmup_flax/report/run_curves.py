@@ -38,10 +38,8 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "validation": {"linestyle": "--", "linewidth": 1.0, "marker": "s", "markersize": 4},
     "test": {"linestyle": "--", "linewidth": 1.0, "marker": "o", "markersize": 4},
 }
-_BAND = ("forecast_low", "forecast_high", "forecast_loss")
 CAPTION = (
-    "Solid: training, a mean over the steps since the row before; marks: evaluations; shaded: the band of the training "
-    "loss that a forecast expects, which holds for means over its blocks. "
+    "Solid: training, a mean over the steps since the row before; marks: evaluations. "
     f"More than {MOST_POINTS} rows are averaged in groups."
 )
 
@@ -76,9 +74,6 @@ class Run:
             status = f"diverged at step {result.get('diverged_at_step')}"
         else:
             status = f"completed, {result.get('steps')} steps"
-        off_course = self.metrics.get("off_course_since", np.zeros(0))
-        for since in off_course[np.isfinite(off_course)][:1]:  # the run left the band of its forecast
-            status += f", off course since step {since:.0f}"
         texts = {name: f"{name} {value:.4g}" for name, value in self.latest.items()}
         for split in SPLITS[1:]:
             steps, losses = self.points(split, "loss")
@@ -173,11 +168,6 @@ def draw(runs: Sequence[Run]) -> Figure:
 def _draw_run(axes: Axes, run: Run, metric: str, color: str) -> np.ndarray:
     """Draws one run; returns the values."""
     drawn = [np.zeros(0)]
-    if metric == "loss" and set(_BAND) <= run.metrics.keys():
-        at = np.isfinite(run.metrics["forecast_loss"])
-        steps, (low, high, expected) = run.metrics["step"][at], (run.metrics[name][at] for name in _BAND)
-        axes.fill_between(steps, low, high, step="pre", color=color, alpha=0.15, linewidth=0)
-        axes.step(steps, expected, where="pre", color=color, linewidth=0.8, linestyle=":")
     for split in SPLITS:
         steps, values = thinned(*run.points(split, metric))
         if len(steps):

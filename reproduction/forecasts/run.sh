@@ -43,7 +43,7 @@ register() {
   local data=(--config.data.data_dir="${DATA_DIR:-}")
   [ "$2" != gpt ] || data=(--config.data.name="text:${TEXT:-tinyshakespeare.txt}")
   python -m depthmup_flax forecast --config="$here/$2.py" --workdir="$runs/$1" "${data[@]}" "${@:3}"
-  cp "$runs/$1/forecast.json" "$here/$1.json"
+  python -m reproduction.forecasts.register "$runs/$1/forecast.json" "$1"
 }
 
 check() {

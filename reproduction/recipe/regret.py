@@ -25,8 +25,8 @@ from depthmup_flax.commands import start
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.forecast.recipe import Allocation, recipe
-from depthmup_flax.search.forecast.registered import read
+from depthmup_flax.search.forecast.allocation import Allocation, recipe
+from depthmup_flax.search.forecast.target_loss import read
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records.table import LEARNING_RATE, SEED

@@ -9,7 +9,7 @@ from processes import ROOT, run_command
 
 from depthmup_flax.commands import app, parser, table
 
-WITH_CONFIG = ("train", "sweep", "tune", "recipe", "forecast", "check", "plan", "config")
+WITH_CONFIG = ("train", "sweep", "tune", "forecast", "check", "plan", "config")
 
 
 def help_of(name):
@@ -51,7 +51,7 @@ def test_depthmup_alone_lists_every_command():
     text = app.usage()
     assert run_command("-m", "depthmup_flax").stdout == text + "\n"
     groups = [set(re.findall(r"^  ([\w-]+) +\S", paragraph, re.MULTILINE)) for paragraph in text.split("\n\n")]
-    assert groups[1] == {"train", "tune", "recipe", "forecast", "sweep", "report", "predict"}  # of every day
+    assert groups[1] == {"train", "tune", "forecast", "sweep", "report", "predict"}  # of every day
     assert {name for group in groups[1:-2] for name in group} == set(table.COMMANDS)
     assert max(map(len, text.splitlines())) <= 100
 

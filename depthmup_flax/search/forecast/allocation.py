@@ -31,7 +31,7 @@ from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.table import Table
 
-# The largest budget, in the tuned run's, at which recipes were compared with a search (reproduction/pages/forecasts.md).
+# The largest budget, in the tuned run's, at which recipes were compared with a search.
 CHECKED_COMPUTE = 64
 _APART = 2**0.25  # ratio of neighboring sizes among which a law chooses
 
@@ -191,7 +191,9 @@ def _allocated(
     fixed = dict(given)
     if free == DEPTH and not given[DEPTH]:
         if given[WIDTH] and given[WIDTH] < model.width:
-            raise InputError(f"--target.width is {given[WIDTH]}, below the tuned {model.width}: fix --target.depth, too.")
+            raise InputError(
+                f"--target.width is {given[WIDTH]}, below the tuned {model.width}: fix --target.depth, too."
+            )
         if not family.built.rule.alpha:
             fixed[DEPTH], reason = model.depth, "as tuned"
 
@@ -285,7 +287,12 @@ def _apart(lowest: int, grain: int | None, ratio: float) -> Iterator[int]:
 
 
 def _described(
-    family: _Family, size: Size, batch_size: int, why: Mapping[str, str], forecast: TargetForecast | None, load: LoadOnce
+    family: _Family,
+    size: Size,
+    batch_size: int,
+    why: Mapping[str, str],
+    forecast: TargetForecast | None,
+    load: LoadOnce,
 ) -> Recipe:
     config, built, tuned = family.config(size, batch_size), family.built, family.tuned
     run = build(config, load=load)

@@ -39,8 +39,8 @@ class LadderPlan:
     """What the user says about a ladder.
 
     Attributes:
-      budget: of all runs of a planned ladder, ``"5%"`` or 0.05 of one run of the target, in parameters times examples. By
-        default 5 %, or what the smallest ladder takes.
+      budget: of all runs of a planned ladder, ``"5%"`` or 0.05 of one run of the target, in parameters times examples.
+        By default 5 %, or what the smallest ladder takes.
       axes: of `AXES`, along which a planned ladder is smaller than the target; by default those of width and depth
         along which three smaller sizes exist.
       widths, depths, steps: sizes in place of a planned ladder, all combinations; of an empty one, the target's.
@@ -125,8 +125,8 @@ class LadderPlan:
         except InputError as error:  # the network has no such size
             raise InputError(f"{error} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.") from error
         raise InputError(
-            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {100 * least:.3g}% of the "
-            "target's operations. Set a larger one, or fewer seeds."
+            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {100 * least:.3g}% of "
+            "the target's operations. Set a larger one, or fewer seeds."
         )
 
     def _smallest(self, target: Size, parameters: Callable[[Size], int]) -> dict[str, int]:

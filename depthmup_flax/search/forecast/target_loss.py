@@ -1,4 +1,4 @@
-"""The forecast of a large network: trains its ladder, fits the law, writes ``forecast.json``; compares a trained target."""
+"""The forecast of a large network: trains its ladder, fits the law, writes a file; compares a trained target."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class TargetForecast:
             lines.append("Warning: the rungs do not follow one law: use larger or longer rungs.")
         if self.unlearned:
             lines.append(
-                f"Warning: {len(self.unlearned)} of {len(self.rungs)} rungs have not begun to learn: their loss is that "
-                f"of chance, {self.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
+                f"Warning: {len(self.unlearned)} of {len(self.rungs)} rungs have not begun to learn: their loss is "
+                f"that of chance, {self.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
             )
         return "\n".join(lines)
 

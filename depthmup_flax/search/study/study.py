@@ -361,7 +361,7 @@ class Study:
     ) -> TargetForecast:
         """The loss that ``study.train(width, depth, **values)`` will reach, from a ladder of smaller networks.
 
-        The same call again resumes the ladder. ``.check(result["workdir"])`` compares the forecast with a trained target.
+        The same call again resumes the ladder. ``.check(result["workdir"])`` compares it with a trained target.
 
         Args:
           width, depth: of the target; by default the base's.

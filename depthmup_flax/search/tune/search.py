@@ -138,12 +138,10 @@ def tuned_file(
     parent: ConfigDict,
     summary: str,
     origin: str = "with hyperparameters from a small proxy",
-    place: str = "",
 ) -> str:
     """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``.
 
-    ``place`` is a field that is set to the file's directory. The file names a shipped config, which another machine may
-    have elsewhere, and the absolute path of a user's file.
+    The file names a shipped config, which another machine may have elsewhere, and the absolute path of a user's file.
     """
     parent_name = shipped_configs.name_of(original) or os.fspath(original.resolve())
     imported, statements = "from depthmup_flax.config import from_file", []
@@ -162,15 +160,13 @@ def tuned_file(
     update += [f"        {path!r}: {value!r}," for path, value in changed.items()] + ["    }", ")"]
     if changed.keys() - known:  # hyperparameters that the command line added
         update = ["with config.unlocked():", *(f"    {line}" for line in update)]
-    if place:
-        update.append(f"config.{place} = str(pathlib.Path(__file__).parent)")
     body = textwrap.indent("\n".join([*statements, *update]), "    ")
     return f'''"""{original.stem}, {origin}.
 
 {summary}
 """
 
-{"import pathlib" + chr(10) * 2 if place else ""}from ml_collections import ConfigDict
+from ml_collections import ConfigDict
 
 {imported}
 

@@ -32,16 +32,6 @@ def test_a_planned_ladder_uses_its_budget_and_has_three_values_of_each_axis(axes
     assert len(set(rungs)) == len(rungs)
 
 
-@pytest.mark.parametrize(("budget", "limit_s"), [("90s", 90), ("1.5min", 90), ("2h", 7200)])
-def test_a_budget_in_time_plans_the_largest_ladder_that_ends_within_it(budget, limit_s):
-    seconds = lambda rungs: 20 * limit_s * share(rungs, 3)
-    planned = LadderPlan(budget).sizes(TARGET, parameters, seconds)
-    assert seconds(planned) <= limit_s < seconds(LadderPlan(f"{8 * limit_s}s").sizes(TARGET, parameters, seconds))
-    assert planned == LadderPlan("5%").sizes(TARGET, parameters)
-    with pytest.raises(InputError, match=r"the smallest ladder, with --seeds=3, needs .* s\."):
-        LadderPlan("1s").sizes(TARGET, parameters, seconds)
-
-
 def test_the_default_budget_of_a_small_target_is_what_the_smallest_ladder_takes():
     target = Size(128, 16, 1000)
     smallest = LadderPlan().sizes(target, parameters)
@@ -79,19 +69,17 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
         ({"widths": (16,)}, "the ladder has one size: "),
         ({"depths": (2, 2, 2)}, "the ladder has one size: "),
         ({"widths": (16,), "depths": (4,), "steps": (100,)}, "the ladder has one size: "),
-        ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values. "),
-        ({"widths": (16, 32, 1024)}, "the target's width is 512, and the ladder has width 1024: "),
-        ({"depths": (4, 8, 64)}, "the target's depth is 32, and the ladder has depth 64: "),
-        ({"steps": (100, 200, 8000)}, "the target's steps is 4000, and the ladder has steps 8000: "),
+        ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values."),
+        ({"widths": (16, 32, 1024)}, "the ladder has width 1024, above the target's 512"),
+        ({"depths": (4, 8, 64)}, "the ladder has depth 64, above the target's 32"),
+        ({"steps": (100, 200, 8000)}, "the ladder has steps 8000, above the target's 4000"),
         ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
         ({"depths": (8, 16, 32), "steps": (1000, 2000, 4000)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
         ({"axes": ("hight",)}, "--axes has 'hight': "),
         ({"budget": 0.0}, "--budget is 0.0: "),
         ({"budget": "5 days"}, "--budget is '5 days': "),
-        ({"budget": "-1h"}, "--budget is '-1h': "),
         ({"budget": "nan%"}, "--budget is 'nan%': "),
-        ({"budget": True}, "--budget is True: "),
         ({"budget": "5"}, "--budget is '5': "),
         ({"budget": 5}, "--budget is 5: "),
         ({"budget": 0.1, "widths": (8, 16, 32)}, "--budget and --axes plan rungs, "),

@@ -1,18 +1,17 @@
-"""From a config, or a Study, to a registered forecast: trained once, resumed, refused for another target."""
+"""From a config, or a Study, to a forecast: its ladder is trained once; a trained target is compared with it."""
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
 from processes import run_lines
 
 import depthmup_flax as dm
-from depthmup_flax.config.fields import default_config
-from depthmup_flax.search.forecast import ladder_time
+from depthmup_flax.commands.table import module_and_parser
+from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
-from depthmup_flax.search.forecast.target_loss import with_losses
+from depthmup_flax.search.forecast.target_loss import FILE, TargetForecast, config_json, read, with_losses
 from depthmup_flax.storage.records.table import Record, read_sweep
 from depthmup_flax.util.errors import InputError
 
@@ -21,60 +20,103 @@ LADDER = (*SMALL, "--target.width=64", "--target.depth=2", "--widths=8,16,32", "
 
 
 @pytest.mark.slow
-def test_a_forecast_is_registered_once_and_its_target_is_trained_and_checked(tmp_path):
-    target = (
-        "train",
-        "--config=f/target.py",
-        "--workdir=f/target",
-        "--config.seed=5",
-        "--config.train.checkpoint=False",
-    )
-    check = ("forecast", "--check=f/target", "--workdir=f", "--json")
-    first, again, other, more_seeds, trained, checked = run_lines(
+def test_a_forecast_is_resumed_and_its_target_is_trained_and_checked(tmp_path):
+    target = ("--config=f/target.py", "--workdir=f/target", "--config.seed=5", "--config.train.checkpoint=False")
+    first, again, more_seeds, trained, checked = run_lines(
         [
             ["forecast", *LADDER, "--workdir=f", "--json"],
             ["forecast", *LADDER, "--workdir=f"],
-            ["forecast", *LADDER, "--workdir=f", "--target.width=128"],
             ["forecast", *LADDER, "--workdir=f", "--seeds=3"],
-            list(target),
-            list(check),
+            ["train", *target],
+            ["forecast", "--check=f/target", "--workdir=f", "--json"],
         ],
         cwd=tmp_path,
     )
-    registered = json.loads((tmp_path / "f/forecast.json").read_text())
-    assert json.loads(first.out)["sha256"] == registered["sha256"]  # one object, also while runs are trained
-    assert registered["sha256"] in again.out
-    assert other.refuses
-    assert "never overwritten" in other.error
-    assert "never overwritten" in more_seeds.error
-    assert not other.changed
-    assert not more_seeds.changed
+    written = json.loads((tmp_path / "f/forecast.json").read_text())
+    assert [answer.code for answer in (first, again, more_seeds, trained, checked)] == [0] * 5
     records = read_sweep([tmp_path / "f"]).records
-    assert sorted((record.width, record.seed) for record in records) == [(w, s) for w in (8, 16, 32) for s in (0, 1)]
-    losses = {width: tuple(r.test_loss for r in records if r.width == width) for width in (8, 16, 32)}
-    assert {rung["width"]: tuple(rung["losses"]) for rung in registered["rungs"]} == losses
-    assert (trained.code, checked.code) == (0, 0)
+    assert sorted((record.width, record.seed) for record in records) == [(w, s) for w in (8, 16, 32) for s in (0, 1, 2)]
+    assert [rung["losses"][:2] for rung in written["rungs"]] == [
+        rung["losses"] for rung in json.loads(first.out)["rungs"]
+    ]
+    losses = {width: [r.test_loss for r in records if r.width == width] for width in (8, 16, 32)}
+    assert {rung["width"]: rung["losses"] for rung in written["rungs"]} == losses
     result = json.loads((tmp_path / "f/target/result.json").read_text())
     assert json.loads(checked.out)["loss"] == result["test_loss"]
-    rows = (tmp_path / "f/target/metrics.jsonl").read_text()
-    assert rows.count("forecast_low") == len(registered["course"]["ends"]) == 12
 
 
-@pytest.mark.slow
-def test_a_ladder_that_fits_a_time_is_planned_once_and_resumed(tmp_path, monkeypatch):
+def config_of(**fields):
     config = default_config("res_mlp")
+    config.model.update(width=64, depth=8, base_width=32, base_depth=4)
     config.data.name = "digits"
-    config.model.update(width=64, depth=2, base_width=8, base_depth=2)
-    config.train.update(steps=12, epochs=0.0)
-    ask = lambda budget: dm.forecast(config, tmp_path, dm.LadderPlan(budget, seeds=2), lanes=0)[0]
-    with pytest.raises(InputError, match=r"^--budget is 1s: the smallest ladder, with --seeds=2, needs .* s\."):
-        ask("1s")
-    registered = ask("5min")
-    assert [rung.width for rung in registered.rungs] == [8, 16, 32]
-    monkeypatch.setattr(ladder_time, "measure", lambda *args: pytest.fail("another estimate"))
-    assert ask("5min") == registered
-    with pytest.raises(InputError, match="holds the ladder of another budget"):
-        ask("6min")
+    config.train.steps = 100
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+RUNGS = tuple(Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7))
+LARGE = Rung(256, 4, 100, 4**8)
+DATA = {"train_checksum": "12", "train_examples": 100}
+GIVEN = TargetForecast("test", 64, LARGE, RUNGS, forecast_loss(RUNGS, LARGE), config_json(config_of()), DATA)
+
+
+def trained(directory, loss, config=None, status="completed", data=DATA):
+    """A directory as a training run leaves it."""
+    directory.mkdir()
+    (directory / "workdir.json").write_text('{"kind": "run"}')
+    (directory / "data.json").write_text(json.dumps(data))
+    (directory / "config.json").write_text(to_json(config or config_of(seed=7)))
+    (directory / "result.json").write_text(json.dumps({"status": status, "test_loss": loss}))
+    return directory
+
+
+def test_a_file_is_read_as_it_was_written_and_printed_by_the_report(tmp_path, capsys):
+    (tmp_path / FILE).write_text(json.dumps(GIVEN.as_json()))
+    (tmp_path / "workdir.json").write_text('{"kind": "forecast"}')
+    assert read(tmp_path) == GIVEN
+    module, parser = module_and_parser("report")
+    module.main(parser.parsed([str(tmp_path)]))
+    assert capsys.readouterr().out.strip() == str(GIVEN)
+    with pytest.raises(InputError, match="holds no forecast"):
+        read(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("factor", "inside"), [(1.0, True), (2.0, False), (0.5, False), (None, False)])
+def test_a_target_with_another_seed_is_inside_or_outside_and_a_diverged_one_outside(tmp_path, factor, inside):
+    loss, status = (None, "diverged") if factor is None else (factor * GIVEN.loss, "completed")
+    checked = GIVEN.check(trained(tmp_path / "run", loss, status=status))
+    assert checked.inside == inside
+    assert checked.error == (None if factor is None else pytest.approx(factor - 1))
+    assert repr(checked).startswith("inside" if inside else "outside")
+
+
+def test_another_run_is_no_target(tmp_path):
+    for name, field, value in (("data", "data.name", "synthetic"), ("rate", "optimizer.learning_rate", 0.5)):
+        with pytest.raises(InputError, match=field):
+            GIVEN.check(trained(tmp_path / name, 1.0, config_of(**{field: value})))
+    with pytest.raises(InputError, match="the data: number of training examples 100 then, 90 now"):
+        GIVEN.check(trained(tmp_path / "examples", 1.0, data={**DATA, "train_examples": 90}))
+    unfinished = trained(tmp_path / "unfinished", 1.0)
+    (unfinished / "result.json").unlink()
+    with pytest.raises(InputError, match="has not ended"):
+        GIVEN.check(unfinished)
+
+
+def test_a_target_beyond_what_was_checked_warns_and_so_do_rungs_that_follow_no_law():
+    assert "Warning" not in repr(GIVEN)
+    far = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, parameters=4**12))
+    assert "Warning: forecasts were checked" in repr(far)
+    long = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, steps=200, parameters=4**7))
+    assert "Warning: of the checked targets that are longer" in repr(long)
+    surprised = dataclasses.replace(GIVEN, forecast=dataclasses.replace(GIVEN.forecast, inflation=2.4))
+    assert "Warning: the rungs do not follow one law" in repr(surprised)
+
+
+def test_rungs_with_the_loss_of_chance_or_a_higher_one_are_counted_in_a_warning():
+    for chance, count in ((None, 0), (2.0, 0), (1.1, 1), (0.5, 4)):
+        given = dataclasses.replace(GIVEN, chance=chance)
+        assert len(given.unlearned) == count
+        assert (f"{count} of 4 rungs have not begun to learn" in repr(given)) == (count > 0)
 
 
 @pytest.mark.slow
@@ -84,16 +126,14 @@ def test_a_study_forecasts_the_loss_of_what_it_trains(tmp_path):
     data = (x[:60], np.arange(60) % 3), (x[60:], np.arange(20) % 3)
     study = dm.Study("res_mlp", data, base=(8, 2), steps=8, batch_size=20, workdir=tmp_path, quiet=True)
     ask = lambda: study.forecast(width=64, widths=(8, 16, 32), seeds=2, objective="train", learning_rate=0.01, lanes=0)
-    registered = ask()
-    assert registered == ask()
+    found = ask()
+    assert found == ask()
     result = study.train(width=64, learning_rate=0.01)
-    checked = registered.check(result["workdir"])
+    checked = found.check(result["workdir"])
     assert checked.loss == result["train_loss_avg"]
-    assert registered.watch().course == registered.course
-    assert "forecast_low" in (pathlib.Path(result["workdir"]) / "metrics.jsonl").read_text()
     other = study.train(width=64, learning_rate=0.02)
     with pytest.raises(InputError, match="is not the target of this forecast"):
-        registered.check(other["workdir"])
+        found.check(other["workdir"])
     with pytest.raises(InputError, match=r"^budget is 0: "):
         study.forecast(width=64, budget=0)
     with pytest.raises(InputError, match="rate_of_learning is not a hyperparameter"):

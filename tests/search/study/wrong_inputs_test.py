@@ -183,7 +183,7 @@ WRONG = {  # call -> words of the sentence
     "rungs as text": (lambda: shared().forecast(64, widths="8,16"), "widths is '8,16'", "whole number"),
     "half a rung": (lambda: shared().forecast(64, rung_steps=(1.5, 2, 4)), "rung_steps is 1.5", "whole number"),
     "one rung": (lambda: shared().forecast(64, widths=8), "one size", "widths=16,32,64"),
-    "a budget as text": (lambda: shared().forecast(64, budget="5 days"), "budget is '5 days'", "10min"),
+    "a budget as text": (lambda: shared().forecast(64, budget="5 days"), "budget is '5 days'", "5%"),
     "a budget of named rungs": (lambda: shared().forecast(64, budget=0.1, widths=(8, 16, 32)), "budget", "use one"),
     "an axis that is none": (lambda: shared().forecast(64, axes="hight"), "axes has 'hight'", "width"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "width is a dict", "**best"),

@@ -12,7 +12,7 @@ import processes
 import pytest
 
 from depthmup_flax.report import make_report
-from depthmup_flax.search.forecast.registered import read as read_forecast
+from depthmup_flax.search.forecast.target_loss import read as read_forecast
 from depthmup_flax.storage.records.columns import read_records
 from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
 from depthmup_flax.storage.workdir.directory import RUN, SWEEP, as_path, claimed

@@ -1,0 +1,1 @@
+"""Forecasts that were registered before their targets were trained."""
