@@ -1,4 +1,4 @@
-"""Forecast the loss of a large network from a ladder of small ones; or choose its sizes for a compute budget.
+"""Forecast the loss of a large network from a ladder of small ones, or choose its sizes.
 
     depthmup forecast --config=TUNED [--target.FIELD=N ...] [FLAG ...]
     depthmup forecast --check=RUN --workdir=FORECAST
@@ -37,7 +37,7 @@ def define(parser: Parser) -> None:
     parser.define_config("Tuned hyperparameters: a shipped config or a Python file.")
     parser.flag("--workdir", help="Directory; default runs/forecast/ and the config's name.")
     for name in _TARGET:
-        parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's, or chosen.")
+        parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's.")
     parser.flag("--budget", help="Of the ladder, such as 5% of the target's operations.")
     parser.flag("--axes", type=comma_separated, help="The ladder varies these; default: width,depth.")
     for name in _LADDER:
