@@ -9,10 +9,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from jax.sharding import Mesh
 from tqdm import tqdm
 
-from depthmup_flax.devices.process.cores import cpu_cores
 from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.storage.records.table import DIVERGED, MEANS_DIVERGED, Record
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram
@@ -23,6 +21,7 @@ log = logging.getLogger(__name__)
 # Seconds between lines of a log: when runs end, and while they train.
 _ENDED_EVERY_S, _TRAINING_EVERY_S = 5.0, 60.0
 _REWRITE_EVERY_S = 0.2  # on a terminal
+COMPILING, TRAINING = "compiling", "training"  # phases
 
 
 class SweepProgress:
@@ -43,11 +42,11 @@ class SweepProgress:
         self._cohort: Cohort | None = None  # in training
         self._first_step = 0  # of it, in this process
         self._groups = self._begun = 0  # with runs to train, and those of them that were begun
-        # Time of compilations and trials, and of training; a smaller program may be compiled while a cohort trains.
-        self._compiling, self._training = _Stopwatch(), _Stopwatch()
+        # Seconds of compilations and trials, and of training; a smaller program may be compiled while a cohort trains.
+        self._spent, self._phase = dict.fromkeys(("", COMPILING, TRAINING), 0.0), ""
         self._seconds_per_cost = math.nan  # of the last trial, until something has trained
         self._evaluated: LaneProgram | None = None  # the program that has evaluated runs, so that it is compiled
-        self._started = self._shown = time.perf_counter()
+        self._started = self._shown = self._since = time.perf_counter()  # the last of the phase
         self._line: tqdm | None = None
         if messages.rewrites_lines():
             self._line = tqdm(bar_format="{desc}", file=sys.stdout, dynamic_ncols=True, leave=False)
@@ -68,14 +67,10 @@ class SweepProgress:
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Shows on a terminal that programs are compiled and tried, and counts the seconds."""
-        trained = self._training.running
-        self._training.stop()
-        self._compiling.start()
+        before = self._enter(COMPILING)
         self._show(0.0 if self._line is not None else _TRAINING_EVERY_S)
         yield
-        self._compiling.stop()
-        if trained:
-            self._training.start()
+        self._enter(before)
 
     def begin(self) -> None:
         """Counts a group of which the compilation, or the resumed training, begins."""
@@ -84,7 +79,7 @@ class SweepProgress:
     def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
         self._seconds_per_cost = seconds * group.experiment.total_steps / group.experiment.cost
-        devices = f" on each of {_devices(program.mesh)}" if program.mesh.size > 1 else ""
+        devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
         speed = f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step"
         log.info("%s: %d runs of %s; %s", group.label, runs, of, speed)
@@ -92,7 +87,7 @@ class SweepProgress:
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
         self._cohort, self._first_step = cohort, cohort.step
-        self._training.start()
+        self._enter(TRAINING)
         cost = len(cohort.runs) * cohort.program.workload.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
@@ -106,10 +101,11 @@ class SweepProgress:
         done = self._cohort_cost(to_its_end=True)
         self._cost_done += done
         self._cost_left -= done
-        self._training.stop()
-        if self._cohort is not None and self._cohort.program is not self._evaluated:
+        self._enter("")
+        if self._cohort is not None and self._cohort.program is not self._evaluated:  # which compiled its evaluation
             self._evaluated = self._cohort.program
-            self._training.move(self._cohort.evaluation_s, self._compiling)
+            self._spent[TRAINING] -= self._cohort.evaluation_s
+            self._spent[COMPILING] += self._cohort.evaluation_s
         self._cohort = None
         self._count(records)
         self._show(0.0 if last else _ENDED_EVERY_S)
@@ -118,7 +114,7 @@ class SweepProgress:
         """Shows the totals, and the part of the time in which nothing trained."""
         self.close()
         seconds = time.perf_counter() - self._started
-        if compiling := self._compiling.seconds():
+        if compiling := self._spent[COMPILING]:
             log.info("compiling and trials took %.0f %% of %.0f s", 100 * compiling / seconds, seconds)
         elapsed = tqdm.format_interval(seconds)
         counts = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED})"
@@ -155,7 +151,7 @@ class SweepProgress:
             log.info("  %s  elapsed %s", self._text(), tqdm.format_interval(now - self._started))
 
     def _text(self) -> str:
-        running, diverged = "  compiling" if self._compiling.running else "", self._diverged
+        running, diverged = "  compiling" if self._phase == COMPILING else "", self._diverged
         if self._cohort is not None:
             ended = len(self._cohort.outcomes)  # before their time
             running, diverged = f"  running {len(self._cohort.runs) - ended}", diverged + ended
@@ -166,45 +162,19 @@ class SweepProgress:
 
     def _seconds_left(self) -> float:
         """Of training and compilations; NaN while no speed is known."""
+        self._enter(self._phase)  # counts the seconds until now
         here = self._cohort_cost()
         done = self._cost_done + here
-        seconds_per_cost = self._training.seconds() / done if done else self._seconds_per_cost
-        compiling = self._compiling.seconds() / max(1, self._begun) * (self._groups - self._begun)
+        seconds_per_cost = self._spent[TRAINING] / done if done else self._seconds_per_cost
+        compiling = self._spent[COMPILING] / max(1, self._begun) * (self._groups - self._begun)
         return max(0.0, (self._cost_left - here) * seconds_per_cost) + max(0.0, compiling)
+
+    def _enter(self, phase: str) -> str:
+        """Counts the seconds of the phase that ends, and returns it."""
+        now, before = time.perf_counter(), self._phase
+        self._spent[before] += now - self._since
+        self._since, self._phase = now, phase
+        return before
 
     def _best_text(self, before: str) -> str:
         return f"{before}{self._best:.5g}" if math.isfinite(self._best) else ""
-
-
-class _Stopwatch:
-    """Seconds in which it was running."""
-
-    def __init__(self) -> None:
-        self._before, self._since = 0.0, math.nan
-
-    @property
-    def running(self) -> bool:
-        """Whether it is."""
-        return not math.isnan(self._since)
-
-    def start(self) -> None:
-        """Begins to count."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Ends it, if it is running."""
-        self._before, self._since = self.seconds(), math.nan
-
-    def move(self, seconds: float, other: _Stopwatch) -> None:
-        """Counts some seconds as those of another one."""
-        self._before, other._before = self._before - seconds, other._before + seconds
-
-    def seconds(self) -> float:
-        """So far."""
-        return self._before + (time.perf_counter() - self._since if self.running else 0.0)
-
-
-def _devices(mesh: Mesh) -> str:
-    """``4 devices``; ``2 CPU cores as devices``, because `train` and `doctor` count them as one device."""
-    on_cores = mesh.devices.flat[0].platform == "cpu" and mesh.size == cpu_cores()
-    return f"{mesh.size} {'CPU cores as ' if on_cores else ''}devices"

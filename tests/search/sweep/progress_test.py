@@ -138,19 +138,6 @@ def test_the_first_evaluation_of_a_program_is_a_compilation_and_later_ones_are_n
         assert shown_seconds(logged.messages[-1]) == left
 
 
-@pytest.mark.parametrize(
-    ("platform", "size", "devices"),
-    [("cpu", 2, "2 CPU cores as devices"), ("cpu", 8, "8 devices"), ("gpu", 2, "2 devices")],
-)
-def test_a_sweep_says_when_its_devices_are_cpu_cores(platform, size, devices, monkeypatch, logged):
-    monkeypatch.setattr(progress, "cpu_cores", lambda: 2)
-    only = group(4, 1.0)
-    only.experiment.total_steps = only.experiment.parameters = 10
-    mesh = types.SimpleNamespace(size=size, devices=np.array([types.SimpleNamespace(platform=platform)] * size))
-    SweepProgress([only], {}).start(only, 4, types.SimpleNamespace(mesh=mesh, per_device=1), 1e-3)
-    assert f"1 at a time on each of {devices}, 1 ms" in logged.messages[-1]
-
-
 def test_on_a_terminal_it_says_compiling_until_the_next_runs_train(clock, monkeypatch, logged):
     terminal = io.StringIO()
     monkeypatch.setattr(messages, "rewrites_lines", lambda: True)
