@@ -39,7 +39,7 @@ BAD = [
     ({"optimizer.lr": (1.0,)}, {}, "config.grids.g.optimizer.lr"),
     ({RATE: ()}, {}, "config.grids.g.optimizer.learning_rate"),
     ({RATE: (1e-3, 2e-3, 1e-3)}, {}, "config.grids.g.optimizer.learning_rate"),
-    ({RATE: (1e-3, -1.0)}, {}, "config.grids.g.optimizer.learning_rate"),
+    ({RATE: (1e-3, -1.0)}, {}, "optimizer.learning_rate is -1.0"),
     ({"seed": (0,)}, {}, "config.x is 'optimizer.learning_rate'"),
     ({RATE: (1e-3,), "model.depth": (2, "x")}, {}, "model.depth is 'x'"),
     ({RATE: (1e-3,), "model.depth": (2, 0)}, {}, "in the runs with depth 0: model.depth is 0"),
