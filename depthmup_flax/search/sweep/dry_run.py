@@ -11,36 +11,21 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.search.sweep.grid import expand, sweep_info
 from depthmup_flax.search.sweep.groups import Chosen, Group, GroupPrograms, choose_program, groups_of_shard, plan
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh
-from depthmup_flax.util.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """What a group was measured to take.
+    """What a group was measured to take."""
 
-    Attributes:
-      lanes: chosen for each device.
-      devices: that train them.
-      bytes_per_device: of a training step.
-      step_s: seconds of a training step divided by the number of lanes of all devices.
-      cost: `Experiment.cost` of a run.
-      run_s: seconds of a run, with its evaluation and its share of empty lanes.
-      once_s: seconds of compilations and trials.
-    """
-
-    lanes: int
-    devices: int
-    bytes_per_device: int
-    step_s: float
-    cost: float
-    run_s: float
-    once_s: float
+    cost: float  # `Experiment.cost` of a run
+    run_s: float  # seconds of a run, with its evaluation and its share of empty lanes
+    once_s: float  # seconds of compilations and trials
+    text: str = ""  # for people
 
 
 def measure(group: Group, lanes: int | None) -> Speed:
@@ -56,15 +41,11 @@ def measure(group: Group, lanes: int | None) -> Speed:
     program.test(cohort.state, cohort.lanes)
     test_s = time.perf_counter() - compiled
     cohort_s = program.capacity * step_s * experiment.total_steps + test_s
-    return Speed(
-        lanes=program.per_device,
-        devices=mesh.size,
-        bytes_per_device=program.bytes_per_device,
-        step_s=step_s,
-        cost=experiment.cost,
-        run_s=cohort_s * len(parts) / len(group.runs),
-        once_s=compiled - started,
+    text = (
+        f"{1e3 * step_s:.3g} ms per run and step, {program.per_device} at a time on {mesh.size} device(s), "
+        f"{program.bytes_per_device / 2**20:,.0f} MiB on each"
     )
+    return Speed(experiment.cost, cohort_s * len(parts) / len(group.runs), compiled - started, text)
 
 
 def estimate_s(measured: Sequence[Speed], costs: Sequence[float], runs: Sequence[int]) -> float:
@@ -91,7 +72,7 @@ def describe(
 
     With ``measure``, also speed, memory and time, estimated from the cheapest and the most expensive group.
     """
-    groups = groups_of_shard(config, plan(config, expand(config), _DataOrBlank()), shard)
+    groups = groups_of_shard(config, plan(config, expand(config), PlannedData(Sizes())), shard)
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
@@ -103,19 +84,6 @@ def describe(
     if not groups:
         return "\n".join(lines)
     return "\n".join(lines + _total(groups) + (_measured(groups, lanes) if measure else [_UNMEASURED]))
-
-
-class _DataOrBlank:
-    """Loads data sets, each once; blank ones of the same shape for published sets that are absent."""
-
-    def __init__(self) -> None:
-        self._planned, self._real = PlannedData(Sizes()), LoadOnce()
-
-    def __call__(self, config: ConfigDict) -> Dataset:
-        try:
-            return self._planned(config)
-        except InputError:
-            return self._real(config)  # whose error names the remedy
 
 
 def _size(group: Group) -> str:
@@ -143,10 +111,7 @@ def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
     """Speed and memory of the cheapest and the most expensive of ``groups``, ascending; and the time of all."""
     lines, speeds = [], []
     for group in [groups[0], *groups[1:][-1:]]:
-        speeds.append(speed := measure(group, lanes))
-        lines.append(
-            f"measured: {group.label}: {1e3 * speed.step_s:.3g} ms per run and step, {speed.lanes} at a time on "
-            f"{speed.devices} device(s), {speed.bytes_per_device / 2**20:,.0f} MiB on each"
-        )
+        speeds.append(measure(group, lanes))
+        lines.append(f"measured: {group.label}: {speeds[-1].text}")
     total = estimate_s(speeds, [group.experiment.cost for group in groups], [len(group.runs) for group in groups])
     return [*lines, f"about {tqdm.format_interval(total)}, with compilation and evaluation"]

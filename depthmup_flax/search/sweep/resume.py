@@ -46,11 +46,9 @@ class Unfinished:
             with contextlib.suppress(InputError):
                 restored = self._opened().restore(program.abstract_state)
         if restored is None:
-            runs_text = f"{len(meta['runs'])} unfinished runs"
-            log.warning("the saved state of %s %s: restarting them from step 0", runs_text, reason)
+            log.warning("the saved state of %d runs %s: restarting them from step 0", len(meta["runs"]), reason)
             return None
         state, meta = restored
-        names = {field.name for field in dataclasses.fields(Outcome)}
         return Cohort(
             [by_hash[run] for run in meta["runs"]],
             program,
@@ -58,7 +56,7 @@ class Unfinished:
             state,
             meta["step"],
             meta["slices"],
-            {run: Outcome(**{k: v for k, v in ended.items() if k in names}) for run, ended in meta["ended"].items()},
+            {run: Outcome(**ended) for run, ended in meta["ended"].items()},
             elapsed_before_s=meta["elapsed_s"],
         )
 

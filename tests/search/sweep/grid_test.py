@@ -147,7 +147,7 @@ def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, e
 
 
 def speed(cost):
-    return Speed(lanes=1, devices=1, bytes_per_device=0, step_s=0.0, cost=cost, run_s=cost**0.5, once_s=2 * cost**0.1)
+    return Speed(cost, run_s=cost**0.5, once_s=2 * cost**0.1)
 
 
 def test_power_laws_through_two_groups_give_the_time_of_those_between():
