@@ -48,7 +48,7 @@ from depthmup_flax.storage.records.table import (
     read_runs,
 )
 from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, retried, write_atomically
+from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, write_atomically
 from depthmup_flax.storage.workdir.seal import sealed
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
@@ -373,10 +373,6 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
     if not recorded and create(path, info_to_json(info)):
         return info
-    try:
-        retried(path.read_bytes)  # a file server may not show yet what another process has created
-    except FileNotFoundError as error:
-        raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
     require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     # Time slices of the same length, so that one figure can show them all.
