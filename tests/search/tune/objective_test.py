@@ -100,14 +100,11 @@ def test_an_objective_that_runs_cannot_measure_is_refused(asked, of):
         prepare_objective(asked, default_config(), described(**of))
 
 
-@pytest.mark.parametrize(
-    ("objective", "share", "says"),
-    [("loss", 0.0, "config.objective is 'loss'"), ("validation", 0.0, "is held|are held"), ("test", 0.1, "is 0.1")],
-)
-def test_a_sweep_whose_objective_is_not_measured_is_refused(objective, share, says):
+@pytest.mark.parametrize(("objective", "share"), [("loss", 0.0), ("validation", 0.0), ("test", 0.1)])
+def test_a_sweep_whose_objective_is_not_measured_is_refused(objective, share):
     base = default_config()
     base.data.validation_fraction = share
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=f"config.objective is {objective!r}"):
         expand(sweep_config(base, {"g": {RATE: (1.0,)}}, figure="f", title="t", scale="cpu", objective=objective))
 
 

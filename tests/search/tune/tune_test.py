@@ -139,7 +139,7 @@ def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_tr
     assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
 
 
-def test_a_search_that_tuned_other_names_says_how_to_resume_it(tmp_path):
+def test_a_search_that_tuned_other_names_is_not_resumed(tmp_path):
     config = default_config()
     plan = {"title": "t", "scale": "proxy"}
     rate, several = (
@@ -147,16 +147,13 @@ def test_a_search_that_tuned_other_names_says_how_to_resume_it(tmp_path):
         for names in ([(RATE, None)], [(RATE, None), ("parametrization.branch_multiplier", None)])
         for search in [search_of(tuned_ranges(config, names, 2), (0,))]
     )
-    for k, (there, here, flag) in enumerate(
-        ((rate, several, "--tune=learning_rate "), (several, rate, "--tune=learning_rate,branch_multiplier "))
-    ):
+    for k, (there, here) in enumerate(((rate, several), (several, rate))):
         directory = tmp_path / str(k)
         directory.mkdir()
         (directory / "workdir.json").write_text('{"kind": "tune"}')
         (directory / "sweep.json").write_text(info_to_json(sweep_info(there)))
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=r"axes: .*branch_multiplier"):
             sweep(here, directory, kind=TUNE)
-        assert flag in str(error.value)
 
 
 def target_config():
