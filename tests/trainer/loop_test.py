@@ -244,36 +244,6 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
-    config = tiny()
-    experiment = build(config)
-    from depthmup_flax import adamw
-    from depthmup_flax.data import batch_indices
-
-    data = experiment.dataset
-    batches = [data.train.read(batch_indices(0, t, len(data.train), 16)) for t in range(8)]
-    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)
-
-    def curve(eta):
-        optimizer = adamw(eta, experiment.info, experiment.rule)
-        prepare = functools.partial(data.prepare, "none")
-        init, step = make_train_step(experiment.model, optimizer, prepare=prepare, seed=0)
-
-        def body(state, batch):
-            state, _ = step(state, batch)
-            return state, state.last_loss
-
-        return jax.lax.scan(body, init(data.input_spec), stacked)[1]
-
-    etas = jnp.array([1e-3, 3e-3, 1e-2, jnp.nan])
-    together, alone = jax.jit(jax.vmap(curve))(etas), jax.jit(curve)
-    for i in range(3):  # the lane that is NaN leaves the others alone
-        np.testing.assert_allclose(together[i], alone(etas[i]), rtol=1e-4)
-    assert not jnp.isfinite(together[3, -1])
-
-
 def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
     train_and_evaluate(tiny(train={"steps": 16, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path)
     accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
