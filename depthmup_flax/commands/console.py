@@ -67,10 +67,7 @@ class _Output(logging.Handler):
             return
         try:
             text, stream = self.format(record), sys.stderr if warns else sys.stdout
-            if stream.isatty() and "tqdm" in sys.modules:
-                sys.modules["tqdm"].tqdm.write(text, file=stream)
-            else:
-                stream.write(text + "\n")
+            stream.write(text + "\n")
             stream.flush()
         except Exception:
             self.handleError(record)

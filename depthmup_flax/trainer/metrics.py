@@ -6,11 +6,8 @@ import contextlib
 import json
 import logging
 import pathlib
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-
-from tqdm import tqdm
 
 from depthmup_flax.devices.process import distributed
 from depthmup_flax.storage.records.table import TEST, VALIDATION, finite_or_none
@@ -18,7 +15,7 @@ from depthmup_flax.storage.workdir.buckets import Scratch
 from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.writers import Writer, Writers
-from depthmup_flax.util import messages
+from depthmup_flax.util import progress
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +102,7 @@ class Progress:
         self._unit = experiment.dataset.unit  # images or tokens
         self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
-        self._bar, self._silent = None, silent
-        if messages.rewrites_lines() and not silent:
-            self._bar = tqdm(total=self._total, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
+        self._silent, self._bar = silent, None if silent else progress.bar(self._total)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -118,8 +113,6 @@ class Progress:
 
     def restart(self, step: int) -> None:
         """Measures speed from ``step`` on (after the first call, which compiles)."""
-        if self._bar is not None:
-            self._bar.update(step - self._step)
         self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
 
     def update(self, step: int, loss: float, accuracy: float | None) -> float | None:
@@ -128,15 +121,13 @@ class Progress:
         rate = steps * self.units_per_step / seconds if steps and seconds else None
         speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
         self.restart(step)
+        if rate is not None:
+            speed = f"  {speed}  ETA {progress.clock((self._total - step) * self.units_per_step / rate)}"
+        losses = f"  loss {loss:.4f}{_accuracy(accuracy, ' ')}{speed}"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}{_accuracy(accuracy, ',')}, {speed}")
+            self._bar.show(step, f"step {step}/{self._total}{losses}")
         else:
-            if rate is not None:
-                left = (self._total - step) * self.units_per_step / rate
-                speed = f"  {speed}  ETA {tqdm.format_interval(left)}"
-            epoch = step / self._steps_per_epoch
-            losses = f"loss {loss:.4f}{_accuracy(accuracy, ' ')}"
-            self.note(f"step {step}/{self._total}  epoch {epoch:.1f}  {losses}{speed}")
+            self.note(f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}{losses}")
         return rate
 
     def note(self, text: str) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.search.sweep.grid import expand, sweep_info
 from depthmup_flax.search.sweep.groups import Chosen, Group, GroupPrograms, choose_program, groups_of_shard, plan
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh
+from depthmup_flax.util import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,4 +114,4 @@ def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
         speeds.append(measure(group, lanes))
         lines.append(f"measured: {group.label}: {speeds[-1].text}")
     total = estimate_s(speeds, [group.experiment.cost for group in groups], [len(group.runs) for group in groups])
-    return [*lines, f"about {tqdm.format_interval(total)}, with compilation and evaluation"]
+    return [*lines, f"about {progress.clock(total)}, with compilation and evaluation"]

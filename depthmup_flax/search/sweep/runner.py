@@ -214,7 +214,6 @@ class _Runner:
 
     def _train_group(self, group: Group, following: Group | None) -> None:
         runs = self._left(group)
-        self.progress.begin()
         with self.progress.compiling():
             programs = self._programs(group)
             resumed = self.unfinished.restore(runs, programs.get)

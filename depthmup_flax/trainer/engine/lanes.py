@@ -336,7 +336,6 @@ class Cohort:
     outcomes: dict[str, Outcome]  # hash of a run that has ended -> its outcome
     elapsed_before_s: float = 0.0  # seconds of training before an interruption
     started: float = dataclasses.field(default_factory=time.perf_counter)
-    evaluation_s: float = 0.0  # seconds of the evaluation; the first one of a program compiles it
 
     @classmethod
     def of(cls, program: LaneProgram, runs: Sequence[LaneRun]) -> Cohort:
@@ -370,12 +369,10 @@ class Cohort:
 
     def finish(self) -> None:
         """Evaluates the runs that have not diverged."""
-        started = time.perf_counter()
         left = {run_hash: lane for run_hash, lane in self.lanes.lane_of.items() if run_hash not in self.outcomes}
         if left:
             tests, numbers = self.program.test(self.state, self.lanes), unstacked(read(self.state))
             self.outcomes |= {run: outcome(numbers[lane], tests[lane], seven_digits) for run, lane in left.items()}
-        self.evaluation_s = time.perf_counter() - started
 
 
 def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Outcome]:
