@@ -27,7 +27,7 @@ from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.auditing import audit, infer_info, rescale_init
-    from depthmup_flax.check import Network, Source, coord_check, linen_network, nnx_network
+    from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
@@ -96,6 +96,7 @@ __all__ = [
     "at_scale",
     "attention_fn",
     "audit",
+    "checked_network",
     "classify",
     "clip_by_global_rms",
     "coord_check",
@@ -106,12 +107,10 @@ __all__ = [
     "freeze",
     "get_parametrization",
     "infer_info",
-    "linen_network",
     "load_run",
     "make_report",
     "muon",
     "muon_geometry",
-    "nnx_network",
     "param_info",
     "param_table",
     "powers_of_two",
@@ -132,7 +131,7 @@ _NAMES = {
     "util.errors": "InputError",
     "util.version": "__version__",
     "trainer.engine.task": "Task",
-    "check": "Network Source coord_check linen_network nnx_network",
+    "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
     "search.forecast.allocation": "Allocation recipe",
     "search.forecast.target_loss": "forecast",

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import numbers
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.dataflow import Graph
 from depthmup_flax.auditing.inlined_trace import Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
-from depthmup_flax.rule.info_trees import is_equinox, is_nnx
+from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, is_network, module_classes
+from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
 Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
-
-
-@dataclasses.dataclass(frozen=True)
-class ForwardPass:
-    """A model as a function of its parameters and other arrays, which may be shapes.
-
-    Attributes:
-      params: tree of what the optimizer trains.
-      state: tree of other arrays, such as running averages.
-      apply: (params, state, batch) -> outputs.
-    """
-
-    params: ArrayTree
-    state: ArrayTree
-    apply: Callable[[Any, Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +35,13 @@ class Model:
 
 
 def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known) -> Model:
-    """A Linen, NNX or Equinox module, a pair or a `ForwardPass`, traced on a batch of the shapes of ``x``.
+    """A Linen, NNX or Equinox module, a pair or a `ModelFunctions`, traced on a batch of the shapes of ``x``.
 
     ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
     or does not return ``output``.
     """
     _require_batch(x)
-    inputs = jax.tree.map(_abstract, x)
+    inputs = jax.tree.map(abstract, x)
     try:
         return _as_model(model, inputs, argument, output, kwargs, known)
     except InputError:
@@ -109,17 +91,14 @@ def _typed(x: Any) -> str:
 def _as_model(
     model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
 ) -> Model:
-    if isinstance(model, nn.Module):
-        params, state, apply = _linen(model, inputs, kwargs)
-    elif is_nnx(model, "Module"):
-        params, state, apply = _nnx(model, kwargs)
-    elif is_equinox(model):
-        params, state, apply = _equinox(model, kwargs)
-    elif isinstance(model, ForwardPass):
-        params, state, apply = model.params, model.state, model.apply
-    elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        (function, params), state = model, ()
-        apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
+    if isinstance(model, ModelFunctions):
+        params, state = model.shapes(inputs)
+        apply = lambda params, state, batch: model.apply(params, state, batch, train=True, key=jax.random.key(0))[0]
+    elif is_network(model):
+        adapter = Function(model) if type(model) is tuple else adapter_of(model)
+        call = Call(jax.random.key(0), kwargs=kwargs)
+        params, state = adapter.shapes(inputs, call)
+        apply = lambda params, state, batch: adapter.apply(params, state, batch, call)[0]
     else:
         raise InputError(f"{argument} is {shown(model)}: {_instead(model)}.")
     leaves, structure = trees.flatten(params, argument)
@@ -134,21 +113,14 @@ def _as_model(
 
 def _instead(model: Any) -> str:
     """What to pass in place of what is no model."""
-    if isinstance(model, type) and issubclass(model, _modules()):
+    if isinstance(model, type) and issubclass(model, module_classes()):
         return f"pass an instance, {model.__name__}(...), with its width and depth"
-    if isinstance(getattr(model, "__self__", None), _modules()):
+    if isinstance(getattr(model, "__self__", None), module_classes()):
         return "pass the module itself, without a method"
     right = "a Linen, NNX or Equinox module, or a pair (function, parameters) with function(parameters, x)"
     if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
         return f"pass {right}, in this order"
     return f"pass what it returns, {right}" if callable(model) else f"pass {right}"
-
-
-def _modules() -> tuple[type, ...]:
-    """The classes of modules, of libraries that are imported."""
-    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
-    others = [library.Module for library in (nnx, equinox) if library is not None]
-    return (nn.Module, *others)
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -170,27 +142,7 @@ def selected(result: Any, output: Output) -> Any:
         raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
 
 
-def _abstract(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
-
-
-_Apply: TypeAlias = Callable[[Any, Any, Any], Any]
 _MOST_FIELDS = 4
-
-
-def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
-    # Flax uses "params" for streams that are not given.
-    rngs = lambda: {"params": jax.random.key(0)}
-    variables = dict(jax.eval_shape(lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs), inputs))
-    params = variables.pop("params", {})
-    variables.pop("intermediates", None)
-    state = nn.unbox(variables)
-
-    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
-        options = {"rngs": rngs(), "mutable": list(state), **kwargs}
-        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(batch), **options)[0]
-
-    return params, state, apply
 
 
 def with_base_width(
@@ -217,42 +169,5 @@ def with_base_width(
 
 
 def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    params, _, _ = _linen(model, jax.tree.map(_abstract, x), kwargs)
+    params, _ = adapter_of(model).shapes(jax.tree.map(abstract, x), Call(kwargs=kwargs))
     return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}
-
-
-def arguments_of(batch: Any) -> tuple[Any, ...]:
-    """The arguments of a call on a batch: a tuple is several."""
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
-    from flax import nnx
-
-    parts: Any = nnx.split(model, nnx.Param, ...)
-    definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
-    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments_of(batch), **kwargs)
-    return params, state, apply
-
-
-def _equinox(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
-    import equinox as eqx
-
-    params, state, static = equinox_parts(model)
-
-    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
-        module = eqx.combine(params, state, static)
-        key = {"key": jax.random.key(0)} if "key" in inspect.signature(type(module).__call__).parameters else {}
-        return jax.vmap(lambda *example: module(*example, **{**key, **kwargs}))(*arguments_of(batch))
-
-    return params, jax.tree.map(_abstract, state), apply
-
-
-def equinox_parts(model: Any) -> tuple[Any, Any, Any]:
-    """The inexact arrays of an Equinox module, its other arrays, and the rest; arrays may be shapes."""
-    import equinox as eqx
-
-    is_array = lambda leaf: isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
-    arrays, static = eqx.partition(model, is_array)
-    params, state = eqx.partition(arrays, lambda leaf: is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact))
-    return params, state, static

@@ -28,7 +28,7 @@
     def build(width, depth):
         info = dm.audit(Net(width, depth), Net(64, 2), x, rule=rule).info
         optimizer = dm.adamw(1e-3, info, rule)
-        return dm.linen_network(Net(width, depth), x, info=info, optimizer=optimizer)
+        return dm.checked_network(Net(width, depth), x, info=info, optimizer=optimizer)
 
 
     sizes = {"width": 64, "depth": 4, "depths": (4, 8, 16)}
@@ -44,12 +44,12 @@ from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.check.check import coord_check
-    from depthmup_flax.check.networks import Network, Source, linen_network, nnx_network
+    from depthmup_flax.check.networks import Network, Source, checked_network
     from depthmup_flax.check.report import Report
 
-__all__ = ["Network", "Report", "Source", "coord_check", "linen_network", "nnx_network"]
+__all__ = ["Network", "Report", "Source", "checked_network", "coord_check"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = imported_late(
-        __name__, {"check": "coord_check", "networks": "Network Source linen_network nnx_network", "report": "Report"}
+        __name__, {"check": "coord_check", "networks": "Network Source checked_network", "report": "Report"}
     )

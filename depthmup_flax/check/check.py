@@ -73,7 +73,7 @@ def coord_check(
     group alone, or for all groups at once.
 
     Args:
-      build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `linen_network`, `nnx_network`.
+      build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `checked_network`.
       labels: integers of the shape of the outputs without the last axis, for the softmax cross-entropy. ``None`` if
         ``loss`` is given.
       rule: the parametrization of the networks, which gives the expected exponents.
@@ -178,7 +178,7 @@ def _built(build: Callable[[int, int], Network], width: int, depth: int) -> Netw
     if not isinstance(network, Network):
         raise InputError(
             f"build({width}, {depth}) returned {type(network).__name__}: return a Network, from "
-            "linen_network, nnx_network or Network(init, apply, info, optimizer)."
+            "checked_network or Network(init, apply, info, optimizer)."
         )
     if not (isinstance(network.optimizer, tuple) and callable(getattr(network.optimizer, "update", None))):
         raise InputError(f"optimizer is {network.optimizer!r}: pass an optax optimizer, such as dm.adamw(1e-3, ...).")

@@ -1,32 +1,31 @@
-"""Networks for the check: a Linen or NNX module, or anything else, as two pure functions."""
+"""Networks of one size on a fixed batch, for the check."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.extend import core
 
-from depthmup_flax.auditing.given_model import Output, arguments_of, selected
+from depthmup_flax.auditing.given_model import Output, selected
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
 from depthmup_flax.check.full_precision import in_float32, low_precision, widened
 from depthmup_flax.check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.check.use_counts import UseCounts, count_uses
+from depthmup_flax.networks.adapters import Activations, Call
+from depthmup_flax.networks.model_functions import ModelFunctions, made_adapter
 from depthmup_flax.plan.flops import flops_of_jaxpr
 from depthmup_flax.rule.info_trees import is_info, require_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import all_equations
 from depthmup_flax.util.types import ArrayTree, InfoTree
-
-Activations = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,83 +72,50 @@ class Network:
         return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
 
 
-def linen_network(
-    model: nn.Module,
+def checked_network(
+    model: Any,
     x: ArrayTree,
     *,
     info: InfoTree,
     optimizer: optax.GradientTransformation,
     output: Output = None,
-    rngs: Sequence[str] = (),
-    mutable: Sequence[str] = (),
+    base: Any = None,
     **kwargs: Any,
 ) -> Network:
-    """A Linen module as a `Network`: records the output of every submodule, and sown intermediates.
+    """A network of any library as a `Network`; of Linen and NNX, the output of every submodule is recorded.
 
-    Modules under ``nn.scan`` are recorded if ``variable_axes`` includes ``intermediates``.
+    Random numbers are the same at every step. Updates of the state are dropped: running averages stay at their initial
+    values. Modules under ``nn.scan`` are recorded if ``variable_axes`` includes ``intermediates``.
 
     Args:
-      model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
+      model: a Linen module; a function of ``rngs`` or ``key`` that returns an NNX or Equinox module, such as
+        ``lambda rngs: Net(64, rngs=rngs)``; a Haiku ``Transformed``; or a pair (init, apply).
       x: the batch; a tuple is passed as several arguments.
-      info: from `param_info` or `infer_info`.
+      info: from `audit`, `infer_info` or `param_info`.
       optimizer: complete optax optimizer.
       output: selects the outputs among several results: a key, an index, or a function of the result. ``None``: the
         model returns only the outputs.
-      rngs: names of random streams besides ``params`` and ``dropout``. Keys are the same at every step.
-      mutable: collections that a call may write, besides those of ``model.init``. Updates are dropped: running averages
-        stay at their initial values.
+      base: the base model of the audit; by default the smallest network of the check.
       **kwargs: of the call, such as ``train=True`` for batch normalization.
     """
-    keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", *rngs), start=1)}
-
-    def init_all(key: jax.Array) -> dict[str, ArrayTree]:
-        variables = nn.unbox(model.init({"params": key, **keys}, *arguments_of(x), **kwargs))
-        return {name: value for name, value in variables.items() if name != "intermediates"}
-
-    def init_state(key: jax.Array) -> dict[str, ArrayTree]:
-        return {name: value for name, value in init_all(key).items() if name != "params"}
-
-    state = jax.jit(init_state)(jax.random.key(0))
-    written = [*state, *mutable, "intermediates"]
-
-    def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
-        result, changed = model.apply(
-            {"params": params, **state},
-            *arguments_of(x),
-            rngs=keys,
-            mutable=written,
-            capture_intermediates=True,
-            **kwargs,
-        )
-        return selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
-
-    return Network(lambda key: init_all(key)["params"], apply, info, optimizer, Source(model, x, output, kwargs))
-
-
-def nnx_network(
-    make: Callable[[nnx.Rngs], nnx.Module],
-    x: ArrayTree,
-    *,
-    info: InfoTree,
-    optimizer: optax.GradientTransformation,
-    output: Output = None,
-    **kwargs: Any,
-) -> Network:
-    """An NNX module as a `Network`, with the arguments of `linen_network`: records the output of every submodule.
-
-    ``make`` is ``rngs -> module``, in training mode if it has one; the module is called as ``module(x, **kwargs)``.
-    """
+    key = jax.random.key(0)
+    if isinstance(model, ModelFunctions):
+        state = jax.jit(model.init)(key, x)[1]
+        init = lambda key: model.init(key, x)[0]
+        captured = lambda params: model.captured(params, state, x, key)
+        audited, kwargs = model.auditable()
+    else:
+        adapter, call = made_adapter(model), Call(key, kwargs=kwargs)
+        state = jax.jit(lambda key: adapter.init(key, x, call)[1])(key)
+        init = lambda key: nn.unbox(adapter.init(key, x, call)[0])
+        captured = lambda params: adapter.captured(params, state, x, call)
+        audited = model if isinstance(model, nn.Module) else adapter
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
-        # A new module with constant keys: averages and noise are the same at every step.
-        module = make(nnx.Rngs(0))
-        nnx.update(module, params)
-        recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
-        result, intermediates = recorded(*arguments_of(x), **kwargs)
-        return selected(result, output), _named(nnx.to_pure_dict(intermediates))
+        outputs, activations = captured(params)
+        return selected(outputs, output), activations | _scores(activations)
 
-    source = Source(nnx.eval_shape(lambda: make(nnx.Rngs(0))), x, output, kwargs)
-    return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer, source)
+    return Network(init, apply, info, optimizer, Source(audited, x, output, kwargs, base))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,17 +184,6 @@ def traced(network: Network) -> Traced:
     shapes_of = {**new_shapes[1], OUTPUT: new_shapes[0]}
     uses, flops = count_uses(jaxpr, len(shapes)), flops_of_jaxpr(jaxpr.jaxpr)
     return Traced(fast, shapes_of, uses, precision, convolves, flops, len(primitives))
-
-
-def _named(tree: ArrayTree) -> Activations:
-    """Floating-point arrays of a nested record by path, without ``__call__``, positions and the output."""
-    activations: Activations = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
-        name = "/".join(part for part in names if part != "__call__")
-        if name and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
-            activations.setdefault(name, leaf)
-    return activations | _scores(activations)
 
 
 _KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}

@@ -1,7 +1,8 @@
-"""Any network, whichever library it comes from, as pure functions that compute parameters and outputs."""
+"""Any network, whichever library it comes from, as pure functions of nested dictionaries of arrays."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -10,8 +11,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from depthmup_flax.auditing.given_model import ForwardPass
-from depthmup_flax.networks import library_adapters as adapters
+from depthmup_flax.networks.adapters import (
+    Activations,
+    Adapter,
+    Call,
+    Equinox,
+    Linen,
+    Nnx,
+    adapter_of,
+    is_maker,
+)
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.fields import takes
 from depthmup_flax.rule.info_trees import is_equinox, is_nnx
@@ -19,32 +28,54 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # modules may not be hashable, which jit would need
 class ModelFunctions:
     """A network as pure functions; ``jax.jit`` and ``jax.vmap`` over keys and parameters work on them.
 
-    Attributes:
-      name: of the user's class or function, for errors.
-      init: (key, inputs) -> (params, state); nested dictionaries of arrays, for a pair what its ``init`` returns.
-        ``state`` is what a step changes besides the parameters, such as running averages.
-      apply: (params, state, inputs, train=, key=) -> (outputs, new state). A tuple of inputs is several arguments.
-        ``key`` is for dropout; ``None`` where nothing is random.
-      contained: tree with the paths of the parameters -> the same leaves in the containers of the user's library, such
-        as ``nnx.state(model, nnx.Param)`` or Haiku's dictionary of modules.
-      linen: the module, if it is a Linen one.
-      nnx: key -> module, if it is an NNX one.
-      model: (params, state) -> what the user's function returns; an NNX or Equinox module holds these values.
+    Parameters and state are nested dictionaries of arrays; of a pair, what its ``init`` returns.
 
-    All raise `UserCodeError` if the user's code fails.
+    Attributes:
+      name: of the user's class or function, in the `UserCodeError` that its errors become; "" for our models.
+      adapter: the network in its library.
+      start: changes the initial parameters.
     """
 
     name: str
-    init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
-    apply: Callable[..., tuple[Any, ArrayTree]]
-    contained: Callable[[Any], Any] = lambda params: params
-    model: Callable[[ArrayTree, ArrayTree], Any] = lambda params, state: None
-    linen: nn.Module | None = None
-    nnx: Callable[[jax.Array], Any] | None = None
+    adapter: Adapter
+    start: Callable[[ArrayTree], ArrayTree] = lambda params: params
+
+    def init(self, key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        """New parameters and state: what a step changes besides the parameters, such as running averages."""
+        with self._calling("init", inputs):
+            params, state = self.adapter.plain(*self.adapter.init(key, inputs, Call(train=False)))
+        return self.start(params), state
+
+    def apply(
+        self,
+        params: ArrayTree,
+        state: ArrayTree,
+        inputs: ArrayTree,
+        *,
+        train: bool,
+        key: jax.Array | None,
+        **kwargs: Any,
+    ) -> tuple[Any, ArrayTree]:
+        """The outputs and the new state, which changes in training only. A tuple of inputs is several arguments.
+
+        ``key`` is for dropout; ``None`` where nothing is random.
+        """
+        own = self.adapter.contained(params), self.adapter.contained_state(state)
+        with self._calling("__call__", inputs):
+            outputs, new = self.adapter.apply(*own, inputs, Call(key, train, kwargs))
+        return outputs, self.adapter.plain(own[0], new)[1] if train else state
+
+    def captured(
+        self, params: ArrayTree, state: ArrayTree, inputs: ArrayTree, key: jax.Array
+    ) -> tuple[Any, Activations]:
+        """The outputs in training, and those of submodules by path, of libraries that tell them."""
+        own = self.adapter.contained(params), self.adapter.contained_state(state)
+        with self._calling("__call__", inputs):
+            return self.adapter.captured(*own, inputs, Call(key, train=True))
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
@@ -55,12 +86,30 @@ class ModelFunctions:
         run = lambda key, inputs: self.apply(*self.init(key, inputs), inputs, train=True, key=key)[0]
         return jax.eval_shape(lambda inputs: run(jax.random.key(0), inputs), inputs)
 
-    def auditable(self, inputs: ArrayTree) -> tuple[Any, dict[str, Any]]:
-        """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call."""
-        if self.linen is not None:  # with its annotations, and fields that say what the width is
-            return self.linen, adapters.training_flags(type(self.linen).__call__, True)
-        forward = lambda params, state, batch: self.apply(params, state, batch, train=True, key=jax.random.key(0))[0]
-        return ForwardPass(*self.shapes(inputs), forward), {}
+    @property
+    def linen(self) -> nn.Module | None:
+        """The module, if it is a Linen one."""
+        return self.adapter.model if isinstance(self.adapter, Linen) else None
+
+    def contained(self, params: Any) -> Any:
+        """A tree with the paths of the parameters in the containers of the user's library, such as an ``nnx.State``."""
+        return self.adapter.contained(params)
+
+    def model(self, params: ArrayTree, state: ArrayTree) -> Any:
+        """What the user's function returns; an NNX or Equinox module holds these values."""
+        return self.adapter.filled(self.adapter.contained(params), self.adapter.contained_state(state))
+
+    def auditable(self) -> tuple[Any, dict[str, Any]]:
+        """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call.
+
+        A Linen module is itself, with its annotations, and fields that say what the width is.
+        """
+        module = self.linen
+        return (self, {}) if module is None else (module, Call(train=True).options(type(module).__call__))
+
+    def _calling(self, method: str, inputs: ArrayTree) -> contextlib.AbstractContextManager[None]:
+        name = f"{self.name}: init" if method == "init" else f"{self.name}.{method}"
+        return calling(name, inputs) if self.name else contextlib.nullcontext()
 
 
 def model_functions(make: Any, name: str = "") -> ModelFunctions:
@@ -77,28 +126,42 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
       InputError: it returns something else, or a network whose values would be the same for every seed.
       UserCodeError: it fails.
     """
-    name = name or getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
-    if _needs_no_key(make):
-        return _of_plain(name, make)
+    name = name or _name_of(make)
+    return ModelFunctions(name, made_adapter(make, name))
+
+
+def _name_of(make: Any) -> str:
+    return getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
+
+
+def made_adapter(make: Any, name: str = "") -> Adapter:
+    """The adapter of the network that ``make`` returns or is; see `model_functions`."""
+    name = name or _name_of(make)
+    if is_maker(make):
+        return adapter_of(make)
     if is_nnx(make, "Module") or is_equinox(make) or not callable(make):
         raise InputError(_of_other_kind(make, name))
     made = functools.partial(_made, make, name)
-    returned = _traced(made)
-    if _needs_no_key(returned):
+    traced: list[Any] = []
+    jax.eval_shape(lambda: traced.append(made(jax.random.key(0))))  # a large network is not computed
+    if is_maker(traced[0]):
         # Made anew, because what was made inside a trace may hold values of the trace.
-        return _of_plain(name, made(jax.random.key(0)))
-    if not (is_nnx(returned, "Module") or is_equinox(returned)):
-        raise InputError(_of_other_kind(returned, name))
+        return adapter_of(made(jax.random.key(0)))
+    if not (is_nnx(traced[0], "Module") or is_equinox(traced[0])):
+        raise InputError(_of_other_kind(traced[0], name))
     if not (takes(make, "rngs") or takes(make, "key")):
-        argument = "rngs" if is_nnx(returned, "Module") else "key"
+        argument = "rngs" if is_nnx(traced[0], "Module") else "key"
         raise InputError(
-            f"{name} returns {type(returned).__name__} but does not take {argument}: all seeds would start from the "
+            f"{name} returns {type(traced[0]).__name__} but does not take {argument}: all seeds would start from the "
             f"same values. Give it a parameter {argument}, and make its layers with it."
         )
-    with calling(name):
-        if is_nnx(returned, "Module"):
-            return _wrapped(name, adapters.nnx_functions(made), None, nnx=made)
-        return _wrapped(name, adapters.equinox_functions(made), None)
+    if is_nnx(traced[0], "Module"):
+        from flax import nnx
+
+        return Nnx(nnx.eval_shape(lambda: made(jax.random.key(0))), made)
+    import equinox as eqx
+
+    return Equinox(eqx.filter_eval_shape(lambda: made(jax.random.key(0))), made)
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
@@ -112,60 +175,6 @@ def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
         options["rngs"] = nnx.Rngs(key)
     with calling(name):
         return make(**options)
-
-
-def _traced(made: Callable[[jax.Array], Any]) -> Any:
-    """What is returned, with tracers in place of arrays: nothing is computed."""
-    result: list[Any] = []
-    jax.eval_shape(lambda: result.append(made(jax.random.key(0))))
-    return result[0]
-
-
-def _is_haiku(model: Any) -> bool:
-    kind = type(model)
-    return kind.__module__.split(".")[0] == "haiku" and kind.__name__ in ("Transformed", "TransformedWithState")
-
-
-def _is_pair(model: Any) -> bool:
-    return isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)) and not is_equinox(model[0])
-
-
-def _needs_no_key(model: Any) -> bool:
-    """Whether it is a network whose ``init`` makes the values."""
-    return isinstance(model, nn.Module) or _is_haiku(model) or _is_pair(model)
-
-
-def _of_plain(name: str, model: Any) -> ModelFunctions:
-    """The functions of a network whose ``init`` makes the values."""
-    if isinstance(model, nn.Module):
-        return _wrapped(name, adapters.linen_functions(model), model, linen=model)
-    functions = adapters.haiku_functions(model) if _is_haiku(model) else adapters.pair_functions(model)
-    return _wrapped(name, functions, model)
-
-
-def _wrapped(
-    name: str,
-    own: adapters.Functions,
-    model: Any,
-    *,
-    linen: nn.Module | None = None,
-    nnx: Callable[[jax.Array], Any] | None = None,
-) -> ModelFunctions:
-    """The functions, whose errors say what was called."""
-
-    def init(key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        with calling(f"{name}: init", inputs):
-            return own.init(key, inputs)
-
-    def apply(
-        params: ArrayTree, state: ArrayTree, inputs: ArrayTree, *, train: bool, key: jax.Array | None
-    ) -> tuple[Any, ArrayTree]:
-        with calling(f"{name}.__call__", inputs):
-            outputs, new = own.apply(params, state, inputs, train, key)
-        # Averages are those of training.
-        return outputs, new if train else state
-
-    return ModelFunctions(name, init, apply, own.contained, own.filled or (lambda params, state: model), linen, nnx)
 
 
 def _of_other_kind(model: Any, name: str) -> str:

@@ -13,7 +13,7 @@ from flax import nnx
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.check import Network, coord_check, linen_network, nnx_network
+from depthmup_flax.check import Network, checked_network, coord_check
 from depthmup_flax.check.recorded_sizes import AT_ONCE
 from depthmup_flax.config import default_config
 from depthmup_flax.rule.info_trees import is_info
@@ -53,7 +53,7 @@ def build_linen(width, depth):
     shapes = [jax.eval_shape(Net(w, depth).init, jax.random.key(0), X)["params"] for w in (width, BASE_WIDTH)]
     ratio = depth / BASE_DEPTH
     info = dm.infer_info(*shapes, in_branch="blocks", stacked="blocks", depth_ratio=ratio, readout="head")
-    return linen_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+    return checked_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
 
 @pytest.mark.parametrize("axis", ["width", "depth"])
@@ -147,7 +147,7 @@ def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
         shapes = [nnx.state(nnx.eval_shape(lambda w=w: NnxNet(w, depth, nnx.Rngs(0))), nnx.Param) for w in (width, 8)]
         info = dm.infer_info(*shapes, in_branch="blocks", depth_ratio=depth / BASE_DEPTH, readout="head")
         optimizer = dm.adamw(3e-3, info, RULE)
-        return nnx_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)
+        return checked_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)
 
     report = coord_check(build, Y, rule=RULE, width=64, depth=2, depths=(2, 4, 8), steps=2, seeds=3)
     names = {q.name for q in report.quantities if q.group == "everything"}

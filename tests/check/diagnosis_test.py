@@ -10,7 +10,7 @@ from chains import BASE_DEPTH, BASE_WIDTH, RULE, WIDTHS, X, Y, causes, check
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.check import Network, coord_check, linen_network
+from depthmup_flax.check import Network, checked_network, coord_check
 from depthmup_flax.rule.info_trees import flatten_info
 
 SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
@@ -169,7 +169,7 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usua
     def build(width, depth):
         model = AttentionNet(width, usual_scale)
         info = infer(model, AttentionNet(BASE_WIDTH, usual_scale), SEQUENCES, in_branch="attention")
-        return linen_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+        return checked_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
     with recorded(f"attention_{usual_scale}"):
         report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
@@ -200,7 +200,7 @@ def embed_network(width):
     """The network, and the function of a key that gives the base model's parameters."""
     model, base = EmbedNet(width), EmbedNet(BASE_WIDTH)
     info = infer(model, base, TOKENS, in_branch=("block", "norm"))
-    network = linen_network(model, TOKENS, info=info, optimizer=dm.adamw(1e-3, info, RULE))
+    network = checked_network(model, TOKENS, info=info, optimizer=dm.adamw(1e-3, info, RULE))
     return network, lambda key: base.init(key, TOKENS)["params"]
 
 

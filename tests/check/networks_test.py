@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.check import linen_network, nnx_network
+from depthmup_flax.check import checked_network
 from depthmup_flax.check.full_precision import in_float32, widened
 from depthmup_flax.check.networks import traced
 from depthmup_flax.check.recorded_sizes import OUTPUT
@@ -50,7 +50,7 @@ def network(output=None, rngs=(), mutable=(), **fields):
     params = nn.unbox(jax.eval_shape(Net(noise="noise" in rngs).init, keys, X)["params"])
     info = jax.tree.map(lambda leaf: dm.ParamInfo(dm.Role.FIXED, leaf.shape), params)
     kwargs = {"output": output, "rngs": rngs, "mutable": mutable}
-    return linen_network(model, X, info=info, optimizer=optax.sgd(0.1), **kwargs)
+    return checked_network(model, X, info=info, optimizer=optax.sgd(0.1), **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_tuple_is_several_arguments_for_linen_and_nnx():
 
     info = {name: dm.ParamInfo(dm.Role.FIXED, shape) for name, shape in (("bias", (3,)), ("kernel", (6, 3)))}
     arguments = {"info": {"head": info}, "optimizer": optax.sgd(0.1)}
-    for one in (linen_network(Sum(), (X, X), **arguments), nnx_network(NnxSum, (X, X), **arguments)):
+    for one in (checked_network(Sum(), (X, X), **arguments), checked_network(NnxSum, (X, X), **arguments)):
         params = one.init(jax.random.key(0))
         head = jax.tree.leaves(params)
         expected = 2 * X @ next(leaf for leaf in head if leaf.ndim == 2)
@@ -163,7 +163,7 @@ def test_an_nnx_module_with_averages_and_dropout_computes_the_same_twice(dtype):
     make = lambda rngs: NnxNet(rngs, dtype)
     params = nnx.state(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)
     info = jax.tree.map(lambda leaf: dm.ParamInfo(dm.Role.FIXED, leaf.shape), params)
-    found = traced(nnx_network(make, X, info=info, optimizer=optax.sgd(0.1), output=0))
+    found = traced(checked_network(make, X, info=info, optimizer=optax.sgd(0.1), output=0))
     assert found.shapes[OUTPUT].shape == (4, 3)
     assert found.precision == (None if dtype is jnp.float32 else "bfloat16")
     state = found.network.init(jax.random.key(3))

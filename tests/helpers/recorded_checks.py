@@ -13,7 +13,7 @@ from depthmup_flax.check import check
 from depthmup_flax.check.recorded_sizes import EVERYTHING, Record
 
 TRAIN = False  # checks train, and nothing is recorded
-_DIRECTORY = pathlib.Path(__file__).parents[1] / "coord_check" / "recorded"
+_DIRECTORY = pathlib.Path(__file__).parents[1] / "check" / "recorded"
 
 
 @contextlib.contextmanager

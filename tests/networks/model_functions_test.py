@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from depthmup_flax.auditing.given_model import ForwardPass
 from depthmup_flax.networks.model_functions import model_functions
 from depthmup_flax.util.errors import InputError, UserCodeError
 
@@ -209,11 +208,9 @@ def test_a_tuple_of_inputs_is_several_arguments():
 
 
 def test_the_audit_gets_linen_modules_as_they_are_and_others_as_functions():
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    assert model_functions(LinenNet).auditable(x) == (LinenNet(), {"train": True})
-    model, kwargs = model_functions(NnxNet).auditable(x)
-    assert isinstance(model, ForwardPass)
-    assert kwargs == {}
+    assert model_functions(LinenNet).auditable() == (LinenNet(), {"train": True})
+    functions = model_functions(NnxNet)
+    assert functions.auditable() == (functions, {})
 
 
 @pytest.mark.parametrize("make", [lambda: NnxNet(rngs=nnx.Rngs(0)), lambda: EqxNet(key=KEY)], ids=["nnx", "equinox"])

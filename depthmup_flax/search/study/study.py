@@ -19,11 +19,11 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit import Audit
+from depthmup_flax.auditing.audited_roles import audited
 from depthmup_flax.auditing.parameter_trees import flatten
 from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.networks.audited_roles import audited
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.search.forecast.allocation import Recipe, recipe

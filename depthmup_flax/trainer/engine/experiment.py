@@ -18,10 +18,10 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_table import places
+from depthmup_flax.auditing.audited_roles import Audited
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
-from depthmup_flax.networks.audited_roles import Audited
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.annotations import AxisNames

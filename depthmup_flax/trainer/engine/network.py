@@ -13,6 +13,7 @@ import optax
 from flax import struct
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import CrossEntropy, Loss
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
@@ -101,23 +102,8 @@ def state_of(params: ArrayTree, collections: ArrayTree, optimizer: optax.Gradien
 
 
 def our_functions(model: nn.Module) -> ModelFunctions:
-    """A model of `depthmup_flax.models`: ``apply`` takes its flags, too."""
-
-    def init(key: jax.Array, inputs: jax.Array) -> tuple[ArrayTree, ArrayTree]:
-        return without_boxes(model.init(key, inputs))
-
-    def apply(
-        params: ArrayTree, collections: ArrayTree, inputs: jax.Array, *, train: bool, key: Any, **flags: Any
-    ) -> tuple[Any, ArrayTree]:
-        variables = {"params": params, **collections}
-        if not train:
-            return model.apply(variables, inputs, train=False, **flags), collections
-        outputs, updated = model.apply(
-            variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": key}, **flags
-        )
-        return outputs, {name: updated.get(name, value) for name, value in collections.items()}
-
-    return ModelFunctions(type(model).__name__, init, apply, model=lambda params, collections: model)
+    """A model of `depthmup_flax.models`, whose errors are its own."""
+    return ModelFunctions("", Linen(model))
 
 
 def without_boxes(variables: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.audited_roles import Audited, audited
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
-from depthmup_flax.networks.audited_roles import Audited, audited
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.fields import model_fields, parameters
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
@@ -103,9 +103,5 @@ def rescaled(functions: ModelFunctions, factors: Mapping[str, float]) -> ModelFu
     """The network with initial values multiplied by `UserNetwork.init_factors`."""
     if not factors:
         return functions
-
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
-        params, state = functions.init(key, inputs)
-        return multiplied(params, collections.defaultdict(lambda: 1.0, factors)), state
-
-    return dataclasses.replace(functions, init=init)
+    factor_of = collections.defaultdict(lambda: 1.0, factors)
+    return dataclasses.replace(functions, start=lambda params: multiplied(params, factor_of))

@@ -1,4 +1,4 @@
-"""The roles of a user's network, read by the audit, and what its forward pass lacks."""
+"""The roles of a network that a config names, and what its forward pass lacks: `audit` at sizes that show it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import jax
 
 from depthmup_flax.auditing.audit import Audit, audit
 from depthmup_flax.auditing.audit_table import Finding, NotJudged, listed
-from depthmup_flax.auditing.given_model import Output, arguments_of
+from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.matched_layers import nearest
+from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.calls import calling
-from depthmup_flax.networks.library_adapters import training_flags
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
 from depthmup_flax.rule.info_trees import path_name
@@ -95,8 +95,8 @@ def audited(
     shapes, _ = own.shapes(inputs)
     annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
-    model, kwargs = larger.auditable(inputs)
-    base_model, _ = base.auditable(inputs)
+    model, kwargs = larger.auditable()
+    base_model, _ = base.auditable()
     options = {"rule": rule, "output": output, **kwargs}
     try:
         result = _by_their_count(
