@@ -69,6 +69,8 @@ class Adapter(abc.ABC):
     arguments.
     """
 
+    model: Any  # what the user gave
+
     @abc.abstractmethod
     def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         """New parameters and state."""
@@ -96,11 +98,6 @@ class Adapter(abc.ABC):
     def contained_state(self, state: ArrayTree) -> Any:
         """A plain state in the library's containers."""
         return state
-
-    @property
-    @abc.abstractmethod
-    def model(self) -> Any:
-        """What the user gave."""
 
     def filled(self, params: Any, state: Any) -> Any:
         """The module with these values, of libraries whose modules hold them; else what the user gave."""
@@ -160,11 +157,7 @@ class _Holder(Adapter):
     """A module that holds its values: given itself, or as ``make``, which returns it for a key."""
 
     def __init__(self, model: Any, make: Any = None) -> None:
-        self._model, self._make = model, make or (lambda key: model)
-
-    @property
-    def model(self) -> Any:
-        return self._model
+        self.model, self._make = model, make or (lambda key: model)
 
     @abc.abstractmethod
     def _parts(self, module: Any) -> tuple[Any, Any]:
@@ -172,14 +165,14 @@ class _Holder(Adapter):
 
     @functools.cached_property
     def _trees(self) -> tuple[PlainTree, PlainTree]:
-        params, state = self._parts(self._model)
+        params, state = self._parts(self.model)
         return PlainTree(params), PlainTree(state)
 
     def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         return self._parts(self._make(key))
 
     def shapes(self, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        params, state = self._parts(self._model)
+        params, state = self._parts(self.model)
         return jax.tree.map(abstract, params), jax.tree.map(abstract, state)
 
     def plain(self, params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
