@@ -96,9 +96,10 @@ def _as_model(
         apply = lambda params, state, batch: model.apply(params, state, batch, train=True, key=jax.random.key(0))[0]
     elif is_network(model):
         adapter = Function(model) if type(model) is tuple else adapter_of(model)
-        call = Call(jax.random.key(0), kwargs=kwargs)
-        params, state = adapter.shapes(inputs, call)
-        apply = lambda params, state, batch: adapter.apply(params, state, batch, call)[0]
+        params, state = adapter.shapes(inputs, Call(kwargs=kwargs))
+        # The key is traced: the audit makes no array.
+        call = lambda: Call(jax.random.key(0), kwargs=kwargs)
+        apply = lambda params, state, batch: adapter.apply(params, state, batch, call())[0]
     else:
         raise InputError(f"{argument} is {shown(model)}: {_instead(model)}.")
     leaves, structure = trees.flatten(params, argument)

@@ -44,13 +44,10 @@ class Net(nn.Module):
         return {"one": y, "tuple": (y, h), "dictionary": {"logits": y, "features": h}}[self.result]
 
 
-def network(output=None, rngs=(), mutable=(), **fields):
-    model = Net(**fields)
-    keys = {name: jax.random.key(0) for name in ("params", "dropout", *rngs)}
-    params = nn.unbox(jax.eval_shape(Net(noise="noise" in rngs).init, keys, X)["params"])
+def network(output=None, **fields):
+    params = nn.unbox(jax.eval_shape(Net().init, jax.random.key(0), X)["params"])
     info = jax.tree.map(lambda leaf: dm.ParamInfo(dm.Role.FIXED, leaf.shape), params)
-    kwargs = {"output": output, "rngs": rngs, "mutable": mutable}
-    return checked_network(model, X, info=info, optimizer=optax.sgd(0.1), **kwargs)
+    return checked_network(Net(**fields), X, info=info, optimizer=optax.sgd(0.1), output=output)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +57,8 @@ def network(output=None, rngs=(), mutable=(), **fields):
         {"result": "tuple", "output": 0},
         {"result": "dictionary", "output": "logits"},
         {"result": "dictionary", "output": lambda result: result["logits"]},
-        {"noise": True, "rngs": ("noise",)},
-        {"sown": True, "mutable": ("losses",)},
+        {"noise": True},
+        {"sown": True},
         {"boxed": True},
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
