@@ -202,6 +202,8 @@ class Nnx(_Holder):
 
         definition, _, random, _ = self._split(self.model)
         streams = _streams(random, jax.random.key(0) if key is None else key)
+        # Variables of another trace cannot be changed: the module gets new ones.
+        params, state = jax.tree.map(lambda x: x, (params, state))
         return nnx.merge(definition, params, streams, state)
 
     def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
