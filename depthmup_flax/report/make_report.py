@@ -88,11 +88,11 @@ def make_report(
         from depthmup_flax.report import figures, page  # matplotlib and jinja2 are optional
 
         pictured = list(figures.drawn(analysis, swapped))
-        html = page.rendered(data["headline"], page.sections(data, analysis, pictured))
+        html = page.rendered(page.title(data), page.sections(data, analysis, pictured))
         drawn = {"report.html": html.encode()}
         for _, pictures in pictured:
             drawn |= pictures
-        notebook = page.rendered(data["headline"], page.extract(data, analysis, pictured), whole=False)
+        notebook = page.rendered(page.title(data), page.extract(data, analysis, pictured), whole=False)
     else:
         log.warning("no page and no figures: %s", style.NO_PAGE)
     files = {

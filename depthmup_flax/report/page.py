@@ -41,6 +41,11 @@ def picture(caption: str, files: Mapping[str, bytes], kind: str = "svg") -> tupl
     return caption, {"svg": "svg+xml"}.get(kind, kind), base64.b64encode(content).decode()
 
 
+def title(data: Json) -> str:
+    """The claim of the headline, without its reason."""
+    return data["headline"].partition(": ")[0]
+
+
 def sections(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[str, bytes]]]) -> list[Section]:
     """The page of an analysis and its `tables.as_data`; ``figures`` are captions and files, the main one first."""
     facts = {
@@ -69,7 +74,8 @@ def extract(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping
 
 def _results(data: Json, analysis: Analysis, pictures: Sequence[tuple[str, str, str]]) -> list[Section]:
     """Verdicts, notes, the main figure, tables and claims."""
-    parts = [Section("", tables.other_verdicts(data), pictures=pictures)]
+    _, _, reason = data["headline"].partition(": ")
+    parts = [Section(texts=[reason] if reason else [], listed=tables.other_verdicts(data), pictures=pictures)]
     if data["notes"]:
         parts.append(Section("Notes", listed=data["notes"]))
     if data["comparison"]:
