@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
-    from depthmup_flax.report.make_report import Report, make_report
+    from depthmup_flax.report.sweep_report import Report, make_report
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
@@ -135,7 +135,7 @@ _NAMES = {
     "search.forecast.ladder": "LadderPlan",
     "search.forecast.allocation": "Allocation recipe",
     "search.forecast.target_loss": "forecast",
-    "report.make_report": "Report make_report",
+    "report.sweep_report": "Report make_report",
     "auditing": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",

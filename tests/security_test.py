@@ -31,7 +31,7 @@ def prints_audit_events(watched, function, *args):
 
 
 def report(number, sweep, out):
-    from depthmup_flax.report.make_report import make_report
+    from depthmup_flax.report.sweep_report import make_report
 
     make_report([sweep], out / str(number))
 

@@ -28,16 +28,10 @@ _TRAINED = ("model", "optimizer", "frozen layers", "training", "data")  # of the
 
 def comparison_of(sweep: Sweep, directories: Sequence[pathlib.Path] = ()) -> Sweep | None:
     """``sweep`` itself if it compares presets, or the comparison below one of its directories, if there is one."""
-    if not _compares(sweep):
-        below = [directory / COMPARISON for directory in directories]
-        found = [directory for directory in below if (directory / "sweep.json").exists()]
-        if not found or not _compares(sweep := read_sweep(found)):
-            return None
-    return sweep if sweep.records else None
-
-
-def _compares(sweep: Sweep) -> bool:
-    return sweep.info.figure == COMPARISON and {PRESET, LEARNING_RATE, SEED} <= sweep.info.axes.keys()
+    below = [directory / COMPARISON for directory in directories]
+    candidates = [sweep, *(read_sweep([path]) for path in below if (path / "sweep.json").exists())]
+    compares = lambda one: one.info.figure == COMPARISON and {PRESET, LEARNING_RATE, SEED} <= one.info.axes.keys()
+    return next((one for one in candidates if compares(one) and one.records), None)
 
 
 def comparison_data(sweep: Sweep) -> Json:
@@ -58,49 +52,37 @@ def comparison_data(sweep: Sweep) -> Json:
 
 def measures(records: Sequence[Record]) -> Json:
     """Runs that ended, those that diverged, and mean and standard deviation of the others' measures."""
-    completed = [record for record in records if record.status == COMPLETED]
-    measured = [field for field in _MEASURES if completed and getattr(completed[0], field) is not None]
-    values = {field: [getattr(record, field) for record in completed] for field in measured}
-    return {
-        "runs": len(records),
-        "diverged": len(records) - len(completed),
-        "measures": {
-            field: {"mean": float(np.mean(of)), "sd": float(np.std(of, ddof=1)) if len(of) > 1 else None}
-            for field, of in values.items()
-        },
-    }
+    completed, of_field = [record for record in records if record.status == COMPLETED], {}
+    for field in _MEASURES:
+        if completed and getattr(completed[0], field) is not None:
+            values = [getattr(record, field) for record in completed]
+            sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            of_field[field] = {"mean": float(np.mean(values)), "sd": sd}
+    return {"runs": len(records), "diverged": len(records) - len(completed), "measures": of_field}
 
 
 def headline(data: Json) -> str:
     """`comparison_data` in a sentence."""
-    results = "; ".join(f"{preset} {text}" for preset, text in results_of(data))
+    results = "; ".join(f"{preset} {text}" for preset, text in _results(data))
     return f"Presets at width {data['width']}, depth {data['depth']}: {results}."
 
 
-def heading(data: Json) -> str:
-    """What was trained, and how numbers are to be read."""
+def comparison_lines(data: Json) -> list[str]:
+    """`comparison_data` for a terminal: what was compared, a line per preset, what was trained."""
     runs = f"n = {data['seeds']} seeds, mean ± standard deviation" if data["seeds"] > 1 else "one seed"
     sizes = f"width {data['width']}, depth {data['depth']}"
-    return f"The target ({sizes}) at learning rate {data['learning_rate']:.4g}, {data['steps']:,} steps, {runs}:"
+    return [
+        f"The target ({sizes}) at learning rate {data['learning_rate']:.4g}, {data['steps']:,} steps, {runs}:",
+        *Table((), [(f"  {preset}", text) for preset, text in _results(data)], "<<").lines,
+        *([f"{settings.sentence(data['trained'])}."] if data["trained"] else []),
+        "On the proxy all of these are the same network: the search tuned each of them.",
+    ]
 
 
-def results_of(data: Json) -> list[tuple[str, str]]:
+def _results(data: Json) -> list[tuple[str, str]]:
     """Each preset with its `result`."""
     lacking = lambda one: [f"{one['runs']} of {data['seeds']} runs ended"] * (one["runs"] != data["seeds"])
     return [(one["preset"], ", ".join(filter(None, (*lacking(one), result(one))))) for one in data["presets"]]
-
-
-def remarks(data: Json) -> list[str]:
-    """What the presets share."""
-    tuned = "On the proxy all of these are the same network: the search tuned each of them."
-    trained = settings.sentence(data["trained"])
-    return [*([f"{trained}."] if trained else []), tuned]
-
-
-def comparison_lines(data: Json) -> list[str]:
-    """`comparison_data` for a terminal: a heading, a line per preset, what was trained."""
-    rows = [(f"  {preset}", text) for preset, text in results_of(data)]
-    return [heading(data), *Table((), rows, "<<").lines, *remarks(data)]
 
 
 def result(one: Json) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report import page, style
-from depthmup_flax.report.make_report import Report, written
 from depthmup_flax.report.settings import settings_of_run
+from depthmup_flax.report.sweep_report import Report, written
 from depthmup_flax.storage.records.table import DIVERGED
 from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
 from depthmup_flax.storage.workdir import directory as workdirs

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Sequence
 
 from depthmup_flax.report.loss_surfaces import TEST
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 from depthmup_flax.storage.records.table import read_sweep

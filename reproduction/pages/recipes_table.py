@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.storage.records.run_hash import EXECUTION
 from depthmup_flax.storage.records.table import LEARNING_RATE, Record, read_sweep

@@ -11,7 +11,7 @@ import pathlib
 import matplotlib
 from matplotlib.axes import Axes
 
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.transfer import Row
 from depthmup_flax.storage.records.table import read_sweep
 from reproduction.pages import figure_look

@@ -11,7 +11,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import ROOT
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.make_report import analyses
+from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage.records.table import Record, RecordWriter, read_sweep
 from depthmup_flax.storage.workdir.seal import unsealed

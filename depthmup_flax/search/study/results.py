@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.report.loss_surfaces import LOSSES
-from depthmup_flax.report.make_report import Report, make_report
+from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.search.tune.choice import Advice, Choice, describe
 from depthmup_flax.storage.records.columns import short_names

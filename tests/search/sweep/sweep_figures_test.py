@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 from processes import ROOT
 
 from depthmup_flax.config import from_file
-from depthmup_flax.report.make_report import analyses, make_report
+from depthmup_flax.report.sweep_report import analyses, make_report
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep

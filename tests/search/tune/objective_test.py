@@ -8,8 +8,8 @@ from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.config.files import from_file
-from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.presets import measures, result
+from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best, describe
