@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 
 import depthmup_flax as dm
 
-from . import kernels, libraries, networks, packages, stacks, streams
+from . import kernels, libraries, networks, stacks, streams
 from .branches import BRANCHES, mlp
 from .cases import Kind
 from .fresh import FRESH
@@ -302,5 +301,4 @@ KINDS: Mapping[str, Kind] = {
     **STYLES,
     **FRESH,
     **OUTSIDER,
-    **(packages.package_kinds() if importlib.util.find_spec("transformers") else {}),
 }

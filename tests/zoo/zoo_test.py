@@ -5,7 +5,7 @@ import pathlib
 from collections import Counter
 
 import pytest
-from zoo import outcomes, packages
+from zoo import outcomes
 from zoo.catalog import KINDS
 from zoo.fresh import FRESH
 from zoo.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
@@ -50,14 +50,13 @@ def test_docs_count_the_kinds_and_add_up():
     table_of_kinds = DOCS.read_text().partition("| kinds | right ")[2].partition("\n\n")[0].splitlines()[2:]
     cells = [line.split("|")[1:-1] for line in table_of_kinds]
     rows = {name.partition(":")[0].strip(): list(map(int, numbers)) for name, *numbers in cells}
-    compact = {name for name in KINDS if not name.startswith("packages/")}
     total = rows.pop("all")
-    assert {name: row[0] for name, row in rows.items()} == Counter(name.partition("/")[0] for name in compact)
+    assert {name: row[0] for name, row in rows.items()} == Counter(name.partition("/")[0] for name in KINDS)
     assert total == [sum(column) for column in zip(*rows.values(), strict=True)]
 
 
 def test_there_are_enough_kinds_and_twenty_fresh_ones():
-    compact = [name for name in KINDS if not name.startswith(("fresh/", "packages/"))]
+    compact = [name for name in KINDS if not name.startswith("fresh/")]
     assert len(compact) >= 150
     assert len(FRESH) == 20
 
@@ -68,13 +67,6 @@ def test_the_audit_passes_right_models_and_no_wrong_one(name):
     found = list(itertools.islice(outcomes.outcomes(name), 2))  # right, and a mistake that turns; the command has more
     assert len(found) == 2
     assert not wrong(found), "\n".join(wrong(found))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("packages/")])
-def test_published_models_lack_both_multipliers(name):
-    found = {finding.name for finding in packages.unmodified(name).audit().findings}
-    assert found >= {"missing_branch_multiplier", "readout_not_scaled"}
 
 
 def test_the_table_counts_what_the_audit_got_wrong():
