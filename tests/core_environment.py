@@ -15,7 +15,7 @@ import textwrap
 from depthmup_flax import check
 
 ROOMS = ("rule", "networks", "auditing", "check", "nn", "models", "util")
-FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "clu", "matplotlib")
+FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib")
 
 
 def import_all():

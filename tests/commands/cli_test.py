@@ -40,7 +40,7 @@ def test_importing_and_calling_the_library_changes_no_logger_and_no_setting_of_j
     """Loggers that exist with the dependencies alone stay as they are, and new ones of ours are plain."""
     code = f"""
 import importlib, logging, os, pkgutil
-import absl.flags, clu.metrics, flax.linen, grain, jax, ml_collections, optax, orbax.checkpoint, sklearn.datasets
+import absl.flags, flax.linen, grain, jax, ml_collections, optax, orbax.checkpoint, sklearn.datasets
 import tensorboardX
 from orbax.checkpoint import checkpoint_managers
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from clu.parameter_overview import get_parameter_overview
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
@@ -298,10 +297,8 @@ class NetworkExperiment(Experiment):
         if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
             return table
         shapes = self.state_shapes().carry.params
-        sharded = jax.tree.map(
-            lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
-        )
-        return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
+        places = jax.tree_util.tree_leaves_with_path(state_shardings(shapes, self.axes, mesh))
+        return "\n".join([table, "", *(f"{path_name(path)}  {place.spec}" for path, place in places)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
