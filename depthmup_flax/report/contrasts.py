@@ -115,13 +115,13 @@ def rule_of(analysis: Analysis) -> tuple[Variant, list[Variant]]:
     that goes with the preset. If no variant has the rule's preset, a control differs in one word.
     """
     candidates = [variant for variant in analysis.variants if _RULE in _words(variant)] or list(analysis.variants)
-    pairs = [(one, [other for other in analysis.variants if _is_control(one, other)]) for one in candidates]
+
+    def is_control(rule: Variant, other: Variant) -> bool:
+        ours, theirs = _words(rule), _words(other)
+        return len(ours - theirs) == len(theirs - ours) == 1 and (_RULE not in ours or _RULE not in theirs)
+
+    pairs = [(one, [other for other in analysis.variants if is_control(one, other)]) for one in candidates]
     return next((pair for pair in pairs if pair[1]), pairs[0])
-
-
-def _is_control(rule: Variant, other: Variant) -> bool:
-    ours, theirs = _words(rule), _words(other)
-    return len(ours - theirs) == len(theirs - ours) == 1 and (_RULE not in ours or _RULE not in theirs)
 
 
 def _words(variant: Variant) -> set[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import presets, settings, transfer
-from depthmup_flax.report.contrasts import Contrast, contrasts, headline, is_contrast, main_verdict
+from depthmup_flax.report.contrasts import contrasts, headline, is_contrast, main_verdict
 from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import Verdict, verdicts
@@ -24,7 +24,6 @@ from depthmup_flax.util.types import Json
 # as JSON.
 Claims: TypeAlias = Callable[[str, Analysis, Analysis | None], list[Json]]
 
-_HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
@@ -63,7 +62,16 @@ def as_data(
         if comparison and compared is sweep
         else headline(analysis, main, against),
         "verdicts": [{**_verdict_data(one), "in_headline": one in in_headline} for one in judged],
-        "contrasts": [_contrast_data(one) for one in against],
+        "contrasts": [
+            {
+                "control": one.control,
+                "verdict": one.verdict,
+                "verdict_by_other_loss": one.other_loss,
+                "difference": estimate_data(one.estimate),
+                "sentence": one.sentence,
+            }
+            for one in against
+        ],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
@@ -96,31 +104,20 @@ def as_data(
 
 
 def _verdict_data(one: Verdict) -> Json:
-    regret = one.row.regret if isinstance(one.row.regret, opt.Estimate) else None
-    ruler = one.measured_by
+    row, ruler = one.row, one.measured_by
     return {
         "variant": one.variant,
         "axis": one.axis,
-        "width": one.row.curve.width,
-        "depth": one.row.curve.depth,
+        "width": row.curve.width,
+        "depth": row.curve.depth,
         "verdict": one.verdict,
         "verdict_by_other_loss": one.other_loss,
-        "regret": estimate_data(regret),
+        "regret": estimate_data(row.regret if isinstance(row.regret, opt.Estimate) else None),
         "tolerance": ruler.tolerance if ruler else None,
         "passing": {"octaves": ruler.passing, "grid": ruler.grid} if ruler else None,
         "power": ruler.power if ruler else None,
-        "seeds": len(one.row.curve.seeds),
+        "seeds": len(row.curve.seeds),
         "seeds_needed": one.seeds_needed,
-        "sentence": one.sentence,
-    }
-
-
-def _contrast_data(one: Contrast) -> Json:
-    return {
-        "control": one.control,
-        "verdict": one.verdict,
-        "verdict_by_other_loss": one.other_loss,
-        "difference": estimate_data(one.estimate),
         "sentence": one.sentence,
     }
 
@@ -202,47 +199,35 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
 
 def table_of(data: Json, variant: Json) -> Table:
     """A variant of `as_data`, a row per size."""
-    words, base = (
-        {"x": axis_name(data["x"]), "loss": "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]},
-        variant["base"],
-    )
-    rows = [_cells(row, (row["width"], row["depth"]) == (base["width"], base["depth"])) for row in variant["rows"]]
-    return Table([name.format(**words) for name in _HEADER], rows, ">" * (len(_HEADER) - 1) + "<", variant["name"])
+    columns = [
+        *("width", "depth", "seeds", f"best {axis_name(data['x'])}", "95 % interval", "shift", "regret"),
+        "best loss" if data["loss"] == TRAIN else f"best {LOSSES[data['loss']]}",
+        "remarks",
+    ]
+    base = (variant["base"]["width"], variant["base"]["depth"])
+    rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
+    return Table(columns, rows, ">" * (len(columns) - 1) + "<", variant["name"])
 
 
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
-    bound = f"{row['shift_bound']} ".lstrip()
-    shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
-    unknown = "?" if row["transferred"] == "completed" else row["transferred"]
-    regret = _regret(row) if row["regret"] is not None else unknown
+    four = lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:.2e}"
+    shift, regret = "?", "?" if row["transferred"] == "completed" else row["transferred"]
+    if row["shift"] is not None:
+        ends = row["shift_interval"]
+        half = f" ± {ends[1] - row['shift']:.2g}" if ends and ends[1] > row["shift"] else ""
+        shift = f"{row['shift_bound']} {row['shift']:+.2f}{half}".lstrip()
+    if row["regret"] is not None:
+        ends = row["regret_interval"]
+        regret = four(row["regret"]) + (" ({} to {})".format(*map(four, ends)) if ends else "")
     return (
         *(str(row[name]) for name in ("width", "depth", "seeds")),
-        _three(row["optimum"]),
-        "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
+        "none" if row["optimum"] is None else f"{row['optimum']:.3g}",
+        "{:.3g} .. {:.3g}".format(*row["interval"]) if row["interval"] else "",
         *(("base", "base") if is_base else (shift, regret)),
-        "" if row["best_loss"] is None else _four(row["best_loss"]),
+        "" if row["best_loss"] is None else four(row["best_loss"]),
         # The columns of seeds and regret show these.
         ", ".join(flag for flag in row["flags"] if flag not in _SHOWN_ELSEWHERE),
     )
-
-
-def _regret(row: Json) -> str:
-    """``0.0126 (0.0040 to 0.0213)``."""
-    ends = row["regret_interval"]
-    return _four(row["regret"]) + (" ({} to {})".format(*map(_four, ends)) if ends else "")
-
-
-def _four(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.2e}"
-
-
-def _three(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
-
-
-def _plus_minus(row: Json, name: str) -> str:
-    ends = row[f"{name}_interval"]
-    return f" ± {ends[1] - row[name]:.2g}" if ends and ends[1] > row[name] else ""
 
 
 def slope_sentences(variant: Json, x: str) -> list[str]:
@@ -343,18 +328,8 @@ def points_csv(analysis: Analysis) -> str:
             at = [float(s.x[j]), float(s.y[i])][: len(scales)]
             mean, counts = float(losses.mean()) if known else None, (int(s.ended[i, j]), int(s.diverged[i, j]))
             rows.append((s.variant, s.width, s.depth, s.parameters, *at, mean, sd, *counts))
-    columns = (
-        "variant",
-        "width",
-        "depth",
-        "parameters",
-        *(scale.axis for scale in scales),
-        "mean",
-        "sd",
-        "n",
-        "diverged",
-    )
-    return Table(columns, rows, "").csv()
+    sizes, axes = ("variant", "width", "depth", "parameters"), [scale.axis for scale in scales]
+    return Table((*sizes, *axes, "mean", "sd", "n", "diverged"), rows, "").csv()
 
 
 def tables_csv(data: Json) -> str:
@@ -393,18 +368,15 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
             base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
             lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
     for flag, warning in _WARNINGS.items():
-        where = [place for variant in analysis.variants if (place := _where(variant, flag))]
-        if where:
+        places = []
+        for variant in analysis.variants:
+            depths: dict[int, list[str]] = {}
+            for row in variant.rows:
+                if flag in row.flags:
+                    depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
+            sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
+            places += [f"{variant.name} ({sizes})" if variant.name else sizes] if depths else []
+        if places:
             every = all(flag in row.flags for row in analysis.rows)
-            lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(where)))
+            lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(places)))
     return lines
-
-
-def _where(variant: Variant, flag: str) -> str:
-    """The sizes of a variant that have a flag; empty if none has."""
-    depths: dict[int, list[str]] = {}
-    for row in variant.rows:
-        if flag in row.flags:
-            depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
-    sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
-    return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
