@@ -2,15 +2,11 @@
 
 import json
 import os
-import webbrowser
 
-import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import run_lines
 
-from depthmup_flax.commands import report
-from depthmup_flax.commands.report import newest_work, work_below
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.commands.report import work_below
 
 SWEEP = sweep_of(parabola, {X: RATES[4:6]})  # one size: its reports have one figure
 
@@ -38,19 +34,6 @@ def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_writte
     assert str(tmp_path / "out" / "report.html") in done.out
     assert no_sweep.refuses
     assert f"name one of those below it, {tmp_path}/runs/" in no_sweep.error
-
-
-def test_without_any_sweep_the_command_says_how_to_run_one(tmp_path):
-    with pytest.raises(InputError, match="name the --workdir of a sweep"):
-        newest_work(tmp_path / "runs")
-
-
-def test_open_gives_the_address_of_the_page_to_the_browser(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setenv("BROWSER", "any")
-    monkeypatch.setattr(webbrowser, "open", lambda address: given.append(address) or True)
-    report._open(tmp_path / "report.html")
-    assert given == [(tmp_path / "report.html").as_uri()]
 
 
 def test_work_below_a_directory_has_the_targets_run_of_a_search_and_not_its_comparison(tmp_path):

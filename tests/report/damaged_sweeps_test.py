@@ -91,12 +91,6 @@ def test_records_of_another_base_are_left_out_and_none_is_a_sentence(tmp_path):
         text_of(directory)
 
 
-def test_an_empty_file_of_records_is_a_sentence(tmp_path):
-    directory = changed(tmp_path / "sweep", lambda info, records: records.clear())
-    with pytest.raises(InputError, match=r"no run of the sweep 'test' has ended: wait, or run it\."):
-        text_of(directory)
-
-
 def test_runs_recorded_twice_with_different_results_are_counted_and_the_last_one_counts(tmp_path):
     def edit(info, records):
         records.append({**copy.deepcopy(records[0]), "wall_time_s": 9.0})  # the same result

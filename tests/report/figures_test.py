@@ -8,7 +8,6 @@ from planted_sweeps import RATES, X, parabola, study_of, sweep_of
 
 from depthmup_flax.report.figures import draw_optima, draw_parameters
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.tables import duration
 from depthmup_flax.report.transfer import log_interval
 
 
@@ -38,11 +37,6 @@ def test_the_interval_of_a_positive_loss_is_that_of_its_logarithm():
     interval = log_interval(Estimate(2.0, np.exp(logs), 3))
     assert interval == pytest.approx((2 * math.exp(-spread), 2 * math.exp(spread)))
     assert log_interval(Estimate(2.0, None, 1)) == pytest.approx((2.0, 2.0))
-
-
-@pytest.mark.parametrize(("hours", "text"), [(2.096, "2.1 hours"), (0.0388, "2.33 minutes"), (0.002, "7 s")])
-def test_a_duration_has_the_unit_that_a_reader_expects(hours, text):
-    assert duration(hours) == text
 
 
 def test_ticks_of_a_hyperparameter_are_not_too_close():

@@ -10,7 +10,7 @@ import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines, comparison_of
+from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.report.sweep_report import analyses, first_round
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage.records.table import Sweep, read_sweep
@@ -127,12 +127,6 @@ def test_a_tolerance_that_is_no_share_is_refused(tolerance, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):
-    sweep = write(tmp_path / "sweep", sweep_of(lambda p: None, {X: RATES}))
-    with pytest.raises(InputError, match=r"all 9 runs diverged .* sweep lower values of optimizer.learning_rate"):
-        make_report([sweep], tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("loss", "given", "where"),
     [("test", "test", "the test set"), ("validation", None, "held-out training examples")],
@@ -230,12 +224,3 @@ def test_a_comparison_that_is_cut_off_counts_the_runs_that_ended():
     text = "\n".join(comparison_lines(comparison_data(cut)))
     assert "1 of 2 runs ended, test accuracy 90.0 %" in text
     assert "0 of 2 runs ended" in text
-
-
-def test_another_sweep_is_no_comparison(tmp_path):
-    sweep = sweep_of(parabola, {X: RATES})
-    named = dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure=COMPARISON))
-    write(tmp_path / COMPARISON, sweep)
-    assert comparison_of(named) is None
-    assert comparison_of(sweep, [tmp_path]) is None
-    assert comparison_of(read_sweep([tmp_path / COMPARISON])) is None

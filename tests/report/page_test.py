@@ -2,15 +2,12 @@
 
 import base64
 import dataclasses
-import re
 from html.parser import HTMLParser
 
 import pytest
-from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of
+from planted_sweeps import MULTIPLIER, RATES, X, parabola, study_of, sweep_of
 
-from depthmup_flax.report.page import rendered, sections
-from depthmup_flax.report.settings import sentence, settings
-from depthmup_flax.report.tables import as_text
+from depthmup_flax.report.settings import settings
 
 
 class Tags(HTMLParser):
@@ -60,18 +57,6 @@ def test_the_page_has_the_verdict_the_table_and_every_figure_and_escapes_the_tit
         assert f"{row['best_loss']:.4f}" in full_report._repr_html_()
 
 
-def test_the_page_says_nothing_of_commits_that_are_unknown():
-    sweep = sweep_of(parabola, {"model.depth": (4, 8), X: RATES})
-
-    def page(commit):
-        records = [dataclasses.replace(record, commit=commit) for record in sweep.records]
-        data = data_of(dataclasses.replace(sweep, records=records))
-        return rendered(data["headline"], sections(data, study_of(sweep), []))
-
-    assert "commits" in page("abc123")
-    assert "commits" not in page(None)
-
-
 BASE = {
     "model": {"name": "my_net:Net", "width": 64, "depth": 4, "base_width": 64, "base_depth": 4, "heads": 2, "norm": ""},
     "optimizer": {"name": "adam", "learning_rate": 1e-3, "weight_decay": 0.0, "kwargs": {"b2": 0.99}, "frozen": []},
@@ -114,10 +99,3 @@ def test_every_part_of_the_training_of_ones_own_network_is_listed():
 )
 def test_a_setting_that_is_changed_or_differs_between_curves_is_shown(changed, axes, name, text):
     assert rows_of({**axes, X: RATES}, **changed)[name].startswith(text)
-
-
-def test_the_text_has_the_settings():
-    sweep = sweep_of(parabola, {"model.depth": (4, 8), X: RATES})
-    data = data_of(sweep)
-    assert sentence(data["settings"]) in as_text(data, study_of(sweep)).splitlines()
-    assert not re.search("\x1b|<", as_text(data, study_of(sweep)))

@@ -8,7 +8,7 @@ import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of, write
 
 from depthmup_flax.report.figures import loss_limits
-from depthmup_flax.report.loss_surfaces import axis_name, profile, roles
+from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text, warnings
@@ -131,19 +131,6 @@ def test_one_seed_has_no_interval_and_says_so():
     assert variant["slopes"]["depth"]["value"] is not None
     assert variant["slopes"]["depth"]["interval"] is None
     assert any(note.startswith("There is only one seed at every size") for note in data["notes"])
-
-
-@pytest.mark.parametrize(
-    ("field", "name"),
-    [
-        ("optimizer.learning_rate", "learning rate"),
-        ("optimizer.kwargs.b1", "decay rate beta1"),
-        ("optimizer.kwargs.eps_root", "epsilon root"),
-        ("parametrization.output_lr_factor", "output learning-rate factor"),
-    ],
-)
-def test_names_of_fields_are_words(field, name):
-    assert axis_name(field) == name
 
 
 def test_a_base_that_was_not_run_is_replaced_by_the_smallest_and_named():

@@ -162,17 +162,6 @@ def test_a_network_that_does_not_train_is_called_that_and_has_no_numbers():
     assert not any("next to the best" in note for note in data["notes"])
 
 
-def test_that_a_control_does_not_train_is_said_once():
-    explode = lambda point, loss: (
-        1e15 if point["parametrization.preset"] == "mup" and point["model.depth"] > 4 else loss
-    )
-    sweep = planted({"depth_mup": 0.0, "mup": 0.0}, presets=("depth_mup", "mup"), loss=explode)
-    data = data_of(sweep)
-    said = [data["headline"], *data["notes"], *(one["sentence"] for one in data["verdicts"] if not one["in_headline"])]
-    assert "".join(said).count("mup does not train") == 1
-    assert "mup does not train at depth 64" in data["headline"]
-
-
 def test_a_rate_that_diverges_does_not_transfer():
     fails = lambda point, loss: None if point["model.depth"] == 64 and point[X] > 2.0**-9.5 else loss
     (found,) = verdicts(study_of(planted({"depth_mup": -0.9}, loss=fails)))
