@@ -36,8 +36,9 @@ from depthmup_flax.trainer.metrics import RunLog
 from depthmup_flax.trainer.run_checkpoints import RunCheckpoints
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.text_generation import sample_text
-from depthmup_flax.trainer.writers import Writer, require_writers
+from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
+from depthmup_flax.util.extras import require
 from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 
@@ -83,7 +84,7 @@ def train_and_evaluate(
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
-    experiment, mesh = distributed.in_all(lambda: _built(config, writers))
+    experiment, mesh = distributed.in_all(lambda: _built(config))
     data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
@@ -144,9 +145,10 @@ def _train(run: _Run) -> Json:
     return result
 
 
-def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
+def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     experiment = build(config)
-    require_writers(config, writers)
+    if "wandb" in configs.writer_names(config):
+        require("wandb", "train.writers='wandb'")
     mesh = sharding.make_mesh(config.mesh)
     require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)

@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import writer_names
 from depthmup_flax.storage.workdir import buckets
 from depthmup_flax.storage.workdir.files import read_json, write_atomically
-from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -108,19 +107,6 @@ class WandbRun:
     def close(self) -> None:
         """Uploads the last rows and ends the run."""
         self._run.finish()
-
-
-def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
-    """Raises `InputError` if a library of ``train.writers`` is absent, or one of ``own`` is not a `Writer`."""
-    if "wandb" in writer_names(config) and importlib.util.find_spec("wandb") is None:
-        raise InputError(
-            "train.writers has 'wandb', which is not installed: run "
-            'pip install "depthmup-flax[wandb]", or leave it out.'
-        )
-    for writer in own:
-        for method in ("write_scalars", "close"):
-            if not callable(getattr(writer, method, None)):
-                raise InputError(f"writers has a {type(writer).__name__}, which has no method {method}.")
 
 
 class Writers:

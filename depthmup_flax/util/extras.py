@@ -14,6 +14,7 @@ EXTRA_OF = {
     "optuna": "optuna",
     "safetensors": "safetensors",
     "tensorflow_datasets": "tfds",
+    "wandb": "wandb",
 }
 
 

@@ -116,15 +116,10 @@ def test_names_of_writers_are_checked_before_anything_is_written(names, sentence
     assert not (tmp_path / "run").exists()
 
 
-def test_an_absent_library_is_one_sentence_with_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'not installed: run pip install "depthmup-flax\[wandb\]", or leave it out'):
+def test_an_absent_library_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"depthmup-flax\[wandb\]"):
         train_and_evaluate(short_run(writers=("jsonl", "wandb")), tmp_path / "run")
-
-
-def test_an_object_that_is_no_writer_is_refused_with_the_method_that_it_lacks(tmp_path):
-    with pytest.raises(InputError, match="writers has a set, which has no method write_scalars"):
-        train_and_evaluate(short_run(), tmp_path / "run", writers=[set()])
 
 
 @pytest.mark.slow
