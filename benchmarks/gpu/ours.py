@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,7 @@ def run_config(case: Case) -> ConfigDict:
 
 def sweep_config(case: Case) -> ConfigDict:
     """The sweep of the papers' residual MLP at one depth, with synthetic images of the size of CIFAR's."""
-    config = from_file("sweeps/lr_width_depth_mlp", "gpu")
+    config = from_file(pathlib.Path(__file__).parents[2] / "reproduction/configs/sweeps/lr_width_depth_mlp.py", "gpu")
     config.base.model.update(width=case.width, base_width=case.width)
     config.base.data.update(name="synthetic", image_size=case.size, train_examples=5000, test_examples=500)
     config.base.train.batch_size = case.batch

@@ -7,7 +7,6 @@ the comments of the fields below, of `Parametrization`, ``DataConfig`` and the m
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -351,15 +350,8 @@ def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
 
 
 def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults."""
-    name = stored.get("model", {}).get("name")
-    defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
-    return differences(without_execution(_with_defaults(stored, defaults)), without_execution(current))
-
-
-def _with_defaults(tree: Json, defaults: Json) -> Json:
-    sections = {k: _with_defaults(v, defaults[k]) for k, v in tree.items() if isinstance(defaults.get(k), dict)}
-    return {**defaults, **tree, **sections}
+    """`differences` of two configs as JSON without `EXECUTION`."""
+    return differences(without_execution(stored), without_execution(current))
 
 
 def differences(stored: object, current: object, path: str = "") -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.transfer import Analysis
-from depthmup_flax.storage.records.run_hash import ADDED, EXECUTION
+from depthmup_flax.storage.records.run_hash import EXECUTION
 from depthmup_flax.storage.records.table import SEED, SweepInfo
 from depthmup_flax.util.types import Json
 
@@ -59,7 +59,7 @@ def sentence(rows: Mapping[str, str]) -> str:
 def _values(points: Sequence[Json], without: Collection[str]) -> Values:
     values: dict[str, list[Any]] = {}
     for point in points:
-        for path, value in ({"loss": ADDED["loss"]} | point).items():
+        for path, value in point.items():
             if path not in without and value not in values.setdefault(path, []):
                 values[path].append(value)
     is_text = any(str(name).startswith("text:") for name in values.get("data.name", []))

@@ -56,7 +56,8 @@ HEADER = (
 
 def row(name: str, scale: str) -> str:
     """The row of one sweep at one scale."""
-    config = from_file(f"sweeps/{name}", scale)
+    places = (PAGE.parents[1], PAGE.parents[2])
+    config = from_file(next(path for place in places if (path := place / f"configs/sweeps/{name}.py").exists()), scale)
     if config.base.data.name.startswith("text:"):
         config.base.data.name = "text:tinyshakespeare.txt"
     devices, load = topology_devices(TOPOLOGY, 1), PlannedData(Sizes())

@@ -4,24 +4,22 @@ A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the a
 ``records*.jsonl``, one per shard, optionally compressed as ``records*.jsonl.gz``. A `Record` is a run's difference from
 the base config and its results.
 
-A new field of `Record` or `SweepInfo` needs a default, which files without it get. A field of a later version is
-ignored with a warning.
+A new field of `Record` or `SweepInfo` needs a default, which records without it get.
 """
 
 import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from depthmup_flax.storage.records.run_hash import RunNames, trained
+from depthmup_flax.storage.records.run_hash import RunNames, without_execution
 from depthmup_flax.storage.workdir.files import open_lines, read_lines
 from depthmup_flax.storage.workdir.seal import sealed, unsealed
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
-SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
 MEANS_DIVERGED = "loss not finite"  # printed with their number: a loss may explode and stay finite
 # Losses by which runs are compared: the mean at the end of training; after training, on held-out training examples, or
@@ -98,10 +96,8 @@ class SweepInfo:
     axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
     base: Json  # the base config
     objective: str = TRAIN  # the loss of `OBJECTIVES` by which runs are compared
-    runs: int = 0  # of the grid when it was written; 0 if an earlier version wrote it
-    # The cross-entropy of the best constant guess, in nats; None for other losses, or if an earlier version wrote it.
-    chance: float | None = None
-    unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
+    runs: int = 0  # of the grid when it was written; 0 if that is not known
+    chance: float | None = None  # the cross-entropy of the best constant guess, in nats; None for other losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,97 +125,27 @@ class RecordWriter:
         self._lines.close()
 
 
-_Kind: TypeAlias = tuple[str, Callable[[Any], bool]]  # how a sentence names a value, and whether a value is one
-_STRING: _Kind = ("a string", lambda value: type(value) is str)
-_OBJECT: _Kind = ("an object", lambda value: type(value) is dict)
-_COUNT: _Kind = ("a whole number of at least 0, below 2^62", lambda value: type(value) is int and 0 <= value < 2**62)
-_SIZE: _Kind = ("a whole number of at least 1, below 2^62", lambda value: type(value) is int and 1 <= value < 2**62)
-_LOSS: _Kind = ("a number or null", lambda value: type(value) is float or value is None)
-_EVALUATED = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
-_FIELDS: dict[str, _Kind] = {
-    **dict.fromkeys(("run", "device"), _STRING),
-    **dict.fromkeys(("point", "versions", "test_metrics"), _OBJECT),
-    **dict.fromkeys(("seed", "steps"), _COUNT),
-    **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
-    **dict.fromkeys(("train_loss", "train_loss_avg", *_EVALUATED), _LOSS),
-    "status": (f"{COMPLETED} or {DIVERGED}", lambda value: value in (COMPLETED, DIVERGED)),
-    "train_loss_slices": (
-        "a list of numbers and null",
-        lambda value: type(value) is list and all(type(item) is float or item is None for item in value),
-    ),
-    "wall_time_s": ("a finite number", lambda value: type(value) is float and math.isfinite(value)),
-    "diverged_at_step": ("a whole number or null", lambda value: type(value) is int or value is None),
-    "audit": ("a string or null", lambda value: type(value) is str or value is None),
-    "commit": ("a string or null", lambda value: type(value) is str or value is None),
-}
-_NUMBERS = {"train_loss", "train_loss_avg", *_EVALUATED, "wall_time_s", "train_loss_slices"}
-_REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
-
-
 def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and warnings: a truncated last line, fields of a later version.
+    """The records of one file, and a warning if its last line is torn.
 
     Raises:
-      InputError: another line is not a record; names the line and the field.
+      InputError: another line is not a record.
     """
     records: list[Record] = []
-    notes: list[str] = []
-    unknown: set[str] = set()
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            records.append(_record(unsealed(line), unknown))
-        except (ValueError, RecursionError) as error:
-            wrong = error if isinstance(error, InputError) else f"not what was written ({error})"
-            if wrong is not error and number == len(lines):  # no line end after it
+            records.append(Record(**unsealed(line)))
+        except (ValueError, TypeError) as error:
+            if isinstance(error, ValueError) and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
-                notes.append(f"{path}: {note}")
-                break
+                return records, [f"{path}: {note}"]
             raise InputError(
-                f"{path}, line {number}: {wrong}. Delete the line; rerunning the sweep repeats that run."
+                f"{path}, line {number} is no record ({error}). Delete the line; rerunning the sweep repeats that run."
             ) from error
-    if unknown:
-        notes.append(f"{path}: fields of a later version are ignored: {', '.join(sorted(unknown))}.")
-    return records, notes
-
-
-def _record(fields: Any, unknown: set[str]) -> Record:
-    """A record of JSON; adds names that are not fields to ``unknown``. `InputError` says what is wrong."""
-    if type(fields) is not dict:
-        raise InputError(f"{_shown(fields)} is not a record")
-    if fields.keys() != _FIELDS.keys():
-        unknown |= {_shown(name) for name in fields.keys() - _FIELDS.keys()}
-        fields = {name: value for name, value in fields.items() if name in _FIELDS}
-        if missing := _REQUIRED - fields.keys():
-            raise InputError(f"the record has no {', '.join(sorted(missing))}")
-    for name in _NUMBERS & fields.keys():
-        value = fields[name]
-        fields[name] = [_as_float(item) for item in value] if type(value) is list else _as_float(value)
-    if wrong := _wrong(fields, _FIELDS):
-        raise InputError(wrong)
-    return Record(**fields)
-
-
-def _wrong(fields: Json, kinds: Mapping[str, _Kind]) -> str:
-    """The first field that is not of its kind, in a sentence; empty if there is none."""
-    for name, value in fields.items():
-        described, is_one = kinds[name]
-        if not is_one(value):
-            return f"{name} is {_shown(value)}: it must be {described}"
-    return ""
-
-
-def _as_float(value: Any) -> Any:
-    """A whole number as a float, if it is in the range of floats; other values unchanged."""
-    return float(value) if type(value) is int and abs(value) < 10**300 else value
-
-
-def _shown(value: Any) -> str:
-    """The first characters of a value's JSON, for a sentence."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return records, []
 
 
 def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
@@ -236,22 +162,18 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
     foreign: list[str] = []
     count = differing = 0
     for directory, info in sources:
-        if info.unknown:
-            later = f"fields of a later version are ignored: {', '.join(info.unknown)}."
-            notes.append(f"{directory / 'sweep.json'}: {later}")
         names = RunNames(info.base)
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             read, warnings = read_record_file(path)
             notes += warnings
             count += len(read)
             for record in read:
-                run = names.name(record.run, record.point) if _is_consistent(record) else None
-                if run is None:
-                    foreign.append(f"{_shown(record.run)} of {path}")
+                if record.run != names.hash(record.point) or not _is_consistent(record):
+                    foreign.append(f"{record.run} of {path}")
                     continue
-                other = records.get(run)
+                other = records.get(record.run)
                 differing += other is not None and _result(other) != _result(record)
-                records[run] = record if run == record.run else dataclasses.replace(record, run=run)
+                records[record.run] = record
     if foreign:
         notes.append(
             f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do "
@@ -309,52 +231,25 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
 def _same_training(base: Json, other: Json) -> bool:
     """Whether runs of two base configs train the same and have time slices of the same length."""
     lengths = [tree.get("train", {}).get("log_every") for tree in (base, other)]
-    return trained(base) == trained(other) and lengths[0] == lengths[1]
+    return without_execution(base) == without_execution(other) and lengths[0] == lengths[1]
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
-    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of a later version."""
+    """Reads ``sweep.json``; `InputError` if it is absent or damaged."""
     path = directory / "sweep.json"
     try:
-        fields = unsealed(path.read_text(encoding="utf-8"))
+        return SweepInfo(**unsealed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(
             f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
         ) from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
-    if type(fields) is not dict:
-        fields = {}
-    fields = {"runs": 0, "objective": TRAIN, "chance": None, **fields}  # earlier versions do not write these
-    own = {name: fields.pop(name, None) for name in _INFO_FIELDS}
-    if wrong := _wrong(own, _INFO_FIELDS):
-        raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
-    if own.pop("schema") > SCHEMA:
-        raise InputError(f"{path} was written by a later version of this package: update the package.")
-    return SweepInfo(**own, unknown=tuple(map(_shown, fields)))
-
-
-def _has_sections(base: Any) -> bool:
-    sections = ("model", "parametrization", "train")
-    return type(base) is dict and all(type(base.get(name, {})) is dict for name in sections)
-
-
-_INFO_FIELDS: dict[str, _Kind] = {
-    **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
-    "axes": ("an object of lists", lambda axes: type(axes) is dict and all(type(axes[name]) is list for name in axes)),
-    "base": ("a config, with objects model, parametrization and train", _has_sections),
-    "objective": (", ".join(OBJECTIVES), lambda value: value in OBJECTIVES),
-    "schema": _SIZE,
-    "runs": _COUNT,
-    "chance": _LOSS,
-}
 
 
 def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
-    fields = dataclasses.asdict(info)
-    del fields["unknown"]
-    return sealed(json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n")
+    return sealed(json.dumps(dataclasses.asdict(info), indent=1) + "\n")
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training
 ReLU 1.895 (n = 3). At scale ``long``, 20 epochs of 5,000 images: abs 0.009, ReLU 0.044 (n = 8).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with two nonlinearities."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     depths = parent.grids.depths
     grid = {
         "model.nonlinearity": ("relu", "abs"),

@@ -6,6 +6,7 @@ One curve over the rate for each batch size at the same number of examples, with
 time that they average over kept in examples; and for each number of steps at the same batch size.
 """
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def curve(batch: int, steps: int, rates: Sequence[float], seeds: int, **kwargs: 
 
 def base_config(scale: str) -> ConfigDict:
     """The run at which no hyperparameter is rescaled: a cosine, and a warm-up over a tenth of the steps."""
-    base = from_file("sweeps/lr_width_depth_mlp").base
+    base = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py")).base
     if scale == "smoke":
         base.data.update(name="synthetic", train_examples=256, test_examples=64)
     base.optimizer.update(schedule="cosine", warmup_steps=STEPS // 10)

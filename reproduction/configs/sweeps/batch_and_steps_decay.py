@@ -5,6 +5,8 @@
 The times of decay, 1 / (rate * weight decay), are the same parts of the run at every batch size.
 """
 
+import pathlib
+
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
@@ -15,7 +17,7 @@ from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparamete
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the parent's batch sizes with averages in examples."""
-    parent = from_file("sweeps/batch_and_steps", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("batch_and_steps.py"), scale)
     train = parent.base.train
     tuned = Hyperparameters(2.0**-6, train.batch_size, train.steps)
     times = at_scale(scale, smoke=powers_of_two(-2, 2, 2), other=powers_of_two(-5, 3))  # in runs

@@ -5,6 +5,8 @@
 The batch sizes and steps of batch_and_steps.py. Momentum averages over the same number of examples at every batch size.
 """
 
+import pathlib
+
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
@@ -14,7 +16,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the parent's grids of single steps without momentum, those of averages in examples with momentum."""
-    parent = from_file("sweeps/batch_and_steps", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("batch_and_steps.py"), scale)
     base = parent.base
     base.optimizer.name = "sgd"
     base.optimizer.kwargs.update(b1=None, b2=None)

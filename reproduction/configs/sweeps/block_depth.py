@@ -9,6 +9,8 @@ Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training
 1.895. At scale ``long``, 20 epochs of 5,000 images, it is not resolved: 0.082 with two, 0.044 with one (n = 8).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -17,7 +19,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with half as many branches of two layers."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     depths = parent.grids.depths
     layers = at_scale(scale, cpu=depths.model.depth[:-1], other=depths.model.depth)
     common = {"optimizer.learning_rate": depths.optimizer.learning_rate, "seed": depths.seed}

@@ -9,6 +9,8 @@ Measured at scale ``cpu`` on two CPU cores: 1782 runs, 14 minutes of training. S
 128 (n = 6; 95 % interval at depth 128: -2.0 to -1.2).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -17,7 +19,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, over rate and multiplier."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     parent.base.model.update(nonlinearity="abs", norm="layer", block_depth=2)
     # LayerNorm and small multipliers need high rates; the grid must contain the best region.
     rates = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-3, 7), other=powers_of_two(-5, 7))

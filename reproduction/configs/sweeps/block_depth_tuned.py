@@ -11,6 +11,8 @@ ReLU 1.849 with one layer, 1.858 with two; abs 1.841 and 1.867. Exponents of the
 0.29.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -19,7 +21,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the depths of block_depth.py, over rate and multiplier, without and with LayerNorm and abs."""
-    parent = from_file("sweeps/block_depth", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("block_depth.py"), scale)
     seeds = at_scale(scale, cpu=tuple(range(5)), paper=(0, 1), other=parent.grids.one.seed)
     tuned = parent.base.parametrization.branch_multiplier
     multipliers = at_scale(

@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 72 runs, under a minute of training.
 16, 64 (n = 3; 95 % interval at depth 64: 0.54 to 0.90).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP at one rate, over the multiplier."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     tuned = parent.base.parametrization.branch_multiplier
     grid = {
         "parametrization.branch_multiplier": tuple(tuned * factor for factor in powers_of_two(-4, 3)),

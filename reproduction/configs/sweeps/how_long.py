@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 120 runs, 7 minutes of training. Fro
 depths 6 and 18 stay within 0.5 octaves of the last; the shift between the depths is -0.5 +- 0.2 octaves (n = 12).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP, longer, at two depths."""
-    parent = from_file("sweeps/lr_width_depth_conv", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     base = parent.base
     if scale in ("cpu", "gpu"):
         steps = at_scale(scale, cpu=400, gpu=8000)

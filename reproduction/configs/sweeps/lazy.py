@@ -9,6 +9,8 @@ Measured at scale ``cpu`` on two CPU cores: 352 runs. From width 16 to 256 the b
 under Depth-muP and by 3.2 +- 0.5 lazily (n = 8); but the base's rate is next to divergence, and diverges at width 64.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -17,7 +19,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 over width, with SGD and every layer trained."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     base, width = parent.base, at_scale(scale, smoke=16, cpu=16, gpu=64, paper=64)
     base.model.update(width=width, base_width=width)
     base.optimizer.update(name="sgd", frozen=())

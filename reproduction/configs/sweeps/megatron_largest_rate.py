@@ -10,6 +10,8 @@ Measured at scale ``cpu`` on two CPU cores: 144 runs, 16 minutes beside other jo
 follows depth^-0.22 (-0.44 to 0.01); with it, it moves upward, by no less (n = 4).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -18,7 +20,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: megatron.py at the rates from its best ones to where nothing trains."""
-    parent = from_file("sweeps/megatron", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("megatron.py"), scale)
     rates = parent.grids.rates
     grid = {
         "model.depth": at_scale(scale, cpu=(2, 4, 8), other=rates.model.depth),

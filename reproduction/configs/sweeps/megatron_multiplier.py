@@ -9,6 +9,8 @@ Measured at scale ``cpu`` on two CPU cores: 45 runs, 3 minutes of training. Best
 = 3; 95 % interval at depth 8: 0.8 to 1.1); a factor of two costs 0.01 of a loss of 2.53.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -17,7 +19,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: multipliers over depth at the base's rate."""
-    parent = from_file("sweeps/megatron", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("megatron.py"), scale)
     wide = powers_of_two(-2, 2) if scale == "cpu" else powers_of_two(-3, 3)
     grid = {
         "model.depth": at_scale(scale, cpu=(2, 4, 8), other=parent.grids.rates.model.depth),

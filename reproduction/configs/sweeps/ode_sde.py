@@ -9,6 +9,8 @@ Measured at scale ``cpu`` on two CPU cores: 216 runs, 2 minutes of training. Fro
 of 5,000 images in 28 core-minutes, Depth-muP's is lower: 0.044 against 0.137 at depth 64 (n = 8).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import sweep_config
@@ -17,7 +19,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10, with other parametrizations."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     depths = parent.grids.depths
     grid = {
         "parametrization.preset": ("depth_mup", "ode"),

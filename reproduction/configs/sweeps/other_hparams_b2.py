@@ -6,6 +6,8 @@ Measured at scale ``cpu`` on two CPU cores: 150 runs, 4 minutes of training; fro
 most 0.01, at every size (n = 5).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
@@ -13,4 +15,4 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
-    return from_file("sweeps/other_hparams_warmup", scale, "optimizer.kwargs.b2")
+    return from_file(pathlib.Path(__file__).with_name("other_hparams_warmup.py"), scale, "optimizer.kwargs.b2")

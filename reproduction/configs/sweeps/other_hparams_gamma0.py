@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 180 runs, 3 minutes of training. The
 0.06); at twice the base's depth the base's costs 0.008 +- 0.009 (n = 12).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over gamma0."""
-    parent = from_file("sweeps/lr_width_depth_conv", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     wide = powers_of_two(-3, 3)
     grid = {
         "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), cpu=powers_of_two(-2, 2), other=wide),

@@ -6,6 +6,8 @@ Measured at scale ``cpu`` on two CPU cores: 125 runs, 3 minutes of training; 0.7
 depths 4, 16, 64, and 0.31 at width 128 (n = 5).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
@@ -13,4 +15,6 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
-    return from_file("sweeps/other_hparams_warmup", scale, "parametrization.input_lr_factor")
+    return from_file(
+        pathlib.Path(__file__).with_name("other_hparams_warmup.py"), scale, "parametrization.input_lr_factor"
+    )

@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 288 runs, 8 minutes of training. The
 depths 6, 12, 24 (+- 0.02 to 0.06, n = 12), and at the edge of the grid, 0.95, at depth 3.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over momentum."""
-    parent = from_file("sweeps/lr_width_depth_conv", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     parent.base.optimizer.update(name="momentum", learning_rate=0.046 / 4)
     grid = {
         "optimizer.kwargs.momentum": at_scale(

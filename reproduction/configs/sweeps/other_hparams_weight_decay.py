@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 192 runs, 4 minutes of training, n =
 is best at depths 6 and 12: not resolved.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over weight decay."""
-    parent = from_file("sweeps/lr_width_depth_conv", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     wide = tuple(10.0**k for k in (-3, -2, -1.5, -1, -0.5, 0, 0.5))
     grid = {
         "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=(1e-4, 10**-3.5, *wide[:6]), other=wide),

@@ -10,6 +10,8 @@ last the loss falls from 1.925 to 1.895 (n = 3). At scale ``long``, 20 epochs of
 first, 0.54 to 0.04 with it last (n = 8).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -18,7 +20,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with both orders."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     depths = parent.grids.depths
     grid = {
         "model.pre_nonlin": (False, True),

@@ -8,6 +8,8 @@ Measured at scale ``cpu`` on two CPU cores: 128 runs, 11 minutes of training. Lo
 numbers of parameters depth 12 is better than 24 and worse than 3 (n = 8).
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -16,7 +18,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP, every width with every depth, at the printed rate."""
-    parent = from_file("sweeps/lr_width_depth_conv", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     grid = {
         "model.width": at_scale(
             scale,

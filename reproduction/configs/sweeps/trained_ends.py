@@ -6,6 +6,8 @@ TP6 freezes stem and readout. Then scaling only the blocks is Depth-muP at anoth
 learning rates do not matter. Here all layers are trained, as users do. ``joint`` multiplies width and depth by four.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -14,7 +16,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10, with every layer trained and with alpha = 1."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     parent.base.optimizer.frozen = ()
     width, depth = parent.base.model.width, parent.base.model.depth
     depths, widths = parent.grids.depths, parent.grids.widths

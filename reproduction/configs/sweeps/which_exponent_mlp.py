@@ -7,6 +7,8 @@ The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Meas
 (n = 3); the lowest losses at depth 128 are 1.844, 1.857 and 1.838.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, sweep_config
@@ -15,7 +17,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth under each rule."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     base = parent.base
     base.model.update(block_depth=2, depth=2, base_depth=2)
     grid = {

@@ -10,6 +10,8 @@ Measured at scale ``cpu`` on two CPU cores: 384 runs, 6 minutes of training. The
 both (n = 8). Whether deeper is better or worse early is not resolved: the branches hardly act in 300 steps.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
@@ -18,7 +20,7 @@ from depthmup_flax.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10's network, in B24's form, with every layer trained."""
-    parent = from_file("sweeps/lr_width_depth_mlp", scale)
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     base, depth = parent.base, at_scale(scale, smoke=2, cpu=2, gpu=4, paper=4)
     base.model.update(
         depth=depth, base_depth=depth, block_depth=4, zero_init_branch=True, pre_nonlin=True, mean_subtraction=False
