@@ -82,7 +82,6 @@ def test_every_part_of_the_training_of_ones_own_network_is_listed():
         "frozen layers": "none, every layer is trained",
         "training": "100 steps of 32 examples",
         "data": "python:my_net:load, train_examples=500",
-        "loss": "cross_entropy",
     }
 
 
