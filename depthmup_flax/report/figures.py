@@ -36,7 +36,7 @@ class Panel:
     def remark(self, remarks: Sequence[str]) -> None:
         """Writes remarks on single sizes, such as ``64 not run``, into the upper right corner."""
         if remarks:
-            place = {"transform": self.axes.transAxes, "ha": "right", "va": "top"}
+            place: dict[str, Any] = {"transform": self.axes.transAxes, "ha": "right", "va": "top"}
             self.axes.text(0.97, 0.97, f"{self.axis.name} {', '.join(remarks)}", fontsize=8, wrap=True, **place)
 
 
@@ -104,8 +104,7 @@ def draw_transfer(analysis: Analysis) -> Figure:
     for panel in panels:
         axes = panel.axes
         if is_log:
-            axes.set_yscale("log")
-            style.plain_numbers(axes.yaxis)
+            style.log_y(axes)
         if panel.variant.base.optimum:
             axes.axvline(panel.variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0)
         for place, (row, _, color) in enumerate(panel.rows):
@@ -118,7 +117,12 @@ def draw_transfer(analysis: Analysis) -> Figure:
                 axes.plot(at, height, mark, color=color, markersize=4.5, transform=axes.get_xaxis_transform())
             if row.optimum and row.trains:
                 fill = color if row.bracketed else "white"  # hollow at the edge of the grid
-                star = {"markersize": 14, "markerfacecolor": fill, "markeredgecolor": "black", "zorder": 5}
+                star: dict[str, Any] = {
+                    "markersize": 14,
+                    "markerfacecolor": fill,
+                    "markeredgecolor": "black",
+                    "zorder": 5,
+                }
                 axes.plot(row.optimum.at.value, row.optimum.loss.value, "*", **star)
         axes.set_ylim(low, low * (top / low) ** share if is_log else low + (top - low) * share)
         axes.set_xlim(u[0] - margin, u[-1] + margin)
@@ -214,8 +218,7 @@ def draw_curves(analysis: Analysis) -> Figure:
             elif np.nanmin(slices.mean(0)) > high:
                 remarks.append(f"{size} above the panel")
         if is_log:
-            panel.axes.set_yscale("log")
-            style.plain_numbers(panel.axes.yaxis)
+            style.log_y(panel.axes)
         panel.axes.set_ylim(low, high)
         panel.remark(remarks)
         at = "" if transferred is None else f"\nbest {x} of the grid: {style.value_label(transferred, analysis.scale)}"
@@ -338,11 +341,11 @@ def _power_lines(axes: Axes, variant: Variant, name: str) -> None:
         counts, losses, lower, upper = np.array(sorted(line), np.float64).T
         bars = losses - lower, upper - losses
         axes.errorbar(counts, losses, bars, linestyle="", marker="o", markersize=4, color=color, capsize=2)
-        label, look = str(size), {"linewidth": 0.8, "linestyle": ":"}
-        if law := variant.power_laws[name].get(size):
+        label, law = str(size), variant.power_laws[name].get(size)
+        if law:
             losses = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean()) * counts**-law.value
-            label, look = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}", {"linewidth": 1.3}
-        axes.plot(counts, losses, color=color, label=label, **look)
+            label = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}"
+        axes.plot(counts, losses, "-" if law else ":", color=color, label=label, linewidth=1.3)
 
 
 @dataclasses.dataclass(frozen=True)

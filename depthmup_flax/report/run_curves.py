@@ -154,8 +154,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     for metric, axes in zip(metrics, grid.flat, strict=False):
         values = np.concatenate([_draw_run(axes, run, metric, f"C{k % 10}") for k, run in enumerate(runs)])
         if len(values) and 0 < values.min() < values.max() / _LOG_RATIO:
-            axes.set_yscale("log")
-            style.plain_numbers(axes.yaxis)
+            style.log_y(axes)
         axes.set(xlabel="step", ylabel=metric)
         axes.set_xlim(left=0)
     colors = [Line2D([], [], color=f"C{k % 10}", label=run.name, linewidth=3) for k, run in enumerate(runs)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
 # The same file from the same records; names of a stranger's sweep are no formulas.
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "axes.titlesize": 10,
@@ -101,6 +101,12 @@ def value_label(value: float, scale: Scale) -> str:
     plain = all(v == int(v) and v < 1000 for v in scale.values)
     exponent = str(round(math.log2(value))).translate(_SUPERSCRIPTS)
     return f"2{exponent}" if powers and not plain else f"{value:.3g}"
+
+
+def log_y(axes: Axes) -> None:
+    """A logarithmic y axis."""
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
 
 
 def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 2, 5)) -> None:
