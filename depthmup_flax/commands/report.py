@@ -20,11 +20,9 @@ import pathlib
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping
-from typing import Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.report import Report, make_report
+from depthmup_flax.report import make_report
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.run_curves import report_runs
@@ -38,7 +36,6 @@ _RUNS = pathlib.Path("runs")  # where commands write by default
 _OF_SWEEP, _OF_RUN = {"sweep.json"}, {workdirs.MARK, "metrics.jsonl"}  # files of what a report can be of
 _KINDS = (workdirs.SWEEP, workdirs.TUNE, workdirs.RUN)
 _OF_SWEEPS = {"tolerance": TOLERANCE, "loss": None}  # flags and their defaults
-_NAMED = 5  # directories in a sentence
 
 
 def define(parser: Parser) -> None:
@@ -61,83 +58,44 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
-    directories = [workdirs.as_path(argument) for argument in args.words]
-    if not directories:
-        directories = [newest_work(_RUNS)]
-        kind = "training run" if _is_run(directories[0]) else "sweep"
-        print(f"the newest {kind}: {directories[0]}", flush=True)
-    if len(directories) == 1 and _kind(directories[0]) == workdirs.FORECAST:
+    directories = [workdirs.as_path(argument) for argument in args.words] or [newest_work(_RUNS)]
+    kinds = [_kind(directory) for directory in directories]
+    if not args.words:
+        print(f"the newest {'training run' if kinds == [workdirs.RUN] else 'sweep'}: {directories[0]}", flush=True)
+    if set(kinds) <= {workdirs.FORECAST, workdirs.RUN}:
+        for name, default in _OF_SWEEPS.items():
+            if getattr(args, name) != default:
+                raise InputError(
+                    f"--{name} is for sweeps, and {str(directories[0])!r} holds {workdirs.NAMES[kinds[0]]}."
+                )
+    if kinds == [workdirs.FORECAST]:
         from depthmup_flax.search.forecast.target_loss import read  # imports JAX
 
-        _require_unset(args, {"out": None, "open": False, **_OF_SWEEPS}, f"{str(directories[0])!r} holds a forecast")
         print(read(directories[0]))
         return 0
-    runs = [directory for directory in directories if _is_run(directory)]
-    if len(runs) == len(directories):
-        return _show(report_runs(directories, _for_runs(args, directories[0])), args)
-    for directory in directories:
-        if directory not in runs:
-            _require_sweep(directory)
-    if runs:
-        kinds = f"{str(runs[0])!r} holds a training run, and others hold a sweep"
-        raise InputError(f"{kinds}: a report is of one sweep, or of training runs. Report each by itself.")
-    out = (
-        workdirs.as_path(args.out) if args.out else directories[0] / (f"report_{args.loss}" if args.loss else "report")
-    )
-    report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
-    _show(report, args)
-    tuned = directories[0] / "tuned.py"
-    tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
-    messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
-    return 0
-
-
-def _show(report: Report, args: argparse.Namespace) -> int:
-    """Prints a report's text and files, and opens its page if asked to; returns the exit code."""
+    out = args.out or directories[0] / (f"report_{args.loss}" if args.loss else "report")
+    if set(kinds) == {workdirs.RUN}:
+        report = report_runs(directories, out)
+    else:
+        for directory, kind in zip(directories, kinds, strict=True):
+            if kind == workdirs.RUN or not (buckets.is_bucket(directory) or (directory / "sweep.json").exists()):
+                workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep or of training runs")
+        report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
     if args.open and report.html:
         _open(report.paths[0])
     print(report.text)
-    if report.paths:
-        print("\nwritten:")
-    for path in report.paths:
-        print(f"  {path}")
+    print("\nwritten:", *report.paths, sep="\n  ")
+    if set(kinds) != {workdirs.RUN}:
+        tuned = directories[0] / "tuned.py"
+        tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
+        messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
     return 0
-
-
-def _is_run(directory: pathlib.Path) -> bool:
-    return _kind(directory) == workdirs.RUN
 
 
 def _kind(directory: pathlib.Path) -> str | None:
     """The kind of work that a directory says it holds."""
     with buckets.reachable([directory]):
         return workdirs.kind_of(directory, wait=False) if (directory / workdirs.MARK).exists() else None
-
-
-def _for_runs(args: argparse.Namespace, first: pathlib.Path) -> pathlib.Path:
-    """Where the report of runs goes; `InputError` if a flag for sweeps is given."""
-    _require_unset(args, _OF_SWEEPS, f"{str(first)!r} holds a training run")
-    return workdirs.as_path(args.out) if args.out else first / "report"
-
-
-def _require_unset(args: argparse.Namespace, defaults: Mapping[str, Any], why: str) -> None:
-    """`InputError` if one of these flags is given."""
-    for name, default in defaults.items():
-        if getattr(args, name) != default:
-            raise InputError(f"--{name} is for sweeps, and {why}: leave it out.")
-
-
-def _require_sweep(directory: pathlib.Path) -> None:
-    """`InputError` if a directory on a disk is absent or does not hold a sweep; it names the work below."""
-    if buckets.is_bucket(directory) or (directory / "sweep.json").exists():
-        return
-    if below := work_below(directory):
-        more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
-        raise InputError(
-            f"{str(directory)!r} holds no sweep and no training run itself: name one of those below it, "
-            f"{', '.join(map(str, below[:_NAMED]))}{more}."
-        )
-    workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep or of training runs")
 
 
 def newest_work(runs: pathlib.Path) -> pathlib.Path:

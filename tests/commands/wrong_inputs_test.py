@@ -300,7 +300,7 @@ FLAGS = [
     ("report {files}/run", "the run in '{files}/run' has logged no metrics yet"),
     (
         "report {files}/planted {files}/run",
-        "'{files}/run' holds a training run, and others hold a sweep: ... Report each by itself.",
+        "'{files}/run' holds a training run, not a sweep: name the --workdir of a sweep or of training runs.",
     ),
     (
         "report {files}/planted --out={files}/a_file",

@@ -33,7 +33,7 @@ def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_writte
     assert "best learning rate" in done.out
     assert str(tmp_path / "out" / "report.html") in done.out
     assert no_sweep.refuses
-    assert f"name one of those below it, {tmp_path}/runs/" in no_sweep.error
+    assert "name the --workdir of a sweep or of training runs" in no_sweep.error
 
 
 def test_work_below_a_directory_has_the_targets_run_of_a_search_and_not_its_comparison(tmp_path):

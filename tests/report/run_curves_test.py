@@ -115,5 +115,5 @@ def test_the_command_reports_runs_and_refuses_flags_and_directories_of_sweeps(tm
     assert "one: completed, 40 steps" in printed
     assert (ended / "report" / "history.png").exists()
     for words in ((ended, "--loss=test"), (ended, "--tolerance=0.1"), (ended, sweep)):
-        with pytest.raises(InputError, match="a training run"):
+        with pytest.raises(InputError):
             command(*words)
