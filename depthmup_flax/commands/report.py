@@ -65,9 +65,7 @@ def main(args: argparse.Namespace) -> int:
     if set(kinds) <= {workdirs.FORECAST, workdirs.RUN}:
         for name, default in _OF_SWEEPS.items():
             if getattr(args, name) != default:
-                raise InputError(
-                    f"--{name} is for sweeps, and {str(directories[0])!r} holds {workdirs.NAMES[kinds[0]]}."
-                )
+                raise InputError(f"--{name} is for sweeps, and {str(directories[0])!r} holds none: leave it out.")
     if kinds == [workdirs.FORECAST]:
         from depthmup_flax.search.forecast.target_loss import read  # imports JAX
 
