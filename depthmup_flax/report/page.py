@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from depthmup_flax.report import presets, tables
 from depthmup_flax.report.loss_surfaces import number
@@ -28,11 +30,15 @@ class Section:
 
 def rendered(title: str, sections: Sequence[Section], *, whole: bool = True) -> str:
     """The page; without ``whole``, the HTML of a notebook's cell, in the notebook's own style."""
+    return _template().render(title=title, sections=sections, whole=whole).strip() + "\n"
+
+
+@functools.cache
+def _template() -> Any:
     import jinja2  # an optional dependency
 
     text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
-    return template.render(title=title, sections=sections, whole=whole).strip() + "\n"
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def picture(caption: str, files: Mapping[str, bytes], kind: str = "svg") -> tuple[str, str, str]:
