@@ -8,16 +8,13 @@ import threading
 import time
 import types
 
-import numpy as np
 import processes
 import pytest
-from PIL import Image
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
 from depthmup_flax import InputError
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import read_ahead
-from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util import errors
 
 
@@ -74,13 +71,7 @@ def test_a_sweep_killed_between_its_records_has_the_records_of_an_undisturbed_on
     assert not list((tmp_path / "parts" / "unfinished").glob("*"))
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGTERM, id="SIGTERM"),
-        pytest.param(signal.SIGHUP, id="SIGHUP", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(number, undisturbed, tmp_path):
     process = processes.Process(tmp_path / "first.log", processes.train, config(), tmp_path / "run")
     process.wait_for("step 20/240")
@@ -168,44 +159,6 @@ def test_a_full_disk_stops_a_run_with_a_message_and_it_resumes_when_there_is_roo
     second = processes.Process(tmp_path / "second.log", processes.train, config(), where / "run")
     assert second.wait() == 0, second.text()
     assert_same_run(where / "run", undisturbed)
-
-
-def image_folder(directory):
-    """A folder with two classes of 40 training and 4 test images."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 40), ("val", 4)):
-        for name in ("cat", "dog"):
-            path = directory / split / name
-            path.mkdir(parents=True)
-            for i in range(count):
-                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path / f"{i:02}.png")
-    return directory
-
-
-def streamed(images, **train):
-    run = config(**train)
-    run.data.update(name=f"folder:{images}", placement="stream")
-    run.train.update(steps=120, eval_every=40, batch_size=8)
-    return run
-
-
-@pytest.mark.slow
-def test_an_image_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(tmp_path):
-    images, whole = image_folder(tmp_path / "images"), tmp_path / "whole"
-    train_and_evaluate(streamed(images), whole)
-    lost = images / "train" / "cat" / "07.png"
-    first = processes.Process(tmp_path / "first.log", processes.train, streamed(images), tmp_path / "run")
-    first.wait_for("step 20/120")
-    content = lost.read_bytes()
-    lost.unlink()
-    assert first.wait() == errors.BAD_INPUT, first.text()
-    assert str(lost) in first.text().splitlines()[-1]
-    lost.write_bytes(content)
-    second = processes.Process(tmp_path / "second.log", processes.train, streamed(images), tmp_path / "run")
-    assert second.wait() == 0, second.text()
-    # No step is lost: the state was saved when the batch did not come.
-    assert int(second.text().partition("resuming after step ")[2].split()[0]) >= 20
-    assert_same_run(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize("placement", ["stream", "device"])

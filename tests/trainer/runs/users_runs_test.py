@@ -195,10 +195,3 @@ def test_parts_of_inputs_are_read_by_name_or_in_order(tmp_path):
     np.savez(tmp_path / "other.npz", a=one)
     with pytest.raises(InputError, match="a, b"):
         read_inputs(tmp_path / "other.npz", spec)
-
-
-@pytest.mark.parametrize("name", ["absent.npy", "inputs.csv", "damaged.npy"])
-def test_files_that_hold_no_arrays_are_one_sentence(tmp_path, name):
-    (tmp_path / "damaged.npy").write_bytes(b"no array")
-    with pytest.raises(InputError, match=name):
-        read_inputs(tmp_path / name, jax.ShapeDtypeStruct((2,), "float32"))
