@@ -68,8 +68,8 @@ def train_and_evaluate(
       config: from a config file, or `depthmup_flax.config.fields.default_config`.
       workdir: created if absent.
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
-      writers: receive the metrics, besides those of ``train.writers``, in process 0, and are closed at the end; one that
-        raises is left out from then on. A resumed run passes the steps after its checkpoint again.
+      writers: receive the metrics, besides those of ``train.writers``, in process 0, and are closed at the end; one
+        that raises is left out from then on. A resumed run passes the steps after its checkpoint again.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
