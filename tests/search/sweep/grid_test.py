@@ -6,9 +6,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from processes import ROOT
 from small_runs import RATE, small_sweep
 
 from depthmup_flax import at_scale, sweep_config
+from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep.dry_run import Speed, describe, estimate_s
 from depthmup_flax.search.sweep.grid import curves, expand, extension, next_value, shard_of
@@ -72,6 +74,12 @@ def test_a_single_value_is_an_axis_of_one_and_numbers_of_numpy_are_numbers():
     runs = expand(small_sweep(grids=grids))
     assert len(runs) == 4
     assert runs[0].point == {RATE: 0.25, "seed": 0, "model.depth": 2, "model.nonlinearity": "relu"}
+
+
+def test_every_shipped_sweep_is_a_grid_of_the_data_that_it_names():
+    for path in (ROOT / "configs" / "sweeps").glob("*.py"):
+        runs = expand(from_file(path, "smoke"))
+        assert len({run.hash for run in runs}) == len(runs) > 1, path
 
 
 def test_a_scale_that_there_is_not_names_those_there_are():

@@ -12,7 +12,7 @@ from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records.table import CONTINUOUS, SEED, read_info, read_sweep
 
-SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+SWEEPS = sorted(path for room in ("", "reproduction/") for path in (ROOT / f"{room}configs/sweeps").glob("*.py"))
 
 
 # Another model or optimizer in grids of which a sweep of the residual MLP has all.
