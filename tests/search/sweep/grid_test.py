@@ -109,7 +109,7 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
 def test_a_dry_run_measures_time_and_memory_if_asked():
     text = describe(small_sweep(grids={"rates": GRID}), lanes=0, measure=True)
     assert text.count("ms per run and step") == 2
-    assert "about 00:0" in text.splitlines()[-1]
+    assert "about 0:00:0" in text.splitlines()[-1]
 
 
 def test_a_dry_run_needs_no_data_of_a_published_set_and_says_that_they_are_absent(tmp_path):
