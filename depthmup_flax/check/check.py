@@ -6,28 +6,25 @@ import concurrent.futures
 import dataclasses
 import itertools
 import logging
+import numbers
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.check.audited import groups_alone, read_code
-from depthmup_flax.check.diagnosis import Evidence, diagnose
-from depthmup_flax.check.judgment import judge
-from depthmup_flax.check.layer_names import SizedNetwork, collapsers, collect_layers, sample_blocks
+from depthmup_flax.check.causes import causes_in_rule, groups_alone, read_code
+from depthmup_flax.check.judgment import judge, settled
+from depthmup_flax.check.layers import SizedNetwork, collect_layers, named_alike, sample_blocks
 from depthmup_flax.check.measure import Loss, Measurement
 from depthmup_flax.check.networks import Network, Traced, traced
-from depthmup_flax.check.notes import notes
-from depthmup_flax.check.probe import Probe
-from depthmup_flax.check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
-from depthmup_flax.check.report import Report
-from depthmup_flax.check.sizes import chosen_sizes, require_plan
+from depthmup_flax.check.records import EVERYTHING, OUTPUT, Record, Size, Table
+from depthmup_flax.check.report import Report, notes
 from depthmup_flax.devices.process.cores import cpu_cores
-from depthmup_flax.rule.info_trees import flatten_info, param_count
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
+from depthmup_flax.rule.info_trees import param_count
+from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 
@@ -61,7 +58,7 @@ def coord_check(
 
     The forward pass is audited first. Where the code decides, the check measures what an audit does not see: initial
     values, and the updates of the optimizer. Elsewhere each group of parameters also trains alone, as the stem hides a
-    wrong exponent of the blocks when all train together. A cause that the code excludes is not named.
+    wrong exponent of the blocks when all train together.
 
     Small networks are not asymptotic. An exponent that approaches the expected one as networks grow is a note with the
     sizes to use if code, initial values and updates are right, and otherwise unclear. Without ``widths`` and ``depths``
@@ -101,37 +98,33 @@ def coord_check(
         network_of[width, depth] = base = traced(_built(build, width, depth))
         widths, depths = chosen_sizes(width, depth, base.flops, base.equations)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    distinct = dict.fromkeys(size[2:] for size in sizes)  # a network may be on both axes
-    network_of |= {key: traced(_built(build, *key)) for key in distinct if key not in network_of}
-    networks = [network_of[size[2:]] for size in sizes]
-    infos = [flatten_info(network.network.info) for network in networks]
-    _require_growth("width", widths, infos[: len(widths)])
-    if rule.width == "mup":
-        _require_width_ratios(widths, infos[: len(widths)])
-    if not _uses_grow(depths, networks[len(widths) :]):
-        _require_growth("depth", depths, infos[len(widths) :])
-    loss = _checked_loss(labels, loss, networks[0].shapes[OUTPUT])
-    collapses = collapsers([[*info, *one.shapes] for info, one in zip(infos, networks, strict=True)], infos)
-    sized = [SizedNetwork(*fields) for fields in zip(sizes, networks, infos, collapses, strict=True)]
-    blocks = [None] * len(widths) + sample_blocks(sized[len(widths) :])
+    for size in sizes:  # a network may be on both axes
+        if size[2:] not in network_of:
+            network_of[size[2:]] = traced(_built(build, *size[2:]))
+    sized = named_alike([SizedNetwork(size, network_of[size[2:]]) for size in sizes])
+    of_axis = {axis: [one for one in sized if one.size.axis == axis] for axis in ("width", "depth")}
+    for networks in of_axis.values():
+        _require_growth(networks, rule)
+    loss = _checked_loss(labels, loss, sized[0].traced.shapes[OUTPUT])
+    readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
     layers = collect_layers(sized)
-    readings = {axis: read_code(axis, sized, rule) for axis in dict.fromkeys(size.axis for size in sizes)}
-    alone = groups_alone(layers, readings.values())
+    alone, blocks = groups_alone(layers, readings.values()), sample_blocks(of_axis["depth"])
     measurements = [
         Measurement(one, masks, loss, rule, steps, seeds, spectral, alone)
-        for one, masks in zip(sized, blocks, strict=True)
+        for one, masks in zip(sized, [None] * len(widths) + blocks, strict=True)
     ]
     seconds = {"reading the code": time.monotonic() - start}
     records = train_networks(measurements, say, seconds)
     table = Table(records, layers.readout_activations)
-    probe = Probe(networks[0].network, loss, collapses[0])
-    evidence = Evidence(table, judge(table, rule, tolerance, layers), rule, layers, tolerance, probe, readings)
-    quantities, causes = diagnose(evidence)
+    quantities = judge(table, rule, tolerance, layers)
+    causes = [cause for reading in readings.values() if reading for cause in reading.causes]
+    if not causes:
+        right = {axis for axis, one in readings.items() if one and one.right and not causes_in_rule(axis, rule)}
+        quantities = settled(quantities, right, tolerance)
+    failing = [axis for axis in readings if any(q.axis == axis and not q.passed for q in quantities)]
+    causes = [cause for axis in failing for cause in causes_in_rule(axis, rule)] + causes
     say("took " + ", ".join(f"{value:.0f} s {what}" for what, value in seconds.items()))
-    low = sorted({network.precision for network in networks if network.precision})
-    unread = [axis for axis, reading in readings.items() if reading is None and networks[0].network.source]
-    unjudged = sorted({path for reading in readings.values() if reading for path in reading.unjudged})
-    remarks = tuple(notes(table, quantities, rule, layers, low, unread, unjudged, tolerance))
+    remarks = notes(table, quantities, causes, readings, rule, tolerance)
     return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 
@@ -177,70 +170,49 @@ def _built(build: Callable[[int, int], Network], width: int, depth: int) -> Netw
     network = build(width, depth)
     if not isinstance(network, Network):
         raise InputError(
-            f"build({width}, {depth}) returned {type(network).__name__}: return a Network, from "
-            "checked_network or Network(init, apply, info, optimizer)."
+            f"build({width}, {depth}) returned {type(network).__name__}: return a Network, from checked_network or "
+            "Network(init, apply, info, optimizer)."
         )
-    if not (isinstance(network.optimizer, tuple) and callable(getattr(network.optimizer, "update", None))):
-        raise InputError(f"optimizer is {network.optimizer!r}: pass an optax optimizer, such as dm.adamw(1e-3, ...).")
     return network
 
 
-def _require_width_ratios(widths: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
-    """Raises `InputError` unless m grows with the argument ``width`` of ``build``."""
-    ratios = {n: max(leaf.model_width for leaf in info.values()) for n, info in zip(widths, infos, strict=True)}
-    for small, large in itertools.pairwise(sorted(ratios)):
-        if ratios[large] <= ratios[small]:
+def _require_growth(networks: Sequence[SizedNetwork], rule: Parametrization) -> None:
+    """Raises `InputError` unless networks, and what ``info`` says of them, grow with their size: equal ones pass."""
+    of_size = {one.size.size: one for one in networks}
+    for small, large in itertools.pairwise(of_size[size] for size in sorted(of_size)):
+        axis, at = small.size.axis, (small.size.size, large.size.size)
+        counts = [param_count(one.info) for one in (small, large)]
+        if counts[1] <= counts[0] and large.traced.flops <= small.traced.flops:
             raise InputError(
-                f"info has the width ratio m = {ratios[small]:g} at width {small} and {ratios[large]:g} at width "
-                f"{large}: build the model and its info with the argument width of build(width, depth)."
+                f"build makes a network of {counts[0]} parameters at {axis} {at[0]} and of {counts[1]} at {axis} "
+                f"{at[1]}: build the model with the argument {axis} of build(width, depth)."
             )
-
-
-def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:
-    """Whether networks have equally many parameters, and deeper ones use them more often."""
-    pairs = sorted(zip(sizes, networks, strict=True), key=lambda pair: pair[0])
-    counts = [(param_count(network.network.info), network.uses.counts.total()) for _, network in pairs]
-    return all(few[0] == many[0] and few[1] < many[1] for few, many in itertools.pairwise(counts)) and bool(counts)
-
-
-def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
-    """Raises `InputError` unless networks grow with their sizes: equal networks would pass."""
-    of_size = dict(sorted(zip(sizes, infos, strict=True), key=lambda pair: pair[0]))
-    for (small, few), (large, many) in itertools.pairwise(of_size.items()):
-        if param_count(many) <= param_count(few):
+        branches = [{path: leaf for path, leaf in one.info.items() if leaf.in_branch} for one in (small, large)]
+        if axis == "width":
+            ratios = [max(leaf.model_width for leaf in one.info.values()) for one in (small, large)]
+        else:
+            ratios = [max((leaf.depth_ratio for leaf in leaves.values()), default=1.0) for leaves in branches]
+        if ratios[1] < ratios[0] or (axis == "width" and rule.width == "mup" and ratios[1] == ratios[0]):
             raise InputError(
-                f"build makes a network of {param_count(few)} parameters at {axis} {small} and of {param_count(many)} "
-                f"at {axis} {large}: build the model with the argument {axis} of build(width, depth)."
+                f"info has the {axis} ratio {ratios[0]:g} at {axis} {at[0]} and {ratios[1]:g} at {axis} {at[1]}: build "
+                f"the model and its info with the argument {axis} of build(width, depth)."
             )
-        few, many = ({path: leaf for path, leaf in info.items() if leaf.in_branch} for info in (few, many))
-        if axis == "width" or not few or not many:
-            continue
-        if param_count(many) <= param_count(few):
+        inside = [param_count(leaves) for leaves in branches]
+        if axis == "depth" and inside[0] and inside[1] <= inside[0] and counts[1] > counts[0]:
             raise InputError(
-                f"info has {param_count(few)} parameters inside residual branches at depth {small} and "
-                f"{param_count(many)} at depth {large}, but the network grows: let in_branch match the branches of "
-                "every layer."
-            )
-        ratios = [max(leaf.depth_ratio for leaf in leaves.values()) for leaves in (few, many)]
-        if ratios[1] < ratios[0]:
-            raise InputError(
-                f"depth_ratio falls from {ratios[0]:g} at depth {small} to {ratios[1]:g} at depth {large}: pass "
-                "depth / base_depth, not its inverse."
+                f"info has {inside[0]} parameters inside residual branches at depth {at[0]} and {inside[1]} at depth "
+                f"{at[1]}, but the network grows: let in_branch match the branches of every layer."
             )
 
 
 def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, outputs: jax.ShapeDtypeStruct) -> Loss:
     """``loss``, or the cross-entropy of ``labels``; raises `InputError`."""
+    if (labels is None) == (loss is None):
+        raise InputError("labels and loss: give one of them, integer labels or a loss of the outputs.")
     if loss is not None:
-        if labels is not None:
-            raise InputError("labels and loss are both given: give one of them.")
-        shape = jax.eval_shape(loss, outputs) if callable(loss) else loss
-        if getattr(shape, "shape", None) != ():
-            what = f"returns shape {shape.shape}" if hasattr(shape, "shape") else f"is {loss!r}"
-            raise InputError(f"loss {what}: pass a function of the outputs that returns one number, such as a mean.")
+        if (shape := jax.eval_shape(loss, outputs).shape) != ():
+            raise InputError(f"loss returns shape {shape}: pass a function of the outputs that returns one number.")
         return loss
-    if labels is None:
-        raise InputError("labels and loss are both missing: give integer labels, or a loss of the outputs.")
     targets = jnp.asarray(labels)
     if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.shape != outputs.shape[:-1]:
         raise InputError(
@@ -249,8 +221,45 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
         )
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= outputs.shape[-1]:
-        raise InputError(
-            f"labels run from {low} to {high}, but the network has {outputs.shape[-1]} outputs: use labels from 0, and "
-            "one output per class."
-        )
+        raise InputError(f"labels run from {low} to {high}, but the network has {outputs.shape[-1]} outputs.")
     return lambda outputs: optax.softmax_cross_entropy_with_integer_labels(outputs, targets).mean()
+
+
+# Times the base's sizes. Small networks are far from their limits: the largest that the budgets allow are taken.
+_FACTORS = ((4, 8, 16), (2, 4, 8), (1, 2, 4))
+# Of the networks of an axis together. On two CPU cores, a check of this cost takes less than a minute.
+_FLOPS_OVER_WIDTH, _FLOPS_OVER_DEPTH = 8e9, 3e9  # of one forward pass each
+_EQUATIONS = 2500  # that are compiled, if layers are not in a loop
+
+
+def chosen_sizes(width: int, depth: int, flops: float, equations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths and depths whose networks the budgets allow; the smallest ones if none are cheap enough.
+
+    Args:
+      width, depth: of the base.
+      flops: of its forward pass; they grow as width^2 and as depth.
+      equations: of its jaxpr; at most, they grow as depth.
+    """
+    cheap = lambda cost: next((factors for factors in _FACTORS if cost(factors) <= 1), _FACTORS[-1])
+    wider = cheap(lambda factors: flops * sum(times**2 for times in factors) / _FLOPS_OVER_WIDTH)
+    deeper = cheap(lambda factors: sum(factors) * max(flops / _FLOPS_OVER_DEPTH, equations / _EQUATIONS))
+    return tuple(width * times for times in wider), tuple(depth * times for times in deeper)
+
+
+def require_plan(
+    widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
+) -> None:
+    """Raises `InputError` for arguments that `coord_check` cannot use."""
+    is_size = lambda size: isinstance(size, numbers.Integral) and size > 0
+    for name, sizes in (("widths", widths), ("depths", depths)):
+        whole = isinstance(sizes, Collection) and all(map(is_size, sizes))
+        if not whole or len(set(sizes)) in (1, 2):
+            raise InputError(f"{name} is {sizes!r}: use at least three positive integers, such as (64, 128, 256).")
+    # A confidence interval needs two seeds.
+    for name, value, least in (("width", width, 1), ("depth", depth, 1), ("steps", steps, 1), ("seeds", seeds, 2)):
+        if not isinstance(value, numbers.Integral) or value < least:
+            raise InputError(f"{name} is {value!r}: use an integer of at least {least}.")
+    if not 0 < tolerance < 0.5:
+        raise InputError(
+            f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
+        )

@@ -1,14 +1,13 @@
-"""From recorded sizes to verdicts: the exponents that pass."""
+"""From recorded sizes to verdicts: the exponents that theory expects, and those that pass."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.check.expected import expected_exponent, expected_start, expected_update
-from depthmup_flax.check.layer_names import Layers
-from depthmup_flax.check.recorded_sizes import (
+from depthmup_flax.check.layers import Layers
+from depthmup_flax.check.records import (
     BRANCH_VECTORS,
     BRANCHES,
     EVERYTHING,
@@ -18,9 +17,10 @@ from depthmup_flax.check.recorded_sizes import (
     OUTPUT,
     SCORES,
     Table,
+    Trend,
+    fit_trend,
 )
-from depthmup_flax.check.trends import Trend, fit_trend
-from depthmup_flax.rule.parametrization import Parametrization, Role
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
 
 # Verdicts on an exponent, compared with the expected one.
@@ -30,7 +30,7 @@ NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
 # Kinds of a weight, besides those of activations.
-START, UPDATE, DECAY, USES = "start", "update", "decay", "uses"
+START, UPDATE, DECAY = "start", "update", "decay"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +75,70 @@ def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend |
     return UNCLEAR
 
 
-def without_cause(q: Quantity, tolerance: float) -> Quantity:
-    """The quantity of a network in which code, initial values and updates are right: its size explains it, or nothing.
+def settled(quantities: Sequence[Quantity], right_axes: Collection[str], tolerance: float) -> list[Quantity]:
+    """The quantities, where the code of an axis is right: the size of the networks explains the others, or nothing.
 
-    It explains an exponent that approaches the expected one, and one that is unclear and below it: what else may be
-    wrong, such as a mean that adds up, makes sizes grow, by exponents of 1/2.
+    It explains nothing where initial values or updates are wrong, or numbers are not finite or below precision.
     """
-    if q.passed or q.kind not in ("activation", "change") or q.verdict not in (GROWS, VANISHES, UNCLEAR):
+    differing = {(q.kind in ("activation", "change"), q.verdict in _OF_SIZE) for q in quantities if not q.passed}
+    if differing != {(True, True)}:
+        return [*quantities]
+    return [_explained_by_size(q, tolerance) if q.axis in right_axes else q for q in quantities]
+
+
+_OF_SIZE = (GROWS, VANISHES, UNCLEAR)
+
+
+def _explained_by_size(q: Quantity, tolerance: float) -> Quantity:
+    """The quantity of a right network: finite size if it approaches the expected exponent, or is unclear and below it.
+
+    What else may be wrong, such as a mean that adds up, makes sizes grow, by exponents of 1/2.
+    """
+    if q.passed:
         return q
     slow = q.verdict == UNCLEAR and q.fit.slope < q.expected < q.fit.slope - q.fit.interval + 0.5
     finite = slow or (q.trend is not None and q.trend.approaches(q.expected, tolerance))
     return dataclasses.replace(q, verdict=FINITE if finite else UNCLEAR, passed=finite)
+
+
+def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, rule: Parametrization) -> float | None:
+    """The exponent of theory, or ``None`` if it gives none; ``in_branch`` is ``None`` if everything trains.
+
+    Depth (TP6 Claims 7.1, 7.2): with alpha >= 1/2 activations start flat, and L branches that each move by
+    ``L^-(alpha + gamma)`` move the features by ``L^(1 - alpha - gamma)``. Width (TP6 Table 2): flat under muP. If
+    gamma0 follows ``m^e``, features move as ``m^e`` and outputs as 1 (B24 C.1). Under ``standard``, the exponents
+    depend on the optimizer.
+    """
+    if axis == "width":
+        if rule.width != "mup":
+            return 0.0 if kind == "activation" else None
+        return float(rule.gamma0_width_exponent) if kind == "change" and name != OUTPUT else 0.0
+    if rule.alpha < 0.5:
+        return None
+    if kind == "activation" or in_branch is False:
+        return 0.0
+    exponent = float(1 - rule.alpha - rule.gamma)
+    return exponent if in_branch else max(exponent, 0.0)
+
+
+def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
+    """The exponent of a weight's update, which follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
+    if axis == "depth":
+        return -float(rule.update_gamma(leaf)) if leaf.in_branch else 0.0
+    return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
+
+
+def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:
+    """The exponent of a weight's standard deviation before training; ``None`` if only activations are judged.
+
+    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input and output weights flat. Depth: flat, as the branch
+    multiplier is the only factor.
+    """
+    if axis == "depth":
+        return 0.0 if leaf.in_branch else None
+    if rule.width != "mup" or (leaf.role is not Role.HIDDEN and leaf.in_branch):
+        return None
+    return -0.5 if leaf.role is Role.HIDDEN else 0.0
 
 
 _NONE = Fit(math.nan, math.nan, ZERO)
@@ -117,7 +170,7 @@ class _Judge:
             last = self.table.steps(self.axis, EVERYTHING, "change")[-1]
             quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, _NONE, 0.0, ZERO, passed=False))
         for path in self.layers.weights:
-            quantities += [*self.start(path), *self.uses(path), *self.update(path), *self.decay(path)]
+            quantities += [*self.start(path), *self.update(path), *self.decay(path)]
         quantities += [q for path in self.layers.vectors if self.has_gradient(path) for q in self.update(path)]
         for group in self.table.groups(self.axis)[1:]:
             in_branch = group in self.layers.branch_groups
@@ -192,16 +245,6 @@ class _Judge:
         if leaf.role is Role.OUTPUT and not wrong:
             return []  # most readouts fall: the line would look like a failure
         return [dataclasses.replace(q, passed=not wrong)]
-
-    def uses(self, path: str) -> list[Quantity]:
-        """The number of times that a forward pass uses a weight of branches: flat, unless ``alpha`` is 1.
-
-        L branches with the same weights do not add independent terms, so ``L^-1/2`` does not keep their sum's size.
-        """
-        counts = self.layers.reused.get(path)
-        if self.axis != "depth" or not counts or not self.layers.weights[path].in_branch or self.rule.alpha >= 1:
-            return []
-        return [self.quantity(EVERYTHING, USES, path, 0, {size: [n] * 2 for size, n in counts.items()}, 0.0)]
 
     def has_gradient(self, path: str) -> bool:
         """Whether a vector's gradient exceeds rounding; that of a bias of keys, or in front of a norm, does not."""

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.check.layer_names import Collapse, SizedNetwork, groups_of_parameter
+from depthmup_flax.check.layers import Collapse, SizedNetwork, groups_of_parameter
 from depthmup_flax.check.networks import Activations, Network, Traced
-from depthmup_flax.check.recorded_sizes import (
+from depthmup_flax.check.records import (
     AT_ONCE,
     BRANCHES,
     EVERYTHING,
@@ -93,7 +93,6 @@ class Measurement:
         matrices = [path for path, leaf in info.items() if len(leaf.shape) >= 2]
         return [
             *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
-            *[("mean", name) for name, x in shapes.items() if x.ndim],
             ("aligned", OUTPUT),
             *([("nonlinear", OUTPUT)] if self._measures_blocks else []),
             *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
@@ -150,7 +149,7 @@ _OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters
 
 def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
     """The steps of a run at which a quantity is recorded."""
-    if quantity in ("weight", "mean"):  # at the start, where only the readout differs between groups
+    if quantity == "weight":  # at the start, where only the readout differs between groups
         return range(int(group == 0))
     if quantity in ("gradient", "decay"):  # at the start, through a random readout
         return range(int(group > 0))
@@ -324,7 +323,6 @@ def _squares(
             _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
             / jnp.maximum(_mean_square(change(name)), 1e-30)
         ),
-        "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
         "update": lambda path: _mean_square(by_path["update"][path]),
         "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
         "gradient": lambda path: _mean_square(by_path["gradient"][path]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,17 +10,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend import core
 
 from depthmup_flax.auditing.given_model import Output, selected
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
-from depthmup_flax.check.full_precision import in_float32, low_precision, widened
-from depthmup_flax.check.recorded_sizes import OUTPUT, SCORES
-from depthmup_flax.check.use_counts import UseCounts, count_uses
+from depthmup_flax.check.records import OUTPUT, SCORES
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, made_adapter
 from depthmup_flax.plan.flops import flops_of_jaxpr
-from depthmup_flax.rule.info_trees import is_info, require_info
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import all_equations
@@ -123,10 +119,7 @@ class Traced:
     """A network and facts from its trace.
 
     Attributes:
-      network: evaluates the trace in float32.
       shapes: of the activations, and of the outputs under the name `OUTPUT`.
-      uses: of the parameters, in the order of the leaves.
-      precision: the type of less than 32 bits in which the forward pass is written, if there is one.
       convolves: whether the forward pass has convolutions.
       flops: of the products and convolutions in one forward pass.
       equations: of its jaxpr; those in a loop count once.
@@ -134,8 +127,6 @@ class Traced:
 
     network: Network
     shapes: Mapping[str, jax.ShapeDtypeStruct]
-    uses: UseCounts
-    precision: str | None
     convolves: bool
     flops: int
     equations: int
@@ -148,15 +139,7 @@ def traced(network: Network) -> Traced:
       InputError: the functions return something else, or ``info`` does not describe the parameters.
     """
     params = jax.eval_shape(network.init, jax.random.key(0))
-    try:
-        jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
-    except NameError as error:
-        if (axis := re.search(r"unbound axis name: (\w+)", str(error))) is None:
-            raise
-        raise InputError(
-            f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it "
-            "with axis_name=None (in BatchNorm, for example) for the check."
-        ) from error
+    jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")
     outputs = result[0]
@@ -166,27 +149,26 @@ def traced(network: Network) -> Traced:
             f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Select it with "
             "output=, a key, an index or a function of the result."
         )
-    require_info(network.info)
-    shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
-    if shapes != known:
+    shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
+    if shapes != [leaf.shape for leaf in flatten_info(network.info).values()]:
         raise InputError(
-            f"info has {len(known)} parameters and the network {len(shapes)}, or their shapes differ: make info from "
-            "the same model, of the same width and depth."
+            "info has other parameters than the network, or other shapes: make it from the same model, of the same "
+            "width and depth."
         )
-    precision, structure = low_precision(jaxpr), jax.tree.structure(result)
-    evaluate = core.jaxpr_as_fun(jaxpr) if precision is None else in_float32(jaxpr)
-    init = network.init if precision is None else lambda key: jax.tree.map(widened, network.init(key))
-    apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
-    fast = dataclasses.replace(network, init=init, apply=apply)
-    new_shapes = jax.eval_shape(apply, params)
-    primitives = [eqn.primitive.name for eqn in all_equations(jaxpr)]
-    convolves = "conv_general_dilated" in primitives
-    shapes_of = {**new_shapes[1], OUTPUT: new_shapes[0]}
-    uses, flops = count_uses(jaxpr, len(shapes)), flops_of_jaxpr(jaxpr.jaxpr)
-    return Traced(fast, shapes_of, uses, precision, convolves, flops, len(primitives))
+    equations = list(all_equations(jaxpr))
+    types = {getattr(x.aval, "dtype", None) for eqn in equations for x in (*eqn.invars, *eqn.outvars)}
+    if low := [t.name for t in types if t and jnp.issubdtype(t, jnp.floating) and t.itemsize < 4]:
+        raise InputError(
+            f"the forward pass has numbers in {min(low)}, whose rounding exceeds the changes of a few steps: build the "
+            "network in float32 for the check."
+        )
+    convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
+    activations = {**result[1], OUTPUT: outputs}
+    return Traced(network, activations, convolves, flops_of_jaxpr(jaxpr.jaxpr), len(equations))
 
 
 _KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}
+QUERIES_AND_KEYS = frozenset(_KEY_OF_QUERY) | frozenset(_KEY_OF_QUERY.values())  # names of modules
 
 
 def _scores(activations: Activations) -> Activations:

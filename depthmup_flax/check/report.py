@@ -1,20 +1,26 @@
-"""The result of a check: its text and its files."""
+"""The result of a check: its text, its notes, its figure and its files."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import json
 import logging
 import math
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from depthmup_flax.check.diagnosis import Cause
-from depthmup_flax.check.figure import draw
+import numpy as np
+
+from depthmup_flax.auditing.audit_table import summary
+from depthmup_flax.check.causes import Cause, Reading
 from depthmup_flax.check.judgment import (
     ATTENTION_SCALE,
     CONVERGES,
     DECAY,
+    FEATURES,
     FINITE,
     FLAT,
     GROWS,
@@ -22,16 +28,18 @@ from depthmup_flax.check.judgment import (
     START,
     UNCLEAR,
     UPDATE,
-    USES,
     VANISHES,
     Quantity,
 )
-from depthmup_flax.check.recorded_sizes import AT_ONCE, EVERYTHING, Record
+from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, OUTPUT, Record, Table, fit_trend
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.storage.workdir.files import write_atomically
 from depthmup_flax.util import notebook_html
-from depthmup_flax.util.table import Table
+from depthmup_flax.util import table as text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ class Report:
 
     records: list[Record]  # all measured numbers
     quantities: list[Quantity]  # exponents and verdicts
-    causes: list[Cause]  # likely causes of failures, and findings of the audit, which fail the check themselves
+    causes: list[Cause]  # of failures; findings of the audit fail the check themselves
     rule: Parametrization
     seeds: int  # networks per size
     tolerance: float  # largest exponent that counts as flat
@@ -105,7 +113,7 @@ class Report:
     @property
     def _causes(self) -> list[tuple[str, str]]:
         """Each cause in a sentence, and its layers."""
-        what = "likely cause" if self.failures else "FAIL, though these sizes do not show it"
+        what = "cause" if self.failures else "FAIL, though these sizes do not show it"
         sentences = []
         for cause in self.causes:
             more = len(cause.layers) - _SHOWN_LAYERS
@@ -113,7 +121,7 @@ class Report:
             sentences.append((f"{what} ({cause.name}): {cause.text}", layers))
         return sentences
 
-    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, Table, str]:
+    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, text_table.Table, str]:
         """The verdict, the table of quantities, and how many are not shown; empty if all are.
 
         Failures come first, then the largest deviations among what passed.
@@ -135,7 +143,7 @@ class Report:
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
         right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
         counts = f"{right} of {len(quantities)} right" + (f", {unclear} unclear" if unclear else "")
-        cells = Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
+        cells = text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
         rest = f"and {' and '.join(hidden)}: report.details() (--details)" if hidden else ""
         return f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}", cells, rest
 
@@ -160,10 +168,11 @@ class Report:
         if importlib.util.find_spec("matplotlib") is None:
             log.warning('no figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
-        verdict = "PASS" if self.ok else "FAIL: " + ", ".join(cause.name.replace("_", " ") for cause in self.causes)
+        names = ", ".join(cause.name.replace("_", " ") for cause in self.causes)
+        verdict = "PASS" if self.ok else f"FAIL: {names}" if names else "FAIL"
         legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
         title = f"{str(self).splitlines()[0]}: {verdict}\n{legend}"
-        write_atomically(path / "coord_check.png", draw(self.records, self.failures, title))
+        write_atomically(path / "coord_check.png", _draw(self.records, self.failures, title))
 
 
 def _cells(q: Quantity) -> tuple[str, ...]:
@@ -172,7 +181,6 @@ def _cells(q: Quantity) -> tuple[str, ...]:
         "activation": f"activation {q.name}",
         "change": f"change of {q.name}" + ("" if q.group == EVERYTHING else f", training {q.group} alone"),
         START: f"initial {q.name}",
-        USES: f"uses of {q.name} in a forward pass",
         UPDATE: f"update of {q.name}"
         + ("" if q.name.startswith(q.group) or q.group == AT_ONCE else f", training {q.group}"),
         DECAY: f"decay of {q.name}, its share",
@@ -196,3 +204,167 @@ def _words(q: Quantity) -> str:
     if not q.expected:
         return q.verdict
     return {FLAT: "as theory", GROWS: "above theory", VANISHES: "below theory"}.get(q.verdict, q.verdict)
+
+
+_Line = tuple[str, Mapping[int, Sequence[float]], bool]  # name, size -> a value per seed, failed
+
+_SHOWN = 10  # lines with a name in a legend; failures come first
+
+
+def _draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -> bytes:
+    """A PNG with a row per axis: activations before training, changes after it, each group trained alone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    table = Table(records)
+    axes = table.axes()
+    figure = Figure(figsize=(17, 5.4 * len(axes)), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12)
+    for row, axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
+        failed = {(q.kind, q.group, q.name) for q in failures if q.axis == axis}
+        last = table.steps(axis, EVERYTHING, "change")[-1]
+        for panel, kind, step, heading in (
+            (row[0], "activation", 0, "activations before training"),
+            (row[1], "change", last, f"change after {last} steps of training everything"),
+        ):
+            lines = [
+                (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
+                for name in table.features(axis)
+            ]
+            _panel(panel, axis, heading, lines)
+        lines = []
+        for group in table.groups(axis)[1:]:
+            bad = not failed.isdisjoint({("change", group, OUTPUT), ("change", group, FEATURES)})
+            lines.append((group, table.values(axis, group, "change", OUTPUT, 1), bad))
+        _panel(row[2], axis, "change of the output after 1 step of one group alone", lines)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110, format="png")
+    return content.getvalue()
+
+
+def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
+    """A log-log plot with a line and the range over seeds for each name, without lines that are zero or not finite."""
+    panel.set(title=title, xlabel=axis, ylabel="root mean square", xscale="log", yscale="log")
+    drawn = []
+    for name, values, bad in sorted(lines, key=lambda line: not line[2]):
+        logs = {size: np.log([v for v in values[size] if v > 0 and math.isfinite(v)]) for size in sorted(values)}
+        if logs and all(len(log) for log in logs.values()):
+            drawn.append((name, logs, bad))
+    for i, (name, logs, bad) in enumerate(drawn):
+        mean, low, high = (np.exp([f(log) for log in logs.values()]) for f in (np.mean, np.min, np.max))
+        color, width = ("tab:red", 2.2) if bad else (f"C{(i * 2) % 10}", 1.1)
+        marker, label = "os^vD*Px+<"[i % 10], name if i < _SHOWN else None
+        panel.plot([*logs], mean, marker=marker, markersize=4, alpha=0.9, label=label, color=color, linewidth=width)
+        panel.fill_between([*logs], low, high, alpha=0.12, color=color, linewidth=0)
+    sizes = sorted({size for _, logs, _ in drawn for size in logs})
+    panel.set_xticks(sizes, labels=[str(size) for size in sizes], minor=False)
+    panel.minorticks_off()
+    bottom, top = panel.get_ylim()
+    if top / bottom < 100:  # a flat line must look flat
+        middle = math.sqrt(bottom * top)
+        panel.set_ylim(middle / 10, middle * 10)
+    panel.grid(alpha=0.3)
+    if drawn:
+        more = len(drawn) - _SHOWN
+        panel.legend(fontsize=7, loc="best", title=f"and {more} more" if more > 0 else None, title_fontsize=7)
+
+
+_NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights
+_FALLS, _STAYS = -0.15, -0.25  # around a third of Depth-muP's exponent, -1/2, which small networks do not reach
+
+
+def notes(
+    table: Table,
+    quantities: Sequence[Quantity],
+    causes: Sequence[Cause],
+    readings: Mapping[str, Reading | None],
+    rule: Parametrization,
+    tolerance: float,
+) -> tuple[str, ...]:
+    """What else to know of a check, such as the sizes to use; ``readings`` are those of the code over each axis."""
+    lines = [*_finite_sizes(table, quantities, tolerance)]
+    failures = [q for q in quantities if not q.passed]
+    if unread := [axis for axis, reading in readings.items() if reading is None]:
+        lines.append(f"the code over {' and '.join(unread)} was not audited: measurements alone decide there.")
+    if unjudged := sorted({path for reading in readings.values() if reading for path in reading.unjudged}):
+        lines.append(
+            f"the audit could not judge {summary(unjudged)}, so their effect was measured. A scale inside an operation "
+            "that is not read shows only in the activations that the network records: dm.audit says what to do."
+        )
+    if failures and all(q.verdict == UNCLEAR for q in failures):
+        lines.append(f"unclear: {_what_to_run(table, failures, tolerance)}")
+    elif failures and not causes:
+        lines.append(
+            "the cause is not known. Run dm.audit on the network and its base, which reads multipliers and roles; then "
+            "look at initial values and updates above, at the optimizer, and at the learning rate."
+        )
+    return (*lines, *_laziness(table, rule))
+
+
+def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float) -> list[str]:
+    """The sizes to use where exponents are those of small networks."""
+    lines = []
+    for axis in table.axes():
+        if finite := [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]:
+            lines.append(
+                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones "
+                f"yet, though code, initial values and updates are right. To see them arrive, use "
+                f"{_larger_sizes(table, axis, finite, tolerance)}."
+            )
+    return lines
+
+
+def _what_to_run(table: Table, unclear: Sequence[Quantity], tolerance: float) -> str:
+    """The sizes or seeds that decide what is unclear."""
+    lines = []
+    for axis in table.axes():
+        open_here = [q for q in unclear if q.axis == axis]
+        narrow = [q for q in open_here if q.trend and q.fit.interval < tolerance]
+        if narrow:
+            text = "exponents are too far from the right ones for a pass, and too near for a mistake"
+            wanted = _larger_sizes(table, axis, narrow, tolerance)
+            lines.append(f"{text}, as those of small networks may be: use {wanted}")
+        if len(narrow) < len(open_here):
+            seeds = max(len(seeds) for seeds in table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
+            width = max(q.fit.interval for q in open_here)
+            seeds *= min(4, max(2, math.ceil((width / tolerance) ** 2)))
+            lines.append(f"the intervals over {axis} are too wide for a verdict: use seeds={seeds} (--seeds={seeds})")
+    return "; ".join(lines) + "."
+
+
+def _larger_sizes(table: Table, axis: str, quantities: Sequence[Quantity], tolerance: float) -> str:
+    """The setting of sizes at which exponents should arrive, in Python and on a command line."""
+    sizes = table.sizes(axis)
+    wanted = max(q.trend.sizes_needed(sizes, q.expected, tolerance) for q in quantities if q.trend)
+    return f"{axis}s={wanted} (--{axis}s={','.join(map(str, wanted))})"
+
+
+def _laziness(table: Table, rule: Parametrization) -> list[str]:
+    """The nonlinear share of a block's change over depth; nothing if it was not measured, or if it is zero.
+
+    This is the share of the change of the outputs that is quadratic in the change of one block's weights. If several
+    matrices follow one another in a branch and each moves by ``L^-1/2``, it falls as ``L^-1/2``: every block becomes
+    linear in its own weights (TP6 sec. 9).
+    """
+    steps = table.steps("depth", BRANCHES, "nonlinear")
+    if not steps:
+        return []
+    shares = table.values("depth", BRANCHES, "nonlinear", OUTPUT, steps[-1])
+    fit = table.fit("depth", BRANCHES, "nonlinear", OUTPUT, steps[-1])
+    if fit.state != "fitted" or max(v for seeds in shares.values() for v in seeds) < _NOTHING:
+        return []
+    text = f"the share of a block's change that is nonlinear in its own weights' change ~ depth^{fit}"
+    if fit.slope - fit.interval > _STAYS:
+        return [f"{text}: blocks keep learning features of their own."]
+    trend = fit_trend(shares)
+    if trend and trend.converges(0.0, -_STAYS):
+        now = f"{trend.slopes[-1]:+.2f} between the two largest depths"
+        return [f"{text}, but {now}: it converges, so blocks keep learning features of their own."]
+    if fit.slope + fit.interval < _FALLS and rule.alpha < 1:
+        return [
+            f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
+            "nothing; with more, the preset 'completep' keeps them, but makes layers alike: compare both "
+            "(reproduction/pages/which_exponent.md)."
+        ]
+    return [f"{text}: add depths or seeds to tell whether it falls."]

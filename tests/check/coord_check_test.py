@@ -14,7 +14,7 @@ from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.check import Network, checked_network, coord_check
-from depthmup_flax.check.recorded_sizes import AT_ONCE
+from depthmup_flax.check.records import AT_ONCE
 from depthmup_flax.config import default_config
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.search.study.prepared_check import prepared_check

@@ -8,8 +8,8 @@ import scipy.stats
 
 import depthmup_flax as dm
 from depthmup_flax.check.judgment import verdict_of
-from depthmup_flax.check.layer_names import collapsers
-from depthmup_flax.check.trends import fit_trend
+from depthmup_flax.check.layers import collapsers
+from depthmup_flax.check.records import fit_trend
 from depthmup_flax.util.power_fits import fit_power
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 import depthmup_flax as dm
-from depthmup_flax.check.layer_names import SizedNetwork, collapsers, collect_layers
+from depthmup_flax.check.layers import SizedNetwork, collapsers, collect_layers
 from depthmup_flax.check.networks import Network, traced
-from depthmup_flax.check.recorded_sizes import Size
+from depthmup_flax.check.records import Size
 from depthmup_flax.rule.info_trees import flatten_info
 
 BASE = (8, 2)

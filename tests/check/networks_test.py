@@ -12,9 +12,8 @@ from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax.check import checked_network
-from depthmup_flax.check.full_precision import in_float32, widened
 from depthmup_flax.check.networks import traced
-from depthmup_flax.check.recorded_sizes import OUTPUT
+from depthmup_flax.check.records import OUTPUT
 
 X = jax.random.normal(jax.random.key(0), (4, 6))
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from depthmup_flax.check.notes import _laziness
-from depthmup_flax.check.recorded_sizes import BRANCHES, OUTPUT, Record, Table
+from depthmup_flax.check.report import _laziness
+from depthmup_flax.check.records import BRANCHES, OUTPUT, Record, Table
 from depthmup_flax.rule.parametrization import PRESETS
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthmup_flax.check.sizes import chosen_sizes
+from depthmup_flax.check.check import chosen_sizes
 
 
 @pytest.mark.parametrize(

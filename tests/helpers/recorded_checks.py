@@ -10,7 +10,7 @@ import pathlib
 from unittest import mock
 
 from depthmup_flax.check import check
-from depthmup_flax.check.recorded_sizes import EVERYTHING, Record
+from depthmup_flax.check.records import EVERYTHING, Record
 
 TRAIN = False  # checks train, and nothing is recorded
 _DIRECTORY = pathlib.Path(__file__).parents[1] / "check" / "recorded"

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.check.check import coord_check
+from depthmup_flax.check.check import coord_check, require_plan
 from depthmup_flax.check.report import Report
-from depthmup_flax.check.sizes import require_plan
 from depthmup_flax.config.fields import validate
 from depthmup_flax.config.user_code import PYTHON
 from depthmup_flax.networks.named import is_import_path
@@ -58,6 +57,9 @@ def prepared_check(
     base_width, base_depth = (model_config[f"base_{name}"] or model_config[name] for name in ("width", "depth"))
     # With a base of 0, each network would be its own base.
     model_config.update(width=base_width, depth=base_depth, base_width=base_width, base_depth=base_depth)
+    for name in ("dtype", "param_dtype", "stream_dtype"):
+        if model_config.get(name) in ("bfloat16", "float16"):  # whose rounding exceeds the changes of a few steps
+            model_config[name] = "float32"
     if "stage_sizes" in model_config:
         model_config.stage_sizes = ()
     plan: dict[str, Any] = {

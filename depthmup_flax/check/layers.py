@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from depthmup_flax.check.networks import Traced
-from depthmup_flax.check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
+from depthmup_flax.check.networks import QUERIES_AND_KEYS, Traced
+from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.traits import matrix_updates
 
@@ -29,8 +30,18 @@ class SizedNetwork:
 
     size: Size
     traced: Traced
-    info: Mapping[str, ParamInfo]
-    collapse: Collapse
+    collapse: Collapse = str  # path -> the name that it shares with the same layer of the other networks
+
+    @functools.cached_property
+    def info(self) -> Mapping[str, ParamInfo]:
+        """Path -> `ParamInfo`."""
+        return flatten_info(self.traced.network.info)
+
+
+def named_alike(networks: Sequence[SizedNetwork]) -> list[SizedNetwork]:
+    """The networks with names that their layers share; see `collapsers`."""
+    collapses = collapsers([[*one.info, *one.traced.shapes] for one in networks], [one.info for one in networks])
+    return [dataclasses.replace(one, collapse=own) for one, own in zip(networks, collapses, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +54,8 @@ class Layers:
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
     readout_activations: frozenset[str]  # products of readouts, before a multiplier that follows them
-    score_groups: frozenset[str]  # queries and keys: the outputs see only their products
+    score_groups: frozenset[str]  # queries and keys, by their names: the outputs see only their products
     once_groups: frozenset[str]  # as many weights in a deep network as in a shallow one
-    reused: Mapping[str, Mapping[int, int]]  # weights that deeper networks use more often: depth -> uses
-    tied: tuple[str, ...]  # input weights that are used twice
-    shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]]
     # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
     matrix_updates: frozenset[str]
 
@@ -93,29 +101,17 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
     vectors = {path: leaf for path, leaf in vectors.items() if in_widest.get(path, True)}
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    scores, others, tied = set[str](), set[str](), set[str]()
-    shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
-    # Over depth: the numbers in a weight's arrays, and its uses.
+    # Over depth: the numbers in a weight's arrays.
     entries: dict[str, dict[int, int]] = {path: {} for path in weights}
-    counts: dict[str, dict[int, int]] = {path: {} for path in weights}
     for one in networks:
-        size, count, use = Counter[str](), Counter[str](), one.traced.uses
-        for i, (path, leaf) in enumerate(one.info.items()):
-            name = one.collapse(path)
-            if name not in weights:
-                continue
-            if one.size.axis == "width":
-                shapes[name] = (*shapes.get(name, ()), leaf.shape)
-            size[name] += math.prod(leaf.shape)
-            count[name] += use.counts[i]
-            (scores if i in use.queries_and_keys else others).add(groups[name])
-            if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
-                tied.add(name)
+        size = Counter[str]()
+        for path, leaf in one.info.items():
+            size[one.collapse(path)] += math.prod(leaf.shape)
         for path in weights if one.size.axis == "depth" else ():
-            entries[path][one.size.size], counts[path][one.size.size] = size[path], count[path]
+            entries[path][one.size.size] = size[path]
     grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
-    # Groups of every layer: of their own, or shared by all.
-    repeated = {groups[p] for p in weights if grows(entries[p]) or grows(counts[p])}
+    # Groups of every layer.
+    repeated = {groups[p] for p in weights if grows(entries[p])} or inside  # or shared by all layers
     first = networks[0].traced.network
     return Layers(
         weights,
@@ -124,11 +120,8 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
         branch_groups=frozenset(inside),
         branch_activations=frozenset(branch_activations),
         readout_activations=frozenset(readout_activations),
-        score_groups=frozenset(scores - others),
+        score_groups=frozenset(group for group in inside if group.rpartition("/")[2] in QUERIES_AND_KEYS),
         once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
-        reused={path: n for path, n in counts.items() if grows(n) and not grows(entries[path])},
-        tied=tuple(sorted(tied)),
-        shapes_over_width=shapes,
         matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )
 
