@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 
 import flax.linen as nn
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 from recorded_checks import recorded
 
 import depthmup_flax as dm
+from depthmup_flax import check
 from depthmup_flax.check import Network, checked_network, coord_check
 from depthmup_flax.check.records import AT_ONCE
 from depthmup_flax.config import default_config
@@ -50,9 +52,7 @@ class Net(nn.Module):
 
 
 def build_linen(width, depth):
-    shapes = [jax.eval_shape(Net(w, depth).init, jax.random.key(0), X)["params"] for w in (width, BASE_WIDTH)]
-    ratio = depth / BASE_DEPTH
-    info = dm.infer_info(*shapes, in_branch="blocks", stacked="blocks", depth_ratio=ratio, readout="head")
+    info = dm.audit(Net(width, depth), Net(BASE_WIDTH, BASE_DEPTH), X, rule=RULE).info
     return checked_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
 
@@ -144,8 +144,8 @@ class NnxNet(nnx.Module):
 @pytest.mark.slow
 def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
     def build(width, depth):
-        shapes = [nnx.state(nnx.eval_shape(lambda w=w: NnxNet(w, depth, nnx.Rngs(0))), nnx.Param) for w in (width, 8)]
-        info = dm.infer_info(*shapes, in_branch="blocks", depth_ratio=depth / BASE_DEPTH, readout="head")
+        model, base = (nnx.eval_shape(lambda n=n: NnxNet(*n, nnx.Rngs(0))) for n in ((width, depth), (BASE_WIDTH, 1)))
+        info = dm.audit(model, base, X, rule=RULE, depth_ratio=depth / BASE_DEPTH).info
         optimizer = dm.adamw(3e-3, info, RULE)
         return checked_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)
 
@@ -232,56 +232,33 @@ def replaced(network, **fields):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": jnp.array([0, 1, 2, 10])}, "labels run from 0 to 10, but the network has 10 outputs"),
-        ({"labels": jnp.arange(5)}, "labels have shape (5,) and type int32, but the outputs have shape (4, 10)"),
-        ({"labels": None}, "labels and loss are both missing"),
-        ({"rule": "depth_mup"}, "rule is 'depth_mup': pass a Parametrization"),
-        ({"widths": 64}, "widths is 64: give integers"),
-        ({"widths": ("64", "128", "256")}, "give integers, such as widths=(128, 256, 512)"),
-        ({"seeds": 2.0}, "seeds is 2.0: use an integer"),
-        ({"labels": None, "loss": lambda y: y.mean(-1)}, "loss returns shape (4,): pass a function of the outputs"),
-        ({"labels": None, "loss": 3}, "loss is 3: pass a function"),
-        ({"build": lambda w, d: None}, "build(64, 4) returned NoneType: return a Network"),
-        (
-            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=3)},
-            "info is int: pass a tree of ParamInfo",
-        ),
-        (
-            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), optimizer=optax.adam)},
-            "pass an optax optimizer",
-        ),
-        (
-            {"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)},
-            "m = 4 at width 4 and 4 at width 8: build the model and its info with the argument width",
-        ),
-        ({"loss": jnp.mean}, "labels and loss are both given"),
-        (
-            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())},
-            "make info from the same model, of the same width and depth",
-        ),
-        ({"widths": (8, 16)}, "widths is (8, 16): use at least three positive sizes"),
-        ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
-        ({"seeds": 1}, "seeds is 1: a confidence interval needs at least 2"),
-        ({"steps": 0}, "steps is 0"),
-        ({"depth": -3}, "depth is -3: use a positive number"),
-        ({"tolerance": -1.0}, "tolerance is -1.0: use a number above 0 and below 0.5; mistakes have exponents of 1/2"),
-        ({"tolerance": math.nan}, "tolerance is nan"),
-        (
-            {"build": lambda w, d: build_chain(16, d)},
-            "build makes a network of 1376 parameters at width 64 and of 1376 at width 128: build the model with",
-        ),
-        (
-            {"build": lambda w, d: build_chain(w, 4), "depths": (4, 8, 16)},
-            "of 1376 parameters at depth 4 and of 1376 at depth 8: build the model with the argument depth",
-        ),
+        ({"labels": jnp.array([0, 1, 2, 10])}, "labels"),
+        ({"labels": jnp.arange(5)}, "labels"),
+        ({"labels": None}, "labels and loss"),
+        ({"loss": jnp.mean}, "labels and loss"),
+        ({"labels": None, "loss": lambda y: y.mean(-1)}, "loss"),
+        ({"rule": "depth_mup"}, "rule"),
+        ({"widths": 64}, "widths"),
+        ({"widths": ("64", "128", "256")}, "widths"),
+        ({"widths": (8, 16)}, "widths"),
+        ({"depths": (8, 8, 8)}, "depths"),
+        ({"seeds": 1}, "seeds"),
+        ({"seeds": 2.0}, "seeds"),
+        ({"steps": 0}, "steps"),
+        ({"depth": -3}, "depth"),
+        ({"tolerance": -1.0}, "tolerance"),
+        ({"tolerance": math.nan}, "tolerance"),
+        ({"build": lambda w, d: None}, "build"),
+        ({"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=3)}, "info"),
+        ({"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())}, "info"),
+        ({"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)}, "width ratio"),
+        ({"build": lambda w, d: build_chain(16, d)}, "argument width"),
+        ({"build": lambda w, d: build_chain(w, 4), "depths": (4, 8, 16)}, "argument depth"),
         (
             {"build": lambda w, d: replaced(build_chain(w, d), depth_ratio=BASE_DEPTH / d), "depths": (8, 16, 32)},
-            "depth_ratio falls from 0.5 at depth 8 to 0.25 at depth 16: pass depth / base_depth, not its inverse",
+            "depth ratio",
         ),
-        (
-            {"build": lambda w, d: Network(lambda k: {"w": jnp.ones(3)}, lambda p: p["w"], {}, optax.sgd(1.0))},
-            "Network.apply must return (outputs, dictionary of activations)",
-        ),
+        ({"build": lambda w, d: Network(lambda k: {"w": jnp.ones(3)}, lambda p: p["w"], {}, optax.sgd(1.0))}, "apply"),
     ],
 )
 def test_bad_input_is_refused_before_anything_trains(changes, message):
@@ -289,3 +266,12 @@ def test_bad_input_is_refused_before_anything_trains(changes, message):
     with pytest.raises(dm.InputError) as error:
         coord_check(**{**plan, **changes})
     assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_module_runs_and_passes(capsys):
+    scope = {"__name__": "example"}
+    with recorded("example"):
+        exec(compile(textwrap.dedent(check.__doc__.split("::\n", 1)[1]), "check.__doc__", "exec"), scope)
+    assert scope["report"].ok
+    assert str(scope["report"]) in capsys.readouterr().out

@@ -2,14 +2,20 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
 import depthmup_flax as dm
+from depthmup_flax.check.check import chosen_sizes
 from depthmup_flax.check.judgment import verdict_of
-from depthmup_flax.check.layers import collapsers
-from depthmup_flax.check.records import fit_trend
+from depthmup_flax.check.layers import SizedNetwork, collapsers, collect_layers, named_alike
+from depthmup_flax.check.networks import Network, traced
+from depthmup_flax.check.records import BRANCHES, OUTPUT, Record, Size, Table, fit_trend
+from depthmup_flax.check.report import _laziness
+from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.util.power_fits import fit_power
 
 
@@ -109,3 +115,70 @@ def test_an_exponent_on_its_way_names_the_sizes_that_decide():
     assert not trend.arrived(0.0, 0.2)
     assert verdict_of(fit_power(values), 0.2, 0.0, trend) == "unclear"
     assert trend.sizes_needed((32, 64, 128), 0.0, 0.2) == (128, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("preset", "shares", "words"),
+    [  # measured: a GPT, and a residual MLP with two layers in a branch
+        ("depth_mup", {4: 0.237, 8: 0.134, 16: 0.065, 32: 0.035}, "'completep' keeps them"),
+        ("completep", {4: 0.216, 8: 0.129, 16: 0.104, 32: 0.101}, "it converges"),
+        ("completep", {8: 0.206, 16: 0.211, 32: 0.216, 64: 0.222}, "keep learning features"),
+        ("completep", {4: 0.24, 8: 0.16, 16: 0.11, 32: 0.07}, "add depths"),
+    ],
+)
+def test_the_nonlinear_share_of_a_blocks_change_is_judged_in_the_limit_of_deep_networks(preset, shares, words):
+    record = lambda depth, seed, value: Record("depth", depth, 32, depth, seed, BRANCHES, 2, "nonlinear", OUTPUT, value)
+    spread = ((0, 0.95), (1, 1.0), (2, 1.05))
+    (note,) = _laziness(Table([record(d, s, x * f) for d, x in shares.items() for s, f in spread]), PRESETS[preset])
+    assert words in note
+
+
+@pytest.mark.parametrize(
+    ("flops", "equations", "widths", "depths"),
+    [
+        (1e6, 50, (128, 256, 512), (8, 16, 32)),  # small: far from the base
+        (1e6, 150, (128, 256, 512), (4, 8, 16)),  # layers that are not in a loop compile one by one
+        (3e8, 100, (32, 64, 128), (2, 4, 8)),  # a transformer of 4 layers of width 64 on 512 tokens
+        (1e12, 1e4, (32, 64, 128), (2, 4, 8)),  # nothing is cheap enough: the smallest
+    ],
+)
+def test_sizes_grow_until_they_cost_too_much(flops, equations, widths, depths):
+    assert chosen_sizes(32, 2, flops, equations) == (widths, depths)
+
+
+BASE = (8, 2)
+RULE = dm.get_parametrization("depth_mup")
+X = jnp.ones((2, 5, 3))
+
+
+def mixer(width, depth):
+    """Blocks that mix tokens by a matrix of a fixed size."""
+
+    def init(key):
+        layer = {"mix": jnp.zeros((5, 5)), "w": jnp.zeros((width, width))}
+        return {"stem": jnp.zeros((3, width)), "head": jnp.zeros((width, 4)), **{f"b{i}": layer for i in range(depth)}}
+
+    def apply(p, x):
+        h = x @ p["stem"]
+        for i in range(depth):
+            y = p[f"b{i}"]["mix"] @ jnp.tanh(h) @ p[f"b{i}"]["w"]
+            h = h + RULE.residual_multiplier(depth / BASE[1]) * y
+        return h @ p["head"] * RULE.readout_multiplier(width / BASE[0])
+
+    return apply, init
+
+
+def network(width, depth):
+    (apply, init), (base, base_init) = mixer(width, depth), mixer(*BASE)
+    shapes, base_shapes = (jax.eval_shape(f, jax.random.key(0)) for f in (init, base_init))
+    info = dm.audit((apply, shapes), (base, base_shapes), X, rule=RULE).info
+    return Network(init, lambda p: (apply(p, X), {}), info, dm.adamw(1e-3, info, RULE))
+
+
+def test_a_matrix_that_does_not_grow_is_no_weight_though_it_looks_like_one_at_the_base_width():
+    sizes = [Size("width", w, w, 2) for w in (8, 16, 32)] + [Size("depth", d, 8, d) for d in (2, 4, 8)]
+    sized = named_alike([SizedNetwork(size, traced(network(*size[2:]))) for size in sizes])
+    assert sized[-1].info["b0/mix"].role is dm.Role.HIDDEN
+    layers = collect_layers(sized)
+    assert "b*/mix" in layers.vectors
+    assert not {*layers.weights} - {"stem", "b*/w", "head"}

@@ -1,17 +1,182 @@
-"""Mistakes that only one group of parameters shows, each beside the right network; and tied readouts."""
+"""Right networks pass, and each mistake fails in the quantity that shows it, with theory's exponent."""
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
-from chains import BASE_DEPTH, BASE_WIDTH, DEPTHS, RULE, WIDTHS, Chain, X, Y, causes, check
+from chains import BASE_DEPTH, BASE_WIDTH, DEPTHS, RULE, WIDTHS, Chain, X, Y, causes, check, failed, infos
 from recorded_checks import recorded
 
 import depthmup_flax as dm
-from depthmup_flax.check import Network, coord_check
-from depthmup_flax.rule.info_trees import is_info
+from depthmup_flax.check import Network, checked_network, coord_check
+from depthmup_flax.rule.info_trees import flatten_info, is_info
+
+HIDDEN, INPUT, OUTPUT = dm.Role.HIDDEN, dm.Role.INPUT, dm.Role.OUTPUT
+
+
+def adam(info, **changes):
+    return dm.adamw(3e-3, info, RULE.replace(**changes))
+
+
+def decayed_inside(info):
+    """Decay that gets the update scale, as in a finished AdamW whose output is scaled."""
+
+    def update(updates, state, params):
+        decay = lambda leaf, w: -3e-4 * RULE.update_scale(leaf) * w
+        return jax.tree.map(jnp.add, updates, jax.tree.map(decay, info, params, is_leaf=is_info)), state
+
+    return optax.chain(adam(info), optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+
+
+def lamb(info):
+    return optax.chain(
+        dm.scale_by_depthmup(optax.scale_by_adam(), info, RULE), optax.scale_by_trust_ratio(), optax.scale(-0.01)
+    )
+
+
+DENSE = "blocks/dense/kernel"
+WITHOUT_DEPTH = lambda info: adam(info, gamma=0.0)
+TWICE_DIVIDED = lambda info: adam(info, gamma=1.0)
+# Name of the recorded sizes, axis, mistake, and the kind, name and exponent of a quantity that it makes fail.
+MISTAKES = [
+    ("readout_not_scaled", "width", {"readout_multiplier": False}, "change", "head", 1.0),  # Adam: features are flat
+    ("branch_outputs_have_a_mean", "depth", {"relu_last": True}, "change", "everything", 0.5),  # TP6 sec. 6.3
+    (
+        "missing_depth_update_factor",
+        "depth",
+        {"make_optimizer": WITHOUT_DEPTH},
+        "change",
+        "branches",
+        0.5,
+    ),  # TP6 Fig. 10
+    ("missing_depth_update_factor", "depth", {"make_optimizer": WITHOUT_DEPTH}, "update", DENSE, 0.0),
+    ("updates_too_small_in_depth", "depth", {"make_optimizer": TWICE_DIVIDED}, "update", DENSE, -1.0),
+    ("double_counted_init", "depth", {"depth_init": True}, "start", DENSE, -0.5),
+    ("fixed_std_init", "width", {"fixed_std": True}, "start", DENSE, 0.0),
+]
+ALSO_TRAINED = [
+    ("plain_optimizer", "width", {"make_optimizer": lambda info: optax.adam(3e-3)}, "update", DENSE, 0.0),
+    ("decay_inside_multipliers", "width", {"make_optimizer": decayed_inside}, "decay", DENSE, -1.0),
+    ("not_entrywise", "width", {"make_optimizer": lamb}, "update", DENSE, -0.5),
+    ("norm_cancels_multiplier", "depth", {"norm_last": True}, "activation", "blocks", 0.5),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis", "mistake", "kind", "name", "slope"), MISTAKES, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_a_mistake_fails_with_the_exponent_of_theory(sizes, axis, mistake, kind, name, slope):
+    report = check(axis, sizes=sizes, **mistake)
+    assert failed(report, kind, name) == pytest.approx(slope, abs=0.2)
+    assert ": FAIL, " in str(report)
+    assert any("cause is not known" in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("also_trained")
+@pytest.mark.parametrize(
+    ("sizes", "axis", "mistake", "kind", "name", "slope"), ALSO_TRAINED, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_a_mistake_fails_in_training_as_in_its_records(sizes, axis, mistake, kind, name, slope):
+    assert failed(check(axis, sizes=sizes, **mistake), kind, name) == pytest.approx(slope, abs=0.2)
+
+
+def test_a_missing_branch_multiplier_grows_with_depth():
+    report = check("depth", branch_multiplier=False)
+    assert failed(report, "change", "branches") > 0.5
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_right_networks_pass(axis):
+    report = check(axis, sizes=f"sgd_{axis}", make_optimizer=lambda info: dm.sgd(0.05, info, RULE), seeds=5)
+    assert report.ok, str(report)
+    assert not report.causes
+    assert ": PASS, " in str(report)
+
+
+@pytest.mark.parametrize("readout_std", [0.0, None])
+def test_a_readout_that_starts_at_zero_or_shrinks_with_width_is_no_failure(readout_std):
+    report = check("width", sizes=f"readout_std_{readout_std}", readout_std=readout_std)
+    assert report.ok, str(report)
+    moved = {q.group for q in report.quantities if q.kind == "change" and q.name == "output"}
+    assert moved >= {"everything", "stem", "blocks/dense", "head"}  # none is hidden behind the zeros
+
+
+def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
+    optimizer = lambda info: dm.adamw(3e-3, info, RULE, weight_decay=0.5)
+    report = check("width", sizes="decay_outside_multipliers", make_optimizer=optimizer)
+    shares = {q.name: q for q in report.quantities if q.kind == "decay"}
+    assert set(shares) == {DENSE, "head/kernel", "stem/kernel"}
+    assert all(abs(q.fit.slope) < 1e-3 and q.passed for q in shares.values())
+    (update,) = [q for q in report.quantities if (q.kind, q.name) == ("update", DENSE)]
+    assert update.fit.slope == pytest.approx(-1, abs=0.02)  # of the gradient's part
+
+
+def test_a_network_that_does_not_train_fails():
+    report = check("width", sizes="nothing_trains", make_optimizer=lambda info: dm.adamw(0.0, info, RULE))
+    assert [(q.name, q.verdict) for q in report.failures] == [("output", "zero")]
+
+
+def test_changes_below_float_precision_are_called_that():
+    def vanishing(info):
+        (m,) = {leaf.model_width for leaf in flatten_info(info).values()}
+        return dm.adamw(3e-3 if m < 10 else 3e-12, info, RULE)
+
+    report = check("width", sizes="below_precision", make_optimizer=vanishing)
+    assert "below precision" in {q.verdict for q in report.failures}
+    assert "nan" not in str(report)
+
+
+def broken(width, depth):
+    chain = Chain(width, depth)
+    return dataclasses.replace(chain.network(), apply=lambda params: chain.apply(params, jnp.nan * X))
+
+
+def exploding(width, depth):
+    return Chain(width, depth).network(lambda info: optax.sgd(1e30))
+
+
+@pytest.mark.parametrize("build", [exploding, broken])
+def test_what_is_not_finite_explodes(build):
+    with recorded(build.__name__):
+        report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 32, 64), steps=2, seeds=2)
+    assert {q.verdict for q in report.failures} == {"explodes"}
+
+
+def test_weights_that_every_block_shares_fail():
+    """Under alpha = 1/2 activations grow as exp(2 sqrt(L)) times the multiplier, which shallow networks hide."""
+    report = check("depth", sizes="repeated_weights", shared=True)
+    assert failed(report, "activation", "blocks") > 0.25
+
+
+def scaled_start(power, *names):
+    """A builder of chains some of whose weights start with an extra power of the width."""
+
+    def build(width, depth):
+        network = Chain(width, depth).network()
+        factor = lambda path: (width / BASE_WIDTH) ** power if any(name in str(path) for name in names) else 1.0
+        times = lambda path, leaf: factor(path) * leaf
+        return dataclasses.replace(network, init=lambda k: jax.tree_util.tree_map_with_path(times, network.init(k)))
+
+    return build
+
+
+@pytest.mark.usefixtures("also_trained")
+@pytest.mark.parametrize(
+    ("power", "layer", "name", "kind", "shows"),
+    [
+        (0.5, "head", "readout_init_grows_with_width", "start", "head/kernel"),
+        (-0.5, "dense", "hidden_init_falls_with_width", "activation", "blocks/dense"),
+    ],
+)
+def test_initial_values_with_a_wrong_power_of_the_width_fail_with_it(power, layer, name, kind, shows):
+    sizes = {"width": 64, "depth": 4, "widths": (64, 128, 256), "steps": 1, "seeds": 2}
+    with recorded(name):
+        report = coord_check(scaled_start(power, layer), Y, rule=RULE, **sizes)
+    assert failed(report, kind, shows) == pytest.approx(power, abs=0.1)
 
 
 def norm(h):
@@ -56,15 +221,10 @@ class TwoMatrices:
         return factor * h @ params["head"]["kernel"], {"blocks": jnp.concatenate([first, second])}
 
     def network(self, make_optimizer):
-        models = (self, dataclasses.replace(self, width=BASE_WIDTH))
-        shapes = [jax.eval_shape(model.init, jax.random.key(0)) for model in models]
-        branches = {"in_branch": self.in_branch, "depth_ratio": self.depth / BASE_DEPTH}
-        info = dm.infer_info(*shapes, readout="head", stacked="blocks", **branches)
+        shapes = jax.tree.map(jnp.shape, jax.eval_shape(self.init, jax.random.key(0)))
+        roles = {"blocks": HIDDEN, "proj": HIDDEN, "head": OUTPUT, "stem": INPUT}
+        info = infos(shapes, roles, self.width / BASE_WIDTH, self.depth / BASE_DEPTH, self.in_branch)
         return Network(self.init, self.apply, info, make_optimizer(info))
-
-
-def adam(info):
-    return dm.adamw(3e-3, info, RULE)
 
 
 def down_updates_twice_divided(info):
@@ -95,26 +255,44 @@ def test_blocks_of_two_matrices_pass_and_their_updates_follow_the_rule(axis):
     assert found == pytest.approx(expected, abs=0.05)
 
 
-def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_is_named():
+def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_fails_alone():
     report = check_blocks("width", "one_matrix_twice_divided", down_updates_twice_divided)
-    assert causes(report) == {"updates_too_small_in_width": ("blocks/down",)}, report.details()
-    (update,) = [q for q in report.failures if q.kind == "update"]
-    assert update.fit.slope == pytest.approx(-2, abs=0.1)
+    assert {q.group for q in report.failures} == {"blocks/down"}, report.details()
+    assert failed(report, "update", "blocks/down") == pytest.approx(-2, abs=0.1)
     together = [q for q in report.quantities if q.group == "branches"]
     assert all(q.passed for q in together)  # the first matrix hides it
+
+
+def test_a_shortcut_projection_in_in_branch_fails_alone():
+    report = check_blocks("depth", "shortcut_in_branch", in_branch=("blocks", "proj"))
+    assert {q.group for q in report.failures} == {"proj"}
+    assert {q.expected for q in report.failures} == {-1.0}  # of one layer among L, by alpha + gamma
+
+
+@pytest.mark.parametrize(("preset", "falls"), [("depth_mup", True), ("ode", False)])
+def test_blocks_of_two_matrices_become_linear_in_their_own_change_under_depth_mup_alone(preset, falls):
+    """TP6 section 9: the product of two changes of L^-1/2 falls behind their sum as L^-1/2."""
+    rule = dm.get_parametrization(preset, branch_multiplier=0.5)
+    make_optimizer = lambda info: dm.adamw(3e-3, info, rule)
+    build = lambda width, depth: TwoMatrices(width, depth, rule=rule).network(make_optimizer)
+    with recorded(f"two_matrices_{preset}"):
+        report = coord_check(build, Y, rule=rule, width=64, depth=4, depths=(8, 16, 32, 64), steps=2, seeds=6)
+    note = report.notes[-1]
+    assert note in str(report)
+    assert ("learn no features inside a block" in note) == falls
+    assert ("keep learning features of their own" in note) == (not falls)
+    assert report.ok, report.details()
 
 
 def named_blocks(width, depth, extra=lambda path, m, r: 1.0):
     """Blocks with names and biases of their own; Adam, with an extra factor on the updates of some parameters."""
     m, r = width / BASE_WIDTH, depth / BASE_DEPTH
-    block = lambda n: {"down": (n, n), "up": (n, n), "bias": (n,)}
-    sizes = lambda n: {"stem": (12, n), "head": (n, 10), **{f"block_{i}": block(n) for i in range(depth)}}
-    is_shape = lambda leaf: isinstance(leaf, tuple)
-    shapes = lambda n: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), sizes(n), is_leaf=is_shape)
+    block = {"down": (width, width), "up": (width, width), "bias": (width,)}
+    shapes = {"stem": (12, width), "head": (width, 10), **{f"block_{i}": block for i in range(depth)}}
 
     def init(key):
         std = lambda shape: 0.0 if len(shape) == 1 else (shape[1] if shape[1] == 10 else shape[0]) ** -0.5
-        leaves, structure = jax.tree.flatten(sizes(width), is_leaf=is_shape)
+        leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
         keys = jax.random.split(key, len(leaves))
         return structure.unflatten(std(s) * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True))
 
@@ -126,7 +304,7 @@ def named_blocks(width, depth, extra=lambda path, m, r: 1.0):
             h = h + RULE.residual_multiplier(r) * y
         return RULE.readout_multiplier(m) * h @ params["head"], {"stream": h}
 
-    info = dm.infer_info(shapes(width), shapes(BASE_WIDTH), in_branch="block_*", depth_ratio=r, readout="head")
+    info = infos(shapes, {"block": HIDDEN, "head": OUTPUT, "stem": INPUT}, m, r, ("block",))
     factors = jax.tree_util.tree_map_with_path(
         lambda path, _: extra(jax.tree_util.keystr(path), m, r), info, is_leaf=is_info
     )
@@ -160,86 +338,126 @@ def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(name, axis,
         report = coord_check(build, Y, rule=RULE, width=32, depth=3, **sizes, steps=1, seeds=2)
     wrong = {q.name: q.fit.slope for q in report.failures if q.kind == "update"}
     assert wrong == {f"block_*/{name}": pytest.approx(slope, abs=0.05) for name, slope in expected.items()}
-    growth = "missing_depth_update_factor" if axis == "depth" else "updates_too_small_in_width"
-    assert next(iter(causes(report))) == growth
 
 
-def test_a_shortcut_projection_in_in_branch_is_named():
-    report = check_blocks("depth", "shortcut_in_branch", in_branch=("blocks", "proj"))
-    assert causes(report) == {"shortcut_in_branch": ("proj",)}, report.details()
-    assert {q.group for q in report.failures} == {"proj"}
-    assert {q.expected for q in report.failures} == {-1.0}  # of one layer among L, by alpha + gamma
+def chain_with(width, depth, inside):
+    """A right network of which info knows only some layers, ``inside(i)``, as branches."""
 
+    def init(key):
+        z = jax.random.normal(key, (12 + depth * width, width))
+        layers = [{"w": w * width**-0.5, "b": jnp.zeros(width)} for w in z[12:].reshape(depth, width, width)]
+        return {"head": jnp.zeros((width, 10)), "layers": layers, "stem": z[:12] * 12**-0.5}
 
-@pytest.mark.parametrize(("preset", "falls"), [("depth_mup", True), ("ode", False)])
-def test_blocks_of_two_matrices_become_linear_in_their_own_change_under_depth_mup_alone(preset, falls):
-    """TP6 section 9: the product of two changes of L^-1/2 falls behind their sum as L^-1/2."""
-    rule = dm.get_parametrization(preset, branch_multiplier=0.5)
-    make_optimizer = lambda info: dm.adamw(3e-3, info, rule)
-    build = lambda width, depth: TwoMatrices(width, depth, rule=rule).network(make_optimizer)
-    with recorded(f"two_matrices_{preset}"):
-        report = coord_check(build, Y, rule=rule, width=64, depth=4, depths=(8, 16, 32, 64), steps=2, seeds=6)
-    (note,) = report.notes
-    assert note in str(report)
-    assert ("learn no features inside a block" in note) == falls
-    assert ("keep learning features of their own" in note) == (not falls)
-    assert report.ok, report.details()
+    def apply(params):
+        h = X @ params["stem"]
+        for layer in params["layers"]:
+            h = h + RULE.residual_multiplier(depth / BASE_DEPTH) * (jnp.tanh(h) @ layer["w"] + layer["b"])
+        return h @ params["head"] * RULE.readout_multiplier(width / BASE_WIDTH), {"stream": h}
 
-
-def decayed_inside(info):
-    """Decay that gets the update scale, as in a finished AdamW whose output is scaled."""
-
-    def update(updates, state, params):
-        decay = lambda leaf, w: -3e-4 * RULE.update_scale(leaf) * w
-        return jax.tree.map(jnp.add, updates, jax.tree.map(decay, info, params, is_leaf=is_info)), state
-
-    return optax.chain(adam(info), optax.GradientTransformation(lambda params: optax.EmptyState(), update))
-
-
-def lamb(info):
-    return optax.chain(
-        dm.scale_by_depthmup(optax.scale_by_adam(), info, RULE), optax.scale_by_trust_ratio(), optax.scale(-0.01)
+    shapes = {"head": (width, 10), "layers": [{"w": (width, width), "b": (width,)}] * depth, "stem": (12, width)}
+    roles, branches = (
+        {"head": OUTPUT, "layers": HIDDEN, "stem": INPUT},
+        [f"layers/{i}/" for i in range(depth) if inside(i)],
     )
+    info = infos(shapes, roles, width / BASE_WIDTH, depth / BASE_DEPTH, branches)
+    return Network(init, apply, info, dm.adamw(1e-3, info, RULE))
 
 
 @pytest.mark.usefixtures("also_trained")
-@pytest.mark.parametrize(
-    ("axis", "fields", "expected"),
-    [
-        ("width", {"make_optimizer": decayed_inside}, {"decay_inside_multipliers": ("blocks/dense/kernel",)}),
-        ("width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}),
-        ("depth", {"norm_last": True}, {"norm_cancels_multiplier": ("blocks/dense/kernel",)}),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
-)
-def test_mistakes_of_the_optimizer_and_of_branches_have_names(axis, fields, expected):
-    report = check(axis, sizes=next(iter(expected)), **fields)
-    assert causes(report) == expected, report.details()
+def test_branches_that_info_does_not_know_grow_with_depth():
+    build = lambda width, depth: chain_with(width, depth, lambda i: i % 2 == 0)
+    with recorded("in_branch_incomplete"):
+        report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(4, 8, 16), steps=2, seeds=3)
+    assert {q.group for q in report.failures} == {"layers/* (hidden)", "vectors outside"}, str(report)
+    with pytest.raises(dm.InputError, match="residual branches at depth 4 and 272 at depth 8"):
+        coord_check(lambda w, d: chain_with(w, d, lambda i: i == 0), Y, rule=RULE, width=16, depth=4, depths=(4, 8, 16))
 
 
-def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
-    optimizer = lambda info: dm.adamw(3e-3, info, RULE, weight_decay=0.5)
-    report = check("width", sizes="decay_outside_multipliers", make_optimizer=optimizer)
-    shares = {q.name: q for q in report.quantities if q.kind == "decay"}
-    assert set(shares) == {"blocks/dense/kernel", "head/kernel", "stem/kernel"}
-    assert all(abs(q.fit.slope) < 1e-3 and q.passed for q in shares.values())
-    (update,) = [q for q in report.quantities if (q.kind, q.name) == ("update", "blocks/dense/kernel")]
-    assert update.fit.slope == pytest.approx(-1, abs=0.02)  # of the gradient's part
+class AttentionNet(nn.Module):
+    """One attention layer whose heads grow in size."""
+
+    width: int
+    usual_scale: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        ours = dm.attention_fn(RULE, self.width // 2, BASE_WIDTH // 2)
+        attention = nn.dot_product_attention if self.usual_scale else ours
+        h = nn.Dense(self.width, use_bias=False, name="stem")(x)
+        h = h + 0.5 * nn.MultiHeadDotProductAttention(2, attention_fn=attention, name="attention")(h, h)
+        h = h.mean(1) * RULE.readout_multiplier(self.width / BASE_WIDTH)
+        return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
 
 
-def test_a_weight_whose_role_contradicts_its_shape_is_named():
+SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
+
+
+@pytest.mark.usefixtures("also_trained")
+@pytest.mark.parametrize("usual_scale", [False, True])
+def test_attention_scaled_by_the_square_root_of_the_head_dimension_grows(usual_scale):
     def build(width, depth):
-        network = Chain(width, depth).network()
-        change = lambda leaf: dataclasses.replace(leaf, role=dm.Role.INPUT) if leaf.in_branch else leaf
-        info = jax.tree.map(change, network.info, is_leaf=is_info)
-        return dataclasses.replace(network, info=info, optimizer=adam(info))
+        model = AttentionNet(width, usual_scale)
+        info = dm.audit(model, AttentionNet(BASE_WIDTH, usual_scale), SEQUENCES, rule=RULE, axes="width").info
+        return checked_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
-    with recorded("wrong_role"):
-        report = coord_check(build, Y, rule=RULE, width=32, depth=4, widths=WIDTHS, steps=2, seeds=3)
-    assert causes(report) == {"wrong_role": ("blocks/dense/kernel",)}, report.details()
+    with recorded(f"attention_{usual_scale}"):
+        report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    for scale in (q for q in report.quantities if q.kind == "attention scale"):  # measured where no code is read
+        assert scale.fit.slope == pytest.approx(0.5 if usual_scale else 0.0, abs=0.1)
+    if usual_scale:
+        assert causes(report)["attention_scale"] == ("attention/key/kernel", "attention/query/kernel")
+    else:
+        assert report.ok, str(report)
 
 
-TOKENS = jax.random.randint(jax.random.key(2), (2, 6), 0, 96)
+class EmbedNet(nn.Module):
+    """Flax's embeddings start smaller, the wider they are."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Embed(12, self.width, name="tokens")(x)
+        h = h + RULE.branch_multiplier * nn.Dense(self.width, name="block")(nn.relu(nn.LayerNorm(name="norm")(h)))
+        return nn.Dense(12, name="head")(h * RULE.readout_multiplier(self.width / BASE_WIDTH))
+
+
+TOKENS = jnp.arange(12).reshape(2, 6)
+
+
+def embed_network(width):
+    """The network, and the function of a key that gives the base model's parameters."""
+    model, base = EmbedNet(width), EmbedNet(BASE_WIDTH)
+    info = dm.audit(model, base, TOKENS, rule=RULE, axes="width").info
+    network = checked_network(model, TOKENS, info=info, optimizer=dm.adamw(1e-3, info, RULE))
+    return network, lambda key: base.init(key, TOKENS)["params"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_an_embedding_that_starts_smaller_with_width_fails_and_rescaling_repairs_it(rescaled):
+    def build(width, depth):
+        network, base_init = embed_network(width)
+        return network.rescaled(base_init, RULE) if rescaled else network
+
+    with recorded(f"embedding_{rescaled}"):
+        report = coord_check(build, TOKENS, rule=RULE, width=64, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    if rescaled:
+        assert report.ok, str(report)
+    else:
+        assert failed(report, "start", "tokens/embedding") == pytest.approx(-0.5, abs=0.05)
+
+
+def test_a_rescaled_network_starts_from_what_rescale_init_gives():
+    network, base_init = embed_network(16)
+    params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (network.init, base_init))
+    expected = dm.rescale_init(params, base_params, network.info, RULE)
+    result = jax.jit(network.rescaled(base_init, RULE).init)(jax.random.key(0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), result, expected)
+    assert not np.allclose(result["tokens"]["embedding"], params["tokens"]["embedding"])
+
+
+TEXT = jax.random.randint(jax.random.key(2), (2, 6), 0, 96)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,21 +479,20 @@ class Tied:
         multiplier = RULE.residual_multiplier(self.depth / 2)
         block = lambda h, kernel: (h + multiplier * jax.nn.relu(norm(h)) @ kernel, None)
         table = params["tokens"]["embedding"]
-        stream = table[TOKENS] * self.width**self.stream_factor + params["pos_embed"]
+        stream = table[TEXT] * self.width**self.stream_factor + params["pos_embed"]
         h = norm(jax.lax.scan(block, stream, params["blocks"]["kernel"])[0])
         factor = RULE.readout_multiplier(self.width / BASE_WIDTH) * (self.width / BASE_WIDTH) ** -self.output_factor
         return factor * h @ table.T, {"stream": stream, "final": h}
 
     def network(self):
-        models = (self, dataclasses.replace(self, width=BASE_WIDTH))
-        shapes = [jax.eval_shape(model.init, jax.random.key(0)) for model in models]
-        info = dm.infer_info(*shapes, in_branch="blocks", depth_ratio=1.0, readout="tokens", stacked="blocks")
+        shapes = jax.tree.map(jnp.shape, jax.eval_shape(self.init, jax.random.key(0)))
+        info = infos(shapes, {"blocks": HIDDEN, "pos_embed": INPUT, "tokens": INPUT}, self.width / BASE_WIDTH, 1.0)
         return Network(self.init, self.apply, info, dm.adamw(1e-3, info, RULE))
 
 
 def check_tied(name, **fields):
     build = lambda width, depth: Tied(width, **fields).network()
-    labels = jnp.roll(TOKENS, -1, axis=1)
+    labels = jnp.roll(TEXT, -1, axis=1)
     with recorded(name):
         return coord_check(build, labels, rule=RULE, width=32, depth=2, widths=(32, 64, 128), steps=2, seeds=3)
 
@@ -293,13 +510,11 @@ def test_a_tied_readout_passes_at_widths_at_which_its_noise_still_falls():
 
 
 @pytest.mark.parametrize(
-    ("fields", "cause"),
+    ("fields", "name", "kind", "shows", "slope"),
     [
-        ({"stream_factor": 0.5}, "embedding_scaled_with_width"),
-        ({"output_factor": 0.5}, "readout_scaled_twice"),
+        ({"stream_factor": 0.5}, "embedding_scaled_with_width", "activation", "stream", 0.5),
+        ({"output_factor": 0.5}, "readout_scaled_twice", "change", "tokens", -0.5),
     ],
 )
-def test_factors_of_the_width_at_a_tied_embedding_are_named(fields, cause):
-    report = check_tied(cause, **fields)
-    assert not report.ok
-    assert causes(report) == {cause: ("tokens",)}, report.details()
+def test_factors_of_the_width_at_a_tied_embedding_fail(fields, name, kind, shows, slope):
+    assert failed(check_tied(name, **fields), kind, shows) == pytest.approx(slope, abs=0.1)

@@ -1,4 +1,4 @@
-"""A residual network as two functions, which compiles fast, and the ways to get it wrong that the check must name."""
+"""A residual network as two functions, which compiles fast, and the ways to get it wrong that the check must find."""
 
 import contextlib
 import dataclasses
@@ -10,12 +10,27 @@ from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.check import Network, coord_check
+from depthmup_flax.rule.info_trees import path_name
 
 RULE = dm.get_parametrization(branch_multiplier=0.5)
 BASE_WIDTH, BASE_DEPTH = 8, 4
 X = jax.random.normal(jax.random.key(0), (4, 12))
 Y = jnp.arange(4)
 WIDTHS, DEPTHS = (64, 128, 256), (16, 32, 64)
+
+
+def infos(shapes, roles, m, r, inside=("blocks",)):
+    """`ParamInfo` of a tree of shapes; ``roles`` and ``inside``, the branches, by the beginnings of paths."""
+
+    def one(path, shape):
+        path = path_name(path)
+        role = dm.Role.VECTOR if len(shape) == 1 else next(roles[name] for name in roles if path.startswith(name))
+        widths = {"width_in": m if role in (dm.Role.HIDDEN, dm.Role.OUTPUT) else 1.0}
+        widths["width_out"] = 1.0 if role is dm.Role.OUTPUT else m
+        branch = {"in_branch": True, "depth_ratio": r} if path.startswith(tuple(inside)) else {}
+        return dm.ParamInfo(role, shape, model_width=m, decay=role is not dm.Role.VECTOR, **widths, **branch)
+
+    return jax.tree_util.tree_map_with_path(one, shapes, is_leaf=lambda shape: type(shape) is tuple)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +93,9 @@ class Chain:
         return factor * h @ params["head"]["kernel"], {"stem": stem, "blocks": blocks, "blocks/dense": dense}
 
     def info(self):
-        """Roles, from the shapes."""
-        shapes = (
-            jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), c.shapes, is_leaf=lambda s: type(s) is tuple)
-            for c in (self, dataclasses.replace(self, width=BASE_WIDTH))
-        )
-        ratio = self.depth / BASE_DEPTH
-        stacked = () if self.shared else "blocks"
-        return dm.infer_info(*shapes, in_branch="blocks", depth_ratio=ratio, readout="head", stacked=stacked)
+        """The roles."""
+        roles = {"blocks": dm.Role.HIDDEN, "head": dm.Role.OUTPUT, "stem": dm.Role.INPUT}
+        return infos(self.shapes, roles, self.width / BASE_WIDTH, self.depth / BASE_DEPTH)
 
     def network(self, make_optimizer=None, source=None):
         """With ``make_optimizer(info)``, or the rule's own; ``source(self)`` is for the audit."""
@@ -105,3 +115,10 @@ def check(axis, *, sizes=None, make_optimizer=None, seeds=3, source=None, **wron
 def causes(report):
     """Name -> layers."""
     return {cause.name: cause.layers for cause in report.causes}
+
+
+def failed(report, kind, name):
+    """The exponent of the quantity of this kind that failed; of changes by ``name`` alone, the largest."""
+    mine = [q for q in report.failures if q.kind == kind and name in (q.name, q.group)]
+    assert mine, report.details()
+    return max((q.fit.slope for q in mine), key=abs)
