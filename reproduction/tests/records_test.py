@@ -5,11 +5,11 @@ import json
 import pathlib
 
 import pytest
-from depthmup_flax.report.make_report import analyses, other_analysis
 from processes import ROOT
 
 from depthmup_flax.config.fields import run_differences
 from depthmup_flax.config.files import from_file
+from depthmup_flax.report.sweep_report import analyses, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_info
 from depthmup_flax.storage.records.table import read_info, read_runs, read_sweep
