@@ -21,7 +21,6 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.devices.parallel import sharding
 from depthmup_flax.nn import layers
-from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.trainer.engine import program as programs
 from depthmup_flax.trainer.engine.device_batches import calls as host_calls
@@ -31,6 +30,7 @@ from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.workload import TrainState
+from depthmup_flax.util.flops import count_flops
 
 Measure = Callable[[], dict[str, float]]
 

@@ -18,13 +18,13 @@ from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import GroupPrograms, plan
 from depthmup_flax.trainer.engine.device_batches import calls, put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
+from depthmup_flax.util.flops import flops_of_traced
 
 Measure = Callable[[], dict[str, float]]
 

@@ -16,10 +16,10 @@ from depthmup_flax.auditing.initial_scale import init_factors, multiplied
 from depthmup_flax.check.records import OUTPUT, SCORES
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, made_adapter
-from depthmup_flax.plan.flops import flops_of_jaxpr
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.flops import flops_of_jaxpr
 from depthmup_flax.util.jaxprs import all_equations
 from depthmup_flax.util.types import ArrayTree, InfoTree
 

@@ -19,7 +19,7 @@ GROUPS = {
     },
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",
-        "plan": "memory, time and communication on devices that you do not have",
+        "plan": "memory and operations on devices that you do not have",
         "doctor": "what is installed and what is missing",
     },
     "configs and shell": {

@@ -1,4 +1,4 @@
-"""Memory, step time and communication of a run or a sweep on devices that may be absent.
+"""Memory and operations of a run or a sweep on devices that may be absent.
 
 The compiler of those devices compiles the program of ``depthmup train`` or of the sweep on this machine.
 """

@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import MEMORY_SHARE, GroupPrograms, fewer_lanes, plan
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
@@ -25,7 +24,7 @@ from depthmup_flax.trainer.engine.from_config import LARGEST, build, require_mem
 from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.workload import TrainState
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.flops import flops_of_traced
 
 T = TypeVar("T")
 
@@ -94,23 +93,10 @@ def compile_run(
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
     program = ShardedProgram(experiment.workload, mesh, data)
-    traced = _traced(program)
+    traced = program.traced()
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started
     return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, flops_of_traced(traced), seconds)
-
-
-def _traced(program: ShardedProgram) -> jax.stages.Traced:
-    """The step; JAX asks cuDNN for its version where attention is cuDNN's."""
-    try:
-        return program.traced()
-    except RuntimeError as error:
-        if "cudnn" in str(error).lower():
-            raise InputError(
-                'attention on GPUs is cuDNN\'s, which is not installed: pip install "jax[cuda12]", or add '
-                "--config.model.attention=xla for a slower program."
-            ) from error
-        raise
 
 
 def compile_sweep(

@@ -1,145 +1,189 @@
-"""A plan as text for one screen, and as JSON."""
+"""What a compiled step needs, as its compiler tells: memory by kind and operations."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
+from typing import Any
 
-from depthmup_flax.plan.estimate import Memory, Plan, Seconds
-from depthmup_flax.plan.roofline import CALIBRATION, KernelKind
-from depthmup_flax.util.types import Json
+import jax
+import numpy as np
 
-_GIB = 2**30
-_LONGEST = 5
-_MOST_KINDS = 8
+from depthmup_flax.data.sources.blank import description
+from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
+from depthmup_flax.plan.topologies import chip_of
+from depthmup_flax.trainer.engine.network import NetworkState
+from depthmup_flax.util.types import ArrayTree, Json
 
-
-def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
-    """The lines of a plan, with settings that would make it fit."""
-    rows = [
-        ("model", f"{plan.model}, {plan.parameters:,} parameters"),
-        ("data", plan.data),
-        ("devices", _devices(plan)),
-        ({True: "fits", False: "TOO BIG", None: "memory"}[plan.memory.fits], memory_line(plan.memory)),
-        *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(remedies)],
-        *_time_rows(plan),
-    ]
-    if plan.collectives:
-        sums = "; ".join(
-            f"{kind} {one.times} times, {one.bytes / 2**20:,.1f} MiB" for kind, one in plan.collectives.items()
-        )
-        rows.append(("sums", sums))
-    if plan.seconds and plan.kernels.times:
-        at_peak = f"{_ms(plan.seconds.kernels)} at peak, included above"
-        rows.append(("kernels", f"{plan.kernels.times} times, of which the compiler estimates no time; {at_peak}"))
-    if plan.kinds:
-        rows += [("kernels" * (i == 0), line) for i, line in enumerate(_kernel_rows(plan.kinds))]
-    elif plan.seconds:
-        rows += [("longest" * (i == 0), line) for i, line in enumerate(_longest(plan, plan.seconds))]
-    rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}".rstrip()))
-    return "\n".join(f"{name:<9} {line}" for name, line in rows)
+_GIB, _MIB = 2**30, 2**20
+# What takes less memory, the cheapest first.
+_OF_RUN = (
+    "--config.data.placement=stream reads batches from files",
+    "--config.model.remat=full computes activations again in the backward pass",
+    "--config.train.accumulate=4 has a quarter of the activations",
+    "--config.mesh.fsdp=-1 --config.mesh.data=1 splits parameters and optimizer state over the devices",
+)
+_OF_SWEEP = ("fewer --lanes", "--config.base.model.remat=full", "a smaller --config.base.train.batch_size")
 
 
-def as_json(plan: Plan) -> Json:
-    """A plan as JSON, in bytes and seconds, with the longest operations."""
-    tree = dataclasses.asdict(dataclasses.replace(plan, longest=plan.longest[:_LONGEST]))
-    tree["memory"] |= {"total": plan.memory.total, "fits": plan.memory.fits}
-    return json.loads(json.dumps(tree))
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device.
+
+    Attributes:
+      parameters: with BatchNorm's averages.
+      optimizer: the optimizer's state.
+      data: the batch, the training set if it is on the devices, and the padding of all arguments.
+      temporaries: activations, gradients and other intermediate results.
+      limit: of a program; ``None`` if it is not known.
+    """
+
+    parameters: int
+    optimizer: int
+    data: int
+    temporaries: int
+    limit: int | None
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.parameters + self.optimizer + self.data + self.temporaries
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether `total` is within the limit; ``None`` if the limit is not known."""
+        return None if self.limit is None else self.total <= self.limit
+
+    def __str__(self) -> str:
+        """``5.10 of 15.75 GiB a device: parameters 0.10, ...``."""
+        scale, unit = (_GIB, "GiB") if max(self.total, self.limit or 0) >= _GIB / 4 else (_MIB, "MiB")
+        show = lambda size: f"{size / scale:,.2f}"
+        limit = "" if self.limit is None else f" of {show(self.limit)}"
+        kinds = ("parameters", "optimizer", "data", "temporaries")
+        parts = ", ".join(f"{kind} {show(getattr(self, kind))}" for kind in kinds)
+        excess = f"; {show(self.total - (self.limit or 0))} too much" if self.fits is False else ""
+        return f"{show(self.total)}{limit} {unit} a device: {parts}{excess}"
 
 
-def memory_line(memory: Memory) -> str:
-    """``5.1 of 15.8 GiB a device: parameters 0.1, ...``."""
-    scale, unit = _scale(memory.total)
-    show = lambda size, scale=scale: f"{size / scale:.2f}" if size < 9.995 * scale else f"{size / scale:,.1f}"
-    limit, inside = f" {unit}", ""
-    if memory.limit is not None:
-        limit_scale, limit_unit = _scale(memory.limit)
-        limit = f" of {show(memory.limit, limit_scale)} {limit_unit}"
-        if unit != limit_unit:
-            limit, inside = f" {unit}{limit}", f" {unit}"
-    parts = ", ".join(
-        f"{kind} {show(getattr(memory, kind))}" for kind in ("parameters", "optimizer", "data", "temporaries")
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run or a sweep needs; print shows it.
+
+    Attributes:
+      steps: of the run, or of all runs of the group, one program after another.
+      gflops: of the matrix products of a step, on each device; 0 if the program does not fit.
+      by_compiler: the compiler's own counts for a step, in which the body of a loop counts once: ``flops`` and ``bytes
+        accessed``; empty if it gives none.
+      remedies: settings to try if the program does not fit.
+    """
+
+    model: str
+    parameters: int
+    data: str
+    device_kind: str
+    devices: int
+    mesh: Mapping[str, int]
+    batch_size: int
+    steps: int
+    lanes: LanesOfGroup | None
+    memory: Memory
+    gflops: float
+    by_compiler: Mapping[str, float]
+    compile_s: float
+    remedies: tuple[str, ...]
+
+    def as_json(self) -> Json:
+        """A plan in bytes and seconds."""
+        tree = dataclasses.asdict(self)
+        tree["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
+        return tree
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
+        lanes = ""
+        if self.lanes:
+            lanes = f"; {self.lanes.per_device} run(s) at a time on each, of {self.lanes.runs} with {self.lanes.label}"
+        rows = [
+            ("model", f"{self.model}, {self.parameters:,} parameters"),
+            ("data", self.data),
+            ("devices", f"{self.devices} {self.device_kind}; mesh {axes}; batch {self.batch_size}{lanes}"),
+            ({True: "fits", False: "TOO BIG", None: "memory"}[self.memory.fits], str(self.memory)),
+            *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(self.remedies)],
+        ]
+        if self.gflops:
+            rows.append(("products", f"{_short(self.gflops)} GFLOP a step on each device; {self.steps:,} steps"))
+        if self.by_compiler:
+            counts = " GFLOP, ".join(_short(self.by_compiler[name] / 1e9) for name in ("flops", "bytes accessed"))
+            rows.append(("compiler", f"{counts} GB read and written, with the body of each loop once"))
+        rows.append(("compiled", f"in {self.compile_s:.0f} s"))
+        return "\n".join(f"{name:<9} {line}" for name, line in rows)
+
+
+def make_plan(step: PlannedStep) -> Plan:
+    """The figures of a compiled step."""
+    experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
+    chip, model = chip_of(device), config.model
+    memory = memory_of(step, None if chip is None else int(chip.memory))
+    runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
+    return Plan(
+        model=(
+            f"{model.name}, width {model.width} (base {model.base_width or model.width}), depth {model.depth} "
+            f"(base {model.base_depth or model.depth})"
+        ),
+        parameters=experiment.parameters,
+        data=description(experiment.dataset),
+        device_kind=device.device_kind,
+        devices=step.mesh.size,
+        mesh=dict(step.mesh.shape),
+        batch_size=config.train.batch_size,
+        steps=experiment.total_steps * math.ceil(step.lanes.runs / runs) if step.lanes else experiment.total_steps,
+        lanes=step.lanes,
+        memory=memory,
+        gflops=step.flops / step.mesh.size / 1e9,
+        by_compiler=_by_compiler(step),
+        compile_s=step.compile_s,
+        remedies=(_OF_SWEEP if step.lanes else _OF_RUN) if memory.fits is False else (),
     )
-    excess = f"; {show(memory.total - (memory.limit or 0))} {unit} too much" if memory.fits is False else ""
-    return f"{show(memory.total)}{limit} a device: {parts}{inside}{excess}"
 
 
-def _scale(size: int) -> tuple[int, str]:
-    return (_GIB, "GiB") if size >= _GIB / 4 else (2**20, "MiB")
+def _short(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """``1 h 29 min``, ``2 min 5 s`` or ``3.1 s``."""
-    if seconds < 60:
-        return f"{seconds:.2g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    first = next(i for i, (count, _) in enumerate(parts) if count)
-    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+def _by_compiler(step: PlannedStep) -> dict[str, float]:
+    names = ("flops", "bytes accessed")
+    costs = None if isinstance(step.compiled, OutOfMemory) else step.compiled.cost_analysis()
+    return {name: float(costs[name]) for name in names} if costs and all(name in costs for name in names) else {}
 
 
-def _devices(plan: Plan) -> str:
-    axes = ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
-    lanes = ""
-    if plan.lanes:
-        group, each = plan.lanes, plan.lanes.per_device
-        lanes = f"; {each} run(s) at a time on each, of {group.runs} with {group.label}"
-    return f"{plan.devices} {plan.device_kind}; mesh {axes}; batch {plan.batch_size}{lanes}"
+def memory_of(step: PlannedStep, limit: int | None) -> Memory:
+    """The memory of a compiled step, or of one that the compiler refused."""
+    parameters, optimizer, data = map(_bytes_on_device, (*_parts(step.state.carry), step.data))
+    if isinstance(step.compiled, OutOfMemory):
+        refusal = step.compiled
+        used = refusal.used if refusal.used is not None else (refusal.without_data or 0) + data
+        temporaries = max(0, used - parameters - optimizer - data)
+        return Memory(parameters, optimizer, data, temporaries, refusal.available)
+    sizes: Any = step.compiled.memory_analysis()
+    arguments = int(sizes.argument_size_in_bytes)
+    written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that reuse no argument
+    temporaries = int(sizes.temp_size_in_bytes) + written
+    return Memory(parameters, optimizer, max(data, arguments - parameters - optimizer), temporaries, limit)
 
 
-def _time_rows(plan: Plan) -> list[tuple[str, str]]:
-    seconds = plan.seconds
-    if seconds is None and not plan.gflops:
-        return []
-    if seconds is None:
-        amount = f"{plan.gflops:,.0f}" if plan.gflops >= 100 else f"{plan.gflops:.2g}"
-        return [("products", f"{amount} GFLOP a step on each device")]
-    bound = "" if seconds.by_compiler else "at least "
-    runs = f"the group's {plan.lanes.runs} runs" if plan.lanes else "the run"
-    rate, share = plan.units_per_step / seconds.step, seconds.products / seconds.step
-    total = duration(plan.steps * seconds.step)
-    step = f"{bound}{_ms(seconds.step)}, {rate:,.0f} {plan.unit}/s; {plan.steps:,} steps for {runs}: {bound}{total}"
-    parts = f"computation {_ms(seconds.computation)}, communication {_ms(seconds.communication)} if nothing overlaps"
-    peaks = f"at peak, products alone {_ms(seconds.products)} ({share:.0%} of the step), memory {_ms(seconds.memory)}"
-    return [("step", step), ("", parts), ("", peaks)]
+def _parts(carry: Any) -> tuple[ArrayTree, ArrayTree]:
+    """Parameters, and what the optimizer keeps; of a user's training step "params" of its state, and the rest."""
+    if isinstance(carry, NetworkState):
+        return (carry.params, carry.collections), carry.opt_state
+    return carry.get("params", carry), {name: x for name, x in carry.items() if "params" in carry and name != "params"}
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-6 or not seconds else "under 0.001 ms"
+def _bytes_on_device(tree: ArrayTree) -> int:
+    """Bytes on one device of a tree of arrays, or of shapes with shardings."""
 
+    def size(x: jax.ShapeDtypeStruct) -> int:
+        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+        return math.prod(shape) * np.dtype(x.dtype).itemsize
 
-def _longest(plan: Plan, seconds: Seconds) -> list[str]:
-    weights = [cost.cycles if seconds.by_compiler else cost.bytes for cost in plan.longest]
-    whole, estimated, lines = sum(weights), seconds.computation - seconds.by_compiler * seconds.kernels, []
-    for cost, weight in list(zip(plan.longest, weights, strict=True))[:_LONGEST]:
-        share, times = weight / whole, f", {cost.times} times" if cost.times > 1 else ""
-        lines.append(f"{_ms(share * estimated):<8} ({share:.0%})  {cost.place}{times}")
-    return lines
-
-
-def _kernel_rows(kinds: Sequence[KernelKind]) -> list[str]:
-    """The kinds of a GPU's kernels that take longest, and all together."""
-    rows, whole = [*kinds[:_MOST_KINDS]], _total("all", kinds)
-    if others := kinds[_MOST_KINDS:]:
-        rows.append(_total(f"{len(others)} other kinds", others))
-    scale, unit = (1e9, "GB") if whole.bytes >= 1e9 else (1e6, "MB")
-    lines = [f"{'kind':<40} {'number':>7} {unit:>8} {'ms, at least':>13}"]
-    for kind in (*rows, whole):
-        lines.append(f"{kind.name:<40} {kind.times:>7,} {kind.bytes / scale:>8.2f} {1e3 * kind.seconds:>13.3f}")
-    return lines
-
-
-def _total(name: str, kinds: Sequence[KernelKind]) -> KernelKind:
-    sums = (sum(getattr(kind, field) for kind in kinds) for field in ("times", "bytes", "flops", "seconds"))
-    return KernelKind(name, *sums)
-
-
-def _caveat(plan: Plan) -> str:
-    if plan.seconds is None:
-        return "No time is estimated: the peaks of this device are not known." if plan.memory.fits is not False else ""
-    if plan.seconds.by_compiler:
-        return "Times are the TPU compiler's own estimates, never calibrated against a chip: compare plans by them."
-    return CALIBRATION
+    return sum(map(size, jax.tree.leaves(tree)))

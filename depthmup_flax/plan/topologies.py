@@ -18,57 +18,27 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The peaks of one device of JAX.
-
-    Attributes:
-      device_kind: JAX's name.
-      flops: bfloat16 products, FLOP/s.
-      memory: bytes that programs may use.
-      memory_bandwidth: bytes/s.
-      link_bandwidth: bytes/s that a device receives from its neighbors along one axis of its slice or host.
-      network_bandwidth: bytes/s that a device receives from other slices or hosts.
-      clock: Hz, of a chip whose compiler estimates cycles.
-      example: a topology of such chips.
-    """
+    """One device of JAX: its name there, the bytes that programs may use, and a topology of such chips."""
 
     device_kind: str
-    flops: float
+    platform: str
     memory: float
-    memory_bandwidth: float
-    link_bandwidth: float
-    network_bandwidth: float
-    clock: float | None
     example: str
-
-    @property
-    def platform(self) -> str:
-        """``tpu``, whose compiler estimates cycles, or ``cuda``."""
-        return "cuda" if self.clock is None else "tpu"
-
-    def bandwidth_among(self, devices: int) -> float:
-        """Bytes/s that each of ``devices`` receives, without the network between TPU slices."""
-        several_hosts = self.platform == "cuda" and devices > GPUS_IN_HOST
-        return self.network_bandwidth if several_hosts else self.link_bandwidth
 
 
 GPUS_IN_HOST = 8
 FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # slices of two dimensions instead of three
 
-# TPU. FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: the limit in the error of
-# libtpu 0.0.42 for a program that is too large. Links (both directions of an axis) and network:
-# jax-ml.github.io/scaling-book/tpus; network of v5e: 6.4 Tbit/s for 256 chips, cloud.google.com/tpu/docs/v6e. Clock:
-# FLOP/s / 2 / multipliers in the matrix units: four of 128 x 128 (v5e), eight (v4, v5p), four of 256 x 256 (v6e). By
-# the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
-# GPU: NVIDIA's data sheets of the SXM modules, A100 and H100 with 80 GB, dense; NVLink in one direction; a network card
-# of 400 (H100, H200) or 200 Gbit/s (A100) for each. JAX uses three quarters of the memory by default.
+# TPU: the limit in the error of libtpu 0.0.42 for a program that is too large. GPU: NVIDIA's data sheets of the SXM
+# modules, of which JAX uses three quarters by default.
 CHIPS: Mapping[str, Chip] = {
-    "v4": Chip("TPU v4", 275e12, 30.75 * _GIB, 1228e9, 90e9, 6.25e9, 1.05e9, "v4:2x2x2"),
-    "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 3.125e9, 1.5e9, "v5e:4x4"),
-    "v5p": Chip("TPU v5", 459e12, 95.74 * _GIB, 2765e9, 180e9, 6.25e9, 1.75e9, "v5p:2x2x2"),
-    "v6e": Chip("TPU v6 lite", 918e12, 31.25 * _GIB, 1640e9, 180e9, 12.5e9, 1.75e9, "v6e:4x4"),
-    "h100": Chip("NVIDIA H100 80GB HBM3", 989e12, 0.75 * 84.9e9, 3352e9, 450e9, 50e9, None, "h100:8"),
-    "h200": Chip("NVIDIA H200", 989e12, 0.75 * 150.1e9, 4800e9, 450e9, 50e9, None, "h200:8"),
-    "a100": Chip("NVIDIA A100-SXM4-80GB", 312e12, 0.75 * 85.1e9, 2039e9, 300e9, 25e9, None, "a100:8"),
+    "v4": Chip("TPU v4", "tpu", 30.75 * _GIB, "v4:2x2x2"),
+    "v5e": Chip("TPU v5 lite", "tpu", 15.75 * _GIB, "v5e:4x4"),
+    "v5p": Chip("TPU v5", "tpu", 95.74 * _GIB, "v5p:2x2x2"),
+    "v6e": Chip("TPU v6 lite", "tpu", 31.25 * _GIB, "v6e:4x4"),
+    "h100": Chip("NVIDIA H100 80GB HBM3", "cuda", 0.75 * 84.9e9, "h100:8"),
+    "h200": Chip("NVIDIA H200", "cuda", 0.75 * 150.1e9, "h200:8"),
+    "a100": Chip("NVIDIA A100-SXM4-80GB", "cuda", 0.75 * 85.1e9, "a100:8"),
 }
 
 # The description of an absent GPU for XLA's CUDA compiler (GpuDeviceInfoProto): NVIDIA's architecture white papers.
@@ -112,7 +82,7 @@ def environment_for(topology: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def chip_of(device: jax.Device) -> Chip | None:
-    """The peaks of a device; ``None`` if it is not in `CHIPS`, as a CPU."""
+    """What is known of a device; ``None`` if it is not in `CHIPS`, as a CPU."""
     return next((chip for chip in CHIPS.values() if chip.device_kind == device.device_kind), None)
 
 

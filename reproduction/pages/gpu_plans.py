@@ -20,10 +20,11 @@ os.environ.update(environment_for(TOPOLOGY, os.environ))
 
 import jax  # noqa: E402
 
+from benchmarks.gpu.roofline import H100, step_kernels  # noqa: E402
 from depthmup_flax.config import from_file  # noqa: E402
 from depthmup_flax.data.sources.blank import PlannedData, Sizes  # noqa: E402
-from depthmup_flax.plan.estimate import make_plan  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
+from depthmup_flax.plan.summary import make_plan  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402
 from depthmup_flax.search.sweep.grid import expand  # noqa: E402
 from depthmup_flax.search.sweep.groups import plan  # noqa: E402
@@ -65,11 +66,12 @@ def row(name: str, scale: str) -> str:
     runs = expand(config)
     step = compile_sweep(config, devices, load, None, chip.memory if chip else None)
     found = make_plan(step)
+    a_step = sum(kind.seconds for kind in step_kernels(step.compiled, H100))
     groups = plan(config, runs, load)
     costs = [group.experiment.cost * len(group.runs) for group in groups]
     assert step.lanes is not None
     most = max(groups, key=lambda group: group.experiment.cost)
-    seconds = found.seconds.step * found.steps * sum(costs) / (most.experiment.cost * len(most.runs))
+    seconds = a_step * found.steps * sum(costs) / (most.experiment.cost * len(most.runs))
     model = most.experiment.config.model
     size = f"{model.width} x {model.depth}"
     numbers = f"{found.memory.total / 2**30:.2g}", f"{seconds / 3600:.2g}"

@@ -6,9 +6,8 @@ from data_sets import error
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
-from depthmup_flax.plan.estimate import make_plan
 from depthmup_flax.plan.programs import compile_run
-from depthmup_flax.plan.summary import text
+from depthmup_flax.plan.summary import make_plan
 from depthmup_flax.plan.topologies import CHIPS, chip_of, topology_devices
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -52,10 +51,8 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
     step = compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes()))
     plan = make_plan(step)
     assert plan.memory.fits
-    assert plan.seconds.by_compiler
-    assert plan.seconds.step > plan.seconds.products > 0
-    assert plan.collectives["all-gather"].times
-    assert "never calibrated against a chip" in text(plan)
+    assert plan.gflops > 0
+    assert "all-gather" in step.compiled.as_text()
 
 
 def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
@@ -65,4 +62,4 @@ def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
     plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes())))
     assert plan.memory.fits is False
     assert plan.memory.limit == CHIPS["v5e"].memory
-    assert "TOO BIG" in text(plan)
+    assert "TOO BIG" in str(plan)

@@ -1,16 +1,9 @@
 """Kernels of compiled programs for GPUs: their bytes, products and time against closed formulas."""
 
-import importlib.util
-import json
-
 import pytest
-from processes import run_lines
 
-from depthmup_flax.plan.hlo import parse
-from depthmup_flax.plan.roofline import BANDWIDTH_REACHED, IN_FLOAT32, IN_TF32, LAUNCH, PRODUCTS_REACHED, kernel_kinds
-from depthmup_flax.plan.topologies import CHIPS
-
-H200 = CHIPS["h200"]
+from benchmarks.gpu.hlo import parse
+from benchmarks.gpu.roofline import BANDWIDTH_REACHED, H200, IN_FLOAT32, IN_TF32, LAUNCH, PRODUCTS_REACHED, kernel_kinds
 
 # Five layers, of which each multiplies by its slice of a stack of weights, as XLA writes it.
 LOOP = """
@@ -133,16 +126,3 @@ def test_attention_has_two_products_backward_five_and_half_of_them_if_causal(tar
     (kind,) = kinds_of(one(line, ("q", heads), ("k", heads), ("v", heads))).values()
     assert kind.flops == share * products * 2 * 16 * 12 * 1024 * 1024 * 64
     assert kind.bytes == 4 * 2 * 16 * 1024 * 12 * 64
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="needs jax-cuda12-plugin, but no GPU")
-def test_the_plan_of_a_run_on_a_gpu_has_the_products_of_its_layers():
-    model = {"width": 128, "depth": 3, "base_width": 0, "scan": False, "dtype": "bfloat16"}
-    fields = [f"--config.model.{name}={value}" for name, value in model.items()]
-    line = ["plan", "--config=digits", *fields, "--config.train.batch_size=64", "--topology=h100:1", "--json"]
-    (answer,) = run_lines([line])
-    assert answer.code == 0, answer.error
-    plan = json.loads(answer.out)
-    assert sum(kind["flops"] for kind in plan["kinds"]) == 64 * (6 * (3 * 128 * 128 + 128 * 10) + 4 * 64 * 128)
-    assert plan["seconds"]["computation"] == pytest.approx(sum(kind["seconds"] for kind in plan["kinds"]))
-    assert plan["seconds"]["computation"] > LAUNCH * sum(kind["times"] for kind in plan["kinds"]) > 0

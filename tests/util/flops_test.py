@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.models import ViT
-from depthmup_flax.plan.flops import count_flops, flops_of_traced
+from depthmup_flax.util.flops import count_flops, flops_of_traced
 
 
 def test_flops_are_two_per_multiplication_of_products_and_convolutions():

@@ -1,4 +1,4 @@
-"""Compiled programs as text (HLO), and what one call of them costs: cycles, bytes of memory, communication."""
+"""Compiled programs as text (HLO), and the bytes of memory that their instructions move."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import dataclasses
 import functools
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-BETWEEN_SLICES = " between slices"
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
@@ -24,10 +22,6 @@ _WORKSPACE = re.compile(r"[su]8\[\d+\]\{0\}")  # scratch memory of cuBLAS and cu
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 _IN_PLACE = "output_to_operand_aliasing={{}: (0"  # the same bytes in another tiling
 _SLICES = ("dynamic-slice", "slice", "gather")
-_WORD = re.compile(r"(?:[^/()]|\((?:[^()]|\([^()]*\))*\))+")  # slashes inside parentheses do not separate
-_TRANSFORMATIONS = frozenset(
-    ("while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "layer", "shard_map", "vmap")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +39,6 @@ class Instruction:
     def source(self) -> str:
         """The path of the operation in the traced program, or "" for one that the compiler added."""
         return _first_group(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-
-    @property
-    def channel(self) -> str:
-        """The number of a communication, or "". The parts of one that overlaps with other work share it."""
-        return _first_group(r"channel_id=(\d+)", self.attributes)
-
-    @property
-    def estimated_cycles(self) -> int:
-        """The TPU compiler's estimate; 0 if there is none."""
-        cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
-        return cycles if cycles < 2**40 else 0  # unknown ones are near 2^63
 
     @property
     def collective(self) -> str:
@@ -175,143 +158,6 @@ def shape_bytes(shape: str) -> int:
 def memory_bytes(shape: str) -> int:
     """`shape_bytes` of the arrays in a device's memory, without those in the faster memory of a core."""
     return shape_bytes(_ARRAY_IN_CORE.sub("", shape))
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """All communications of one kind."""
-
-    times: int
-    bytes: int  # of the whole arrays: gathered, or before they are scattered
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernels:
-    """Pallas kernels, for which the TPU compiler estimates no cycles: the costs that their authors declare."""
-
-    times: int = 0
-    flops: int = 0
-    bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The cost of the operations of one place in the model."""
-
-    place: str
-    cycles: int
-    bytes: int
-    times: int
-
-
-@dataclasses.dataclass(frozen=True)
-class HloCosts:
-    """Costs of one call of a program on one device.
-
-    Attributes:
-      cycles: the TPU compiler's estimate, without communication and ``kernels``; 0 if it gives none.
-      bytes: read from and written to memory, each operation by itself.
-      collectives: by kind.
-      places: the longest first.
-      kernels: those without an estimate.
-    """
-
-    cycles: int
-    bytes: int
-    collectives: Mapping[str, Collective]
-    places: tuple[Cost, ...]
-    kernels: Kernels = Kernels()
-
-    @property
-    def link_bytes(self) -> int:
-        """At most, bytes from other devices of the slice. A sum counts twice: it is scattered, then gathered."""
-        near = {kind: one.bytes for kind, one in self.collectives.items() if not kind.endswith(BETWEEN_SLICES)}
-        return sum((2 if kind == "all-reduce" else 1) * size for kind, size in near.items())
-
-    @property
-    def network_bytes(self) -> int:
-        """Bytes from other slices."""
-        return sum(one.bytes for kind, one in self.collectives.items() if kind.endswith(BETWEEN_SLICES))
-
-
-def hlo_costs(program: Program) -> HloCosts:
-    """The costs of a compiled program."""
-    places: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    collectives: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    counted: set[tuple[str, str]] = set()
-    kernels = Kernels()
-    for instruction, computation, times in program.executed():
-        cycles, size = instruction.estimated_cycles, bytes_moved(instruction, computation, program)
-        if cycles or size:
-            total = places[place_of(instruction)]
-            for i, amount in enumerate((cycles * times, size * times, times)):
-                total[i] += amount
-        if not cycles and 'custom_call_target="tpu_custom_call"' in instruction.attributes:
-            flops, touched = (
-                int(_first_group(rf'"cost_estimate":{{.*?"{name}":"(\d+)"', instruction.attributes) or 0)
-                for name in ("flops", "bytes_accessed")
-            )
-            kernels = Kernels(kernels.times + times, kernels.flops + times * flops, kernels.bytes + times * touched)
-        for kind, payload, channel in _communications(instruction, computation, program):
-            if not channel or (kind, channel) not in counted:
-                counted.add((kind, channel))
-                collectives[kind][0] += times
-                collectives[kind][1] += payload * times
-    costs = [Cost(place, *total) for place, total in places.items()]
-    return HloCosts(
-        cycles=sum(cost.cycles for cost in costs),
-        bytes=sum(cost.bytes for cost in costs),
-        collectives={kind: Collective(*total) for kind, total in sorted(collectives.items())},
-        places=tuple(sorted(costs, key=lambda cost: (cost.cycles, cost.bytes), reverse=True)),
-        kernels=kernels,
-    )
-
-
-def place_of(instruction: Instruction) -> str:
-    """Where an operation comes from, such as ``backward transformer/blocks/attention/query/dot_general``.
-
-    This is the path of JAX's name scopes without the names of transformations.
-    """
-    path = instruction.source.replace("\\", "")
-    if instruction.opcode in ("copy", "copy-start") and re.fullmatch(r"\w+[.\[][^/]*", path):
-        return f"copy of {path}"  # an argument in another layout
-    if not path:
-        return f"{re.sub(r'[.0-9]+$', '', instruction.name)}, added by the compiler"
-    first, *rest = [
-        word for word in _WORD.findall(path) if word not in _TRANSFORMATIONS and not word.startswith("branch_")
-    ]
-    words = [word.removeprefix("jit(").rstrip(")") if word.startswith("jit(") else word for word in rest]
-    scopes = "/".join(word for word in words if word and "(" not in word and "." not in word)
-    when = "recomputed " if "rematted_computation" in path else "backward " if "transpose(jvp" in path else ""
-    return when + (scopes or first)
-
-
-def _communications(instruction: Instruction, computation: Computation, program: Program) -> list[tuple[str, int, str]]:
-    """Kind, bytes and channel of the collectives that an instruction starts, by itself or inside a fusion."""
-    if kind := instruction.collective:
-        return [(kind, _payload(instruction, computation), instruction.channel)]
-    transfer = _first_group(r'megascale_transfer_type="(\w+)"', instruction.attributes)
-    if instruction.opcode == "send" and transfer:
-        kind = transfer.lower().replace("_", "-") + BETWEEN_SLICES
-        return [(kind, _operand_bytes(instruction, computation), instruction.channel)]
-    if instruction.opcode not in ("fusion", "async-start"):
-        return []
-    # The TPU compiler gives a sum of which each device keeps a part this name.
-    scatters = any(name.startswith("all-reduce-scatter") for name in instruction.called())
-    renamed = {"all-reduce": "reduce-scatter"} if scatters else {}
-    return [
-        (renamed.get(inner.collective, inner.collective), _payload(inner, around), inner.channel)
-        for inner, around in program.inside(instruction)
-        if inner.collective
-    ]
-
-
-def _payload(instruction: Instruction, computation: Computation) -> int:
-    operands = _operand_bytes(instruction, computation)
-    if instruction.collective != "all-gather":
-        return operands
-    # The start of an asynchronous one also returns its operands.
-    return shape_bytes(instruction.shape) - (operands if instruction.opcode.endswith("-start") else 0)
 
 
 def _operand_bytes(instruction: Instruction, computation: Computation) -> int:

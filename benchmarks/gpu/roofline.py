@@ -14,8 +14,9 @@ import math
 import re
 from collections import defaultdict
 
-from depthmup_flax.plan.hlo import FREE, Computation, Instruction, Program, array_sizes, bytes_moved
-from depthmup_flax.plan.topologies import Chip
+import jax
+
+from benchmarks.gpu.hlo import FREE, Computation, Instruction, Program, array_sizes, bytes_moved, parse
 
 # Measured on one H200 with jax 0.11.2, against the data sheet: a copy reaches 4.3 of 4.8 TB/s; products of 8192 reach
 # 698 of 989 TFLOP/s in bfloat16, 392 in TF32, 51 in float32. The launch is assumed.
@@ -23,14 +24,21 @@ BANDWIDTH_REACHED = 0.9
 PRODUCTS_REACHED, IN_TF32, IN_FLOAT32 = 0.7, 0.39, 0.051
 LAUNCH = 2e-6  # seconds
 
+
+@dataclasses.dataclass(frozen=True)
+class Peaks:
+    """The peaks of a GPU: FLOP/s of bfloat16 products, and bytes/s of its memory (NVIDIA's data sheets, SXM, dense)."""
+
+    flops: float
+    memory_bandwidth: float
+
+
+H100, H200 = Peaks(989e12, 3352e9), Peaks(989e12, 4800e9)
+
 # Estimated (jax 0.10.2) | measured there (0.11.2), ms: ViT-S/16, batch 256, a loop 57.1 | 64.1, unrolled 37.5 | 45.6;
 # ViT-B/16, batch 128, 67.1 | 72.6; GPT-2, 16 x 1024 tokens, in a loop 98.2 | 101.5, unrolled 65.8 | 75.1; ResNet-18,
 # batch 256, 10.4 | 17.4; 27 lanes of ResMLP 128x128, 5.4 | 5.8. Later defaults: ViT-S 18.1 | 27, GPT-2 29.4 | 38.5,
 # ResNet-18 8.97 | 16.1.
-CALIBRATION = (
-    "Times are a lower bound: each kernel's bytes or products at the speed that an H200 reached, and its launch. "
-    "Measured steps took 1.0 to 1.5 (transformers) and 1.7 to 1.8 times (ResNet-18) as long."
-)
 
 _CONTAINERS = ("call", "conditional", "async-start")  # what they run is counted instead
 
@@ -52,7 +60,12 @@ class KernelKind:
     seconds: float
 
 
-def kernel_kinds(program: Program, chip: Chip) -> tuple[KernelKind, ...]:
+def step_kernels(compiled: jax.stages.Compiled, peaks: Peaks) -> tuple[KernelKind, ...]:
+    """`kernel_kinds` of a compiled program."""
+    return kernel_kinds(parse(compiled.as_text() or ""), peaks)
+
+
+def kernel_kinds(program: Program, peaks: Peaks) -> tuple[KernelKind, ...]:
     """The kernels of a program for GPUs by kind, the longest first; communication is not among them.
 
     Of a program that takes several steps in a call, they are those of a step, without those of the call.
@@ -65,8 +78,8 @@ def kernel_kinds(program: Program, chip: Chip) -> tuple[KernelKind, ...]:
         if one.opcode in (*FREE, *_CONTAINERS) or one.opcode.endswith("-done") or one.collective:
             continue
         moved, products = bytes_moved(one, computation, program), _products(one, computation, program)
-        computing = sum(flops / _speed(product, around, chip) for product, around, flops in products)
-        seconds = max(moved / (BANDWIDTH_REACHED * chip.memory_bandwidth), computing) + LAUNCH
+        computing = sum(flops / _speed(product, around, peaks) for product, around, flops in products)
+        seconds = max(moved / (BANDWIDTH_REACHED * peaks.memory_bandwidth), computing) + LAUNCH
         total = totals[_kind(one)]
         for i, amount in enumerate((1, moved, sum(flops for *_, flops in products), seconds)):
             total[i] += times * amount
@@ -89,12 +102,12 @@ def _products(
     return [product for product in found if product[2]]
 
 
-def _speed(product: Instruction, computation: Computation, chip: Chip) -> float:
+def _speed(product: Instruction, computation: Computation, peaks: Peaks) -> float:
     """FLOP/s of a product, by the dtype of its first operand and by its precision."""
     if not computation[product.operands[0]].shape.startswith(("f32", "f64")):
-        return PRODUCTS_REACHED * chip.flops
+        return PRODUCTS_REACHED * peaks.flops
     exact = re.search(r"operand_precision\W+(HIGHEST|highest)", product.attributes)
-    return (IN_FLOAT32 if exact else IN_TF32) * chip.flops
+    return (IN_FLOAT32 if exact else IN_TF32) * peaks.flops
 
 
 def product_flops(one: Instruction, computation: Computation) -> int:
