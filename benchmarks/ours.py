@@ -19,7 +19,7 @@ from depthmup_flax import sweep_config
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn import layers
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.trainer.engine import program as programs

@@ -31,7 +31,7 @@ from benchmarks.machine import gpu, processor, versions
 from benchmarks.pages import document, file_name, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.util.types import Json
 
 _THEIRS = ("torch", "mup", "tensorflow", "tensorflow_cpu")

@@ -27,7 +27,7 @@ from depthmup_flax.search.tune.objective import AUTO, prepare_objective
 from depthmup_flax.search.tune.proxy import proxy_config
 from depthmup_flax.search.tune.ranges import tuned_ranges
 from depthmup_flax.search.tune.rounds import search_of
-from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.from_config import build
 
 TUNED = {

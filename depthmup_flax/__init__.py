@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
     from depthmup_flax.search.sweep.runner import sweep
     from depthmup_flax.search.tune.search import tune
-    from depthmup_flax.storage.records.columns import read_records
+    from depthmup_flax.storage.records import read_records
     from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
@@ -149,7 +149,7 @@ _NAMES = {
     "rule.phase_diagram": "Classification classify",
     "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
-    "storage.records.columns": "read_records",
+    "storage.records": "read_records",
     "search.study.study": "Study",
     "search.sweep.grid": "at_scale powers_of_two sweep_config",
     "search.sweep.runner": "sweep",

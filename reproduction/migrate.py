@@ -21,8 +21,8 @@ from typing import Any
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.data import DataConfig
 from depthmup_flax.networks.named import digests
-from depthmup_flax.storage.records.run_hash import RunNames, json_text, without_execution
-from depthmup_flax.storage.records.table import Record, SweepInfo
+from depthmup_flax.storage.records import Record, SweepInfo
+from depthmup_flax.storage.run_hash import RunNames, json_text, without_execution
 from depthmup_flax.util.types import Json
 
 RENAMED = {"depthmup_flax.rule_benchmark.synthetic": "reproduction.rules.synthetic"}

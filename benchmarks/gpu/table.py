@@ -13,7 +13,7 @@ from benchmarks.contest import Contender, Measurements, measure, seconds_of, spr
 from benchmarks.gpu.cases import CASES, TINY, Case
 from benchmarks.gpu.page import SIDES, line
 from benchmarks.machine import gpu, processor, versions
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.util.types import Json
 
 OURS, TORCH, FLAX = SIDES

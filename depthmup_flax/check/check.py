@@ -22,7 +22,7 @@ from depthmup_flax.check.measure import Loss, Measurement
 from depthmup_flax.check.networks import Network, Traced, traced
 from depthmup_flax.check.records import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.check.report import Report, notes
-from depthmup_flax.devices.process.cores import cpu_cores
+from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError

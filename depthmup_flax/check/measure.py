@@ -26,7 +26,7 @@ from depthmup_flax.check.records import (
     Record,
     Size,
 )
-from depthmup_flax.devices.process.compiler_options import drawing_options
+from depthmup_flax.devices.host import drawing_options
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree

@@ -33,8 +33,8 @@ from depthmup_flax.check.judgment import (
 )
 from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, OUTPUT, Record, Table, fit_trend
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.storage.workdir.directory import COORD_CHECK, claimed
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import write_atomically
+from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util import table as text_table
 

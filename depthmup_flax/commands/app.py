@@ -123,19 +123,19 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         if (explained := missing(error, f"depthmup {name}")) is None:
             raise
         print(f"error: {explained}", file=sys.stderr)
-        _leave(BAD_INPUT, str(explained))
+        _leave(BAD_INPUT)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         _leave(TRY_LATER)
     except MemoryError as error:
         asked = f" ({error})" if str(error) else ""  # NumPy says for how much
         print(f"error: the memory of this machine is too small{asked}: use smaller sizes.", file=sys.stderr)
-        _leave(BAD_INPUT, "out of memory")
+        _leave(BAD_INPUT)
     except (InputError, RunStopped) as error:
         if getattr(args, "traceback", False) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
+        _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
     except UserCodeError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         cause = error.__cause__ or error
@@ -143,10 +143,10 @@ def _run(name: str, words: Sequence[str]) -> int | None:
             traceback.print_exception(cause)
         else:
             print(f"\n{printable(user_traceback(cause))}", file=sys.stderr, end="")
-        _leave(1, printable(str(error)))
+        _leave(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        _leave(128 + signal.SIGINT, "interrupted")
+        _leave(128 + signal.SIGINT)
     except Exception:
         if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
             raise
@@ -154,7 +154,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop, too."
         hint = "If its connection was closed, see the log of another process."
         print(f"error: {failed} {hint} Rerun the command: it resumes from the last checkpoint.", file=sys.stderr)
-        _leave(1, "failed, see its log. Rerun the command: it resumes from the last checkpoint.")
+        _leave(1)
 
 
 def _show_messages(args: argparse.Namespace) -> None:
@@ -188,13 +188,13 @@ def _interrupted(*_: object) -> None:
     os._exit(128 + signal.SIGINT)
 
 
-def _leave(code: int, why: str = "") -> NoReturn:
-    """Ends the process; by `depthmup_flax.devices.process.distributed.leave` if there may be other processes."""
+def _leave(code: int) -> NoReturn:
+    """Ends the process; by `depthmup_flax.devices.distributed.leave` if there may be other processes."""
     if "jax" not in sys.modules:
         sys.exit(code)
-    from depthmup_flax.devices.process import distributed
+    from depthmup_flax.devices import distributed
 
-    distributed.leave(code, why)
+    distributed.leave(code)
 
 
 @contextlib.contextmanager

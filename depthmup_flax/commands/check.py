@@ -20,8 +20,8 @@ import argparse
 import contextlib
 
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
-from depthmup_flax.storage.workdir.directory import COORD_CHECK, claimed
+from depthmup_flax.devices.host import cache_compilations
+from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.util.errors import InputError
 
 
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         report = check()
         print(report.details() if args.details else report)
         if claim is not None:
-            claim.check(now=True)
+            claim.check()
             report.write_to(claim.directory)
             print(f"\nThe records, report and figure are in {claim.directory}.")
     return 0 if report.ok else 1

@@ -27,8 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.devices.process.compilation_cache import cache_directory
-from depthmup_flax.devices.process.cores import cpu_cores
+from depthmup_flax.devices.host import cache_directory, cpu_cores
 from depthmup_flax.util.errors import BAD_INPUT, InputError
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import Json

@@ -24,8 +24,8 @@ import json
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
 from depthmup_flax.config import shipped
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
-from depthmup_flax.storage.records.table import OBJECTIVES
+from depthmup_flax.devices.host import cache_compilations
+from depthmup_flax.storage.records import OBJECTIVES
 from depthmup_flax.util.errors import InputError
 
 _TARGET = ("width", "depth", "steps", "batch_size")
@@ -76,8 +76,7 @@ def _forecast(args: argparse.Namespace) -> None:
     from depthmup_flax.search.forecast.target_loss import forecast
     from depthmup_flax.search.sweep.groups import parse_lanes
     from depthmup_flax.search.tune.search import derived_file, next_training
-    from depthmup_flax.storage.workdir.directory import as_path
-    from depthmup_flax.storage.workdir.files import write_atomically
+    from depthmup_flax.storage.files import as_path, write_atomically
 
     config = args.config.resolved()
     validate(config)
@@ -99,8 +98,7 @@ def _choose_sizes(args: argparse.Namespace) -> None:
     from depthmup_flax.search.forecast.allocation import recipe
     from depthmup_flax.search.forecast.target_loss import read
     from depthmup_flax.search.tune.search import derived_file, next_training
-    from depthmup_flax.storage.workdir.directory import as_path
-    from depthmup_flax.storage.workdir.files import write_atomically
+    from depthmup_flax.storage.files import as_path, write_atomically
 
     config = args.config.resolved()
     validate(config)

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self.has_words = True
 
     def define_processes(self) -> None:
-        """Adds the flags of `depthmup_flax.devices.process.distributed.start`."""
+        """Adds the flags of `depthmup_flax.devices.distributed.start`."""
         self.flag("--coordinator", help="With several processes: host:port of process 0.")
         self.flag("--num_processes", type=int, help="With several processes: their number.")
         self.flag("--process_id", type=int, help="With several processes: the number of this one, from 0.")

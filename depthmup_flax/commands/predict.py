@@ -26,8 +26,7 @@ import numpy as np
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.commands.predicted_arrays import write_outputs
-from depthmup_flax.storage.workdir.directory import as_path
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.util.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     out = None if args.out is None else _output_path(args.out)
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.data import TextDataset, UserDataset
-    from depthmup_flax.devices.process.compilation_cache import cache_compilations
+    from depthmup_flax.devices.host import cache_compilations
     from depthmup_flax.trainer.runs.trained import load_run
 
     cache_compilations()

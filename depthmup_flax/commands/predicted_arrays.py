@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
 from depthmup_flax.report.run_curves import report_runs
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, is_bucket, reachable
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 
@@ -58,7 +58,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
-    directories = [workdirs.as_path(argument) for argument in args.words] or [newest_work(_RUNS)]
+    directories = [as_path(argument) for argument in args.words] or [newest_work(_RUNS)]
     kinds = [_kind(directory) for directory in directories]
     if not args.words:
         print(f"the newest {'training run' if kinds == [workdirs.RUN] else 'sweep'}: {directories[0]}", flush=True)
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         report = report_runs(directories, out)
     else:
         for directory, kind in zip(directories, kinds, strict=True):
-            if kind == workdirs.RUN or not (buckets.is_bucket(directory) or (directory / "sweep.json").exists()):
+            if kind == workdirs.RUN or not (is_bucket(directory) or (directory / "sweep.json").exists()):
                 workdirs.require_kind(directory, workdirs.SWEEP, "name the --workdir of a sweep or of training runs")
         report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
     if args.open and report.html:
@@ -92,8 +92,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _kind(directory: pathlib.Path) -> str | None:
     """The kind of work that a directory says it holds."""
-    with buckets.reachable([directory]):
-        return workdirs.kind_of(directory, wait=False) if (directory / workdirs.MARK).exists() else None
+    with reachable([directory]):
+        return workdirs.kind_of(directory) if (directory / workdirs.MARK).exists() else None
 
 
 def newest_work(runs: pathlib.Path) -> pathlib.Path:
@@ -126,5 +126,5 @@ def _open(page: pathlib.Path) -> None:
     display = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )
-    if buckets.is_bucket(page) or not display or not webbrowser.open(page.resolve().as_uri()):
+    if is_bucket(page) or not display or not webbrowser.open(page.resolve().as_uri()):
         print(f"cannot open a browser: open {page} yourself", flush=True)

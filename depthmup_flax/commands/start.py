@@ -6,7 +6,7 @@ import argparse
 import os
 
 from depthmup_flax.config import shipped
-from depthmup_flax.devices.process.cores import cpu_cores
+from depthmup_flax.devices.host import cpu_cores
 
 
 def one_device_per_core() -> None:
@@ -19,7 +19,7 @@ def one_device_per_core() -> None:
 
 def start_processes(args: argparse.Namespace) -> None:
     """Joins other processes, by the flags of `Parser.define_processes`."""
-    from depthmup_flax.devices.process import distributed
+    from depthmup_flax.devices import distributed
 
     distributed.start(args.coordinator, args.num_processes, args.process_id)
 

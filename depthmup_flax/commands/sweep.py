@@ -21,7 +21,7 @@ import shlex
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
-from depthmup_flax.storage.records.table import COMPLETED
+from depthmup_flax.devices.host import cache_compilations
+from depthmup_flax.storage.records import COMPLETED
 from depthmup_flax.util import errors, messages
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Trains the config; returns the exit code."""
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.devices.process import distributed
+    from depthmup_flax.devices import distributed
     from depthmup_flax.trainer.engine.from_config import build
     from depthmup_flax.trainer.loop import PREEMPTED, train_and_evaluate
 

@@ -19,9 +19,9 @@ import dataclasses
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
-from depthmup_flax.storage.records.table import OBJECTIVES
+from depthmup_flax.storage.records import OBJECTIVES
 from depthmup_flax.util.errors import InputError
 
 _RULE = RescalingRule()

@@ -17,11 +17,11 @@ from ml_collections.config_dict import placeholder
 from depthmup_flax.config.flags import TYPES
 from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.devices.parallel.sharding import GRADIENT_DTYPES
+from depthmup_flax.devices.sharding import GRADIENT_DTYPES
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.storage.records.provenance import settings_differences, unusual_settings
-from depthmup_flax.storage.records.run_hash import json_text, run_hash, without_execution
+from depthmup_flax.storage.provenance import settings_differences, unusual_settings
+from depthmup_flax.storage.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
@@ -77,7 +77,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                     "eps": placeholder(float),  # adam and the like: added to the denominator
                 },
             },
-            # Devices along each axis; one may be -1, all the others (`depthmup_flax.devices.parallel.sharding`).
+            # Devices along each axis; one may be -1, all the others (`depthmup_flax.devices.sharding`).
             "mesh": {
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state

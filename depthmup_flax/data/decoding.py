@@ -27,7 +27,7 @@ import numpy as np
 from depthmup_flax.data.checksums import of_arrays, spaced
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
-from depthmup_flax.devices.process.cores import cpu_cores
+from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import HostBatch

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.devices.parallel.sharding import gathered
+from depthmup_flax.devices.sharding import gathered
 from depthmup_flax.nn.attention import ATTENTIONS
 from depthmup_flax.nn.blocks import REMAT, LayerConfig, TransformerConfig
 from depthmup_flax.nn.feed_forward import MLPS

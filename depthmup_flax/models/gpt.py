@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import stream
+from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
 from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.nn.positions import sincos_positions

@@ -7,7 +7,7 @@ import dataclasses
 import flax.linen as nn
 import jax
 
-from depthmup_flax.devices.parallel.sharding import stream
+from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import NONLINEARITIES, STEM, mean_subtraction

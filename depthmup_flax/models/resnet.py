@@ -8,7 +8,7 @@ import itertools
 import flax.linen as nn
 import jax
 
-from depthmup_flax.devices.parallel.sharding import inner, stream
+from depthmup_flax.devices.sharding import inner, stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import stream
+from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, TransformerNetwork
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from depthmup_flax.devices.parallel.sharding import inner, inner_part, on_parts, target_platform, traced_platform
+from depthmup_flax.devices.sharding import inner, inner_part, on_parts, target_platform, traced_platform
 from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm

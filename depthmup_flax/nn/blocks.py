@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import target_platform
+from depthmup_flax.devices.sharding import target_platform
 from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import inner, target_platform
+from depthmup_flax.devices.sharding import inner, target_platform
 from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
 from depthmup_flax.util.errors import InputError

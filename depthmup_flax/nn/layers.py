@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from depthmup_flax.devices.parallel.sharding import gathered, gathers, inner, own_gradient, stream
+from depthmup_flax.devices.sharding import gathered, gathers, inner, own_gradient, stream
 from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import target_platform
+from depthmup_flax.devices.sharding import target_platform
 from depthmup_flax.util.types import Dtype
 
 WINDOW, STRIDE = 3, 2

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.parallel.sharding import gathered
+from depthmup_flax.devices.sharding import gathered
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import MEMORY_SHARE, GroupPrograms, fewer_lanes, plan
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data

@@ -19,7 +19,7 @@ from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Surface
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Valley, Variant, log_interval, lowest_losses
-from depthmup_flax.storage.records.table import TRAIN
+from depthmup_flax.storage.records import TRAIN
 
 _SIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend: right of its panel
 

@@ -14,10 +14,9 @@ import numpy as np
 from depthmup_flax.report import page, style
 from depthmup_flax.report.settings import settings_of_run
 from depthmup_flax.report.sweep_report import Report, written
-from depthmup_flax.storage.records.table import DIVERGED
-from depthmup_flax.storage.workdir import bucket_lock, buckets, lock
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import read_json
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, reachable, read_json
+from depthmup_flax.storage.records import DIVERGED
 from depthmup_flax.trainer.runs.directory import Columns, read_metrics
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.table import Table
@@ -102,7 +101,7 @@ def report_runs(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
       InputError: a directory holds no run that has logged metrics.
       RunStopped: ``out`` cannot be written.
     """
-    runs = read_runs([workdirs.as_path(directory) for directory in directories])
+    runs = read_runs([as_path(directory) for directory in directories])
     data = {"runs": [{"run": run.name, "result": run.result, **run.latest} for run in runs]}
     lines = list(map(str, runs))
     if not style.draws_pages():
@@ -129,13 +128,12 @@ def read_runs(directories: Sequence[pathlib.Path]) -> list[Run]:
     """The runs in their directories; see `report_runs`."""
     short = [directory.name for directory in directories]
     names = short if len(set(short)) == len(short) else list(map(str, directories))
-    with buckets.reachable(directories):
+    with reachable(directories):
         return [_read(directory, printable(name)) for directory, name in zip(directories, names, strict=True)]
 
 
 def _read(directory: pathlib.Path, name: str) -> Run:
-    locks = bucket_lock if buckets.is_bucket(directory) else lock
-    in_use = any(locks.busy(path) for path in locks.locks_in(directory))  # before its last rows are read
+    in_use = workdirs.in_use(directory / ".lock")  # before its last rows are read
     metrics, ended = read_metrics(directory / "metrics.jsonl"), directory / "result.json"
     if not len(metrics["step"]):
         raise InputError(f"the run in {str(directory)!r} has logged no metrics yet: wait for its first row.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,9 @@ from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
 from depthmup_flax.report.presets import comparison_of
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.records.table import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
-from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, reachable, write_atomically
+from depthmup_flax.storage.records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
@@ -76,8 +75,8 @@ def make_report(
         raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
     if not 0 < tolerance < 1:
         raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.02.")
-    paths = [workdirs.as_path(directory) for directory in directories]
-    with buckets.reachable(paths):
+    paths = [as_path(directory) for directory in directories]
+    with reachable(paths):
         sweep = read_sweep(paths)
         compared = comparison_of(sweep, paths)
     sweep = first_round(sweep)

@@ -15,7 +15,7 @@ from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, num
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import Verdict, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.records.table import MEANS_DIVERGED, TRAIN, Record, Sweep
+from depthmup_flax.storage.records import MEANS_DIVERGED, TRAIN, Record, Sweep
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json

@@ -67,7 +67,7 @@ def muon(
       heads: glob -> number of heads, for projections of queries, keys and values whose heads are orthogonalized one by
         one, ``{"*/query/kernel": 8}``; ``(heads, base heads)`` if their number grows. By default matrices are whole.
       place: ``(function, x) -> function(x)`` with whole matrices of the stack ``x [B, in, out]`` on each device:
-        `depthmup_flax.devices.parallel.sharding.on_whole_matrices`. By default the compiler decides.
+        `depthmup_flax.devices.sharding.on_whole_matrices`. By default the compiler decides.
 
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.

@@ -89,7 +89,7 @@ def model_width(infos: Collection[ParamInfo], tied: Iterable[ParamInfo] = ()) ->
 
 
 def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
-    """Path -> logical axes of every annotated parameter (arrays or shapes), for `devices.parallel.sharding`."""
+    """Path -> logical axes of every annotated parameter (arrays or shapes), for `devices.sharding`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]
     return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
 

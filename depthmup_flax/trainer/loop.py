@@ -16,14 +16,12 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import TextDataset, stored_dataset
-from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.devices.process import distributed
-from depthmup_flax.devices.process.preemption import Preemption
-from depthmup_flax.storage.records.provenance import versions
-from depthmup_flax.storage.records.table import DIVERGED
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import read_json, write_atomically
-from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.devices import distributed, sharding
+from depthmup_flax.devices.preemption import Preemption
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, read_json, write_atomically, writing_to
+from depthmup_flax.storage.provenance import versions
+from depthmup_flax.storage.records import DIVERGED
 from depthmup_flax.trainer import process_agreement
 from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
@@ -61,7 +59,7 @@ def train_and_evaluate(
     that are not finite at a checkpoint, end the run with the status ``diverged`` (see ``train.stop_on_divergence``).
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
-    processes (`devices.process.distributed`), each makes this call with a ``workdir`` that they share. Every
+    processes (`devices.distributed`), each makes this call with a ``workdir`` that they share. Every
     process writes the arrays of its devices to checkpoints; process 0 writes the rest.
 
     Args:
@@ -86,7 +84,7 @@ def train_and_evaluate(
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
     data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
-    directory = workdirs.as_path(workdir)
+    directory = as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
         distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment, data)))
@@ -96,7 +94,7 @@ def train_and_evaluate(
         def claim_it() -> Json | None:
             nonlocal claim
             claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
-            with workdirs.writing_to(directory):
+            with writing_to(directory):
                 run_directory.prepare(directory, config, data, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
@@ -108,8 +106,7 @@ def train_and_evaluate(
                     again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
                 log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
             return finished
-        with workdirs.writing_to(directory):
-            process_agreement.require_shared(directory)
+        with writing_to(directory):
             return _ended(_Run(experiment, data, mesh, directory, claim, writers))
 
 
@@ -215,7 +212,7 @@ class _Run:
             log.info("%s, work directory %s", self._experiment.description(self.program.mesh), self._directory)
             if self.step:
                 log.info("resuming after step %d", self.step)
-            write_atomically(self._directory / "config.json", sealed(configs.to_json(self._experiment.config)))
+            write_atomically(self._directory / "config.json", configs.to_json(self._experiment.config))
             run_directory.write_data(self._directory, self._data)
             write_atomically(self._directory / "params.txt", self._experiment.parameter_table() + "\n")
 
@@ -257,7 +254,7 @@ class _Run:
 
     def log(self, numbers: TrainState) -> None:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
-        self._check_claim(now=True)  # the first row creates TensorBoard's file
+        self._check_claim()  # the first row creates TensorBoard's file
         rate, more = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
         values = {**numbers.recent.means("train_"), "learning_rate": rate}
         steps_per_s = self._log.train(self.step, values | {name: float(value) for name, value in more.items()})
@@ -280,7 +277,7 @@ class _Run:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
         with self._log.paused():
             test = self.evaluate()
-            self._check_claim(now=True)
+            self._check_claim()
             if test:
                 self._log.test(self.step, test)
             if is_finite(test):
@@ -292,7 +289,7 @@ class _Run:
 
         A state that is not finite is not written, so that it replaces no older one.
         """
-        self._check_claim(now=True)  # a checkpoint would create the directory again
+        self._check_claim()  # a checkpoint would create the directory again
         self._checkpoints.save(self.state, self._elapsed_s(), test, first=self._log.upload)
         if wait:
             self._checkpoints.wait()
@@ -333,7 +330,7 @@ class _Run:
         """Writes ``result.json``, unless the run was preempted, and says where it is and how to go on."""
         path, ending = self._directory / "result.json", "Rerun the same command to resume"
         if result["status"] != PREEMPTED:
-            write_atomically(path, sealed(json.dumps(result, indent=2) + "\n"))
+            write_atomically(path, json.dumps(result, indent=2) + "\n")
             ending = f"Written to {path}"
         if result["status"] == DIVERGED and self._experiment.config.train.checkpoint:
             checkpoint = self._checkpoints.latest()
@@ -344,9 +341,9 @@ class _Run:
         self._log.close()
         self._checkpoints.close()
 
-    def _check_claim(self, *, now: bool = False) -> None:
+    def _check_claim(self) -> None:
         if self._claim is not None:
-            self._claim.check(now=now)
+            self._claim.check()
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:

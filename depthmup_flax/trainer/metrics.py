@@ -9,10 +9,9 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from depthmup_flax.devices.process import distributed
-from depthmup_flax.storage.records.table import TEST, VALIDATION, finite_or_none
-from depthmup_flax.storage.workdir.buckets import Scratch
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.devices import distributed
+from depthmup_flax.storage.files import Scratch, write_atomically
+from depthmup_flax.storage.records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.writers import Writer, Writers
 from depthmup_flax.util import progress

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.devices.parallel.fingerprints import require_equal_copies
-from depthmup_flax.devices.process import distributed
+from depthmup_flax.devices import distributed
+from depthmup_flax.devices.replicas import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.workload import TrainState, is_finite

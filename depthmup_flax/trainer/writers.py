@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import writer_names
-from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.storage.files import is_bucket, read_json, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class WandbRun:
             project=os.environ.get("WANDB_PROJECT", "depthmup-flax"),
             id=str(read_json(name, "delete it")["id"]),
             name=directory.name,
-            dir=None if buckets.is_bucket(directory) or "WANDB_DIR" in os.environ else str(directory),
+            dir=None if is_bucket(directory) or "WANDB_DIR" in os.environ else str(directory),
             config=config.to_dict(),
             resume="allow",
             settings=wandb.Settings(silent=True, console="off"),

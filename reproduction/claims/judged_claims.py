@@ -13,7 +13,7 @@ from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, drift, in_words, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
-from depthmup_flax.storage.records.table import TRAIN
+from depthmup_flax.storage.records import TRAIN
 from depthmup_flax.util.types import Json
 from reproduction.claims.measures import (
     AT_LEAST,

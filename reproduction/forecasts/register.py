@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-from depthmup_flax.storage.records.run_hash import json_text
+from depthmup_flax.storage.run_hash import json_text
 from depthmup_flax.util.types import Json
 
 HERE = pathlib.Path(__file__).parent

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.report.style import save
-from depthmup_flax.storage.records.provenance import commit, versions
+from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util import extras
 from depthmup_flax.util.errors import InputError, did_you_mean

@@ -18,7 +18,7 @@ from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
-from depthmup_flax.storage.records.table import read_sweep
+from depthmup_flax.storage.records import read_sweep
 from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
 from reproduction.claims.statements import CLAIMS
 from reproduction.pages.generated_parts import with_part

@@ -19,8 +19,8 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import core_minutes
-from depthmup_flax.storage.records.run_hash import EXECUTION
-from depthmup_flax.storage.records.table import LEARNING_RATE, Record, read_sweep
+from depthmup_flax.storage.records import LEARNING_RATE, Record, read_sweep
+from depthmup_flax.storage.run_hash import EXECUTION
 from reproduction.pages.generated_parts import with_part
 
 HERE = pathlib.Path(__file__).parent

@@ -16,7 +16,7 @@ import pathlib
 import sys
 
 from depthmup_flax.commands import console, start
-from depthmup_flax.devices.process.compilation_cache import cache_compilations
+from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.util.errors import BAD_INPUT, InputError, UserCodeError
 
 

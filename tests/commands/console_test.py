@@ -96,7 +96,7 @@ def calls_print(source):
 
 def test_the_library_prints_nothing_but_in_commands():
     """Progress goes to loggers: `print` is for the commands, and for processes that end at once."""
-    allowed = {"devices/process/distributed.py", "devices/process/heartbeat.py"}
+    allowed = {"devices/distributed.py"}
     package = ROOT / "depthmup_flax"
     printing = {str(path.relative_to(package)) for path in package.rglob("*.py") if calls_print(path.read_text())}
     assert {path for path in printing if not path.startswith("commands/")} - allowed == set()

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, load
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes, description
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.device_batches import abstract_examples, abstract_train_data, put_train_data
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.own_gradient import with_gradient_of

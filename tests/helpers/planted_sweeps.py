@@ -1,5 +1,6 @@
 """Sweeps with planted optima: records without training."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,8 +9,9 @@ import numpy as np
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
-from depthmup_flax.storage.records.run_hash import RunNames
-from depthmup_flax.storage.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
+from depthmup_flax.storage.files import JsonLines
+from depthmup_flax.storage.records import Record, Sweep, SweepInfo, info_to_json
+from depthmup_flax.storage.run_hash import RunNames
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"
@@ -57,8 +59,8 @@ def write(directory, sweep):
     """The sweep's files in a new directory."""
     directory.mkdir()
     (directory / "sweep.json").write_text(info_to_json(sweep.info))
-    writer = RecordWriter(directory / "records.jsonl")
-    writer.write_records(sweep.records)
+    writer = JsonLines(directory / "records.jsonl")
+    writer.write(map(dataclasses.asdict, sweep.records))
     writer.close()
     return directory
 

@@ -118,7 +118,7 @@ def run_lines(lines, cwd=ROOT, watched=()):
 
 def _answer(lines, cwd, watched, out):
     from depthmup_flax.commands.app import main
-    from depthmup_flax.devices.process import distributed
+    from depthmup_flax.devices import distributed
 
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=1"  # no line sets it once JAX has started
     distributed.leave = lambda code, why="": sys.exit(code)

@@ -10,8 +10,7 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.sweep.groups import GroupPrograms, plan
-from depthmup_flax.storage.records.table import read_record_file
-from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.storage.records import read_record_file
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.lanes import lane_mesh
 
@@ -90,5 +89,5 @@ def outcomes(workdir):
 def json_without(path, key):
     """The rows of a file of JSON lines, or the one object of another, without the fields that end in ``key``."""
     text = path.read_text()
-    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [unsealed(text)]
+    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
     return [{name: value for name, value in row.items() if not name.endswith(key)} for row in rows]

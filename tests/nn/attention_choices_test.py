@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn.attention import ATTENTIONS, SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn import fused_attention
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.layers import Conv, Dense
 from depthmup_flax.nn.own_gradient import with_gradient_of

@@ -9,7 +9,7 @@ from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
 from depthmup_flax.plan.summary import make_plan, memory_of

@@ -11,8 +11,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.storage.records.table import read_sweep
-from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.storage.records import read_sweep
 from depthmup_flax.util.errors import InputError, RunStopped
 
 
@@ -34,7 +33,7 @@ def changed(directory, edit):
     """A sweep's directory after ``edit`` of the content of ``sweep.json`` and of the records."""
     write(directory, SWEEP)
     path, records_path = directory / "sweep.json", directory / "records.jsonl"
-    info, records = unsealed(path.read_text()), [unsealed(line) for line in records_path.read_text().splitlines()]
+    info, records = json.loads(path.read_text()), [json.loads(line) for line in records_path.read_text().splitlines()]
     edit(info, records)
     path.write_text(json.dumps(info))
     records_path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -98,7 +97,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, undrawn)
     def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("depthmup_flax.storage.workdir.files.os.replace", full)
+    monkeypatch.setattr("depthmup_flax.storage.files.os.replace", full)
     with pytest.raises(RunStopped, match=r"cannot be written any more \(No space left on device\): make room"):
         make_report([write(tmp_path / "sweep", SWEEP)], tmp_path / "out")
 

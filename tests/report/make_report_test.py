@@ -13,7 +13,7 @@ from depthmup_flax.report import make_report
 from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.report.sweep_report import analyses, first_round
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.storage.records.table import Sweep, read_sweep
+from depthmup_flax.storage.records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 
 

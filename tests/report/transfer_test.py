@@ -12,7 +12,7 @@ from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text, warnings
-from depthmup_flax.storage.records.table import Sweep, read_sweep
+from depthmup_flax.storage.records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 
 

@@ -13,8 +13,8 @@ from processes import ROOT
 from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.storage.records.table import Record, RecordWriter, read_sweep
-from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.storage.files import JsonLines
+from depthmup_flax.storage.records import Record, read_sweep
 from depthmup_flax.util.errors import InputError
 
 
@@ -39,7 +39,7 @@ def test_compressed_records_read_as_plain_ones_and_are_not_appended_to(tmp_path)
     path.unlink()
     assert read_sweep([directory]) == plain
     with pytest.raises(InputError, match=r"records.jsonl.gz is compressed: to resume, run gunzip"):
-        RecordWriter(path)
+        JsonLines(path)
     assert not path.exists()
     compressed.write_bytes(compressed.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"records.jsonl.gz cannot be decompressed"):
@@ -51,14 +51,14 @@ def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
     path = directory / "records.jsonl"
     required = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
     assert "test_loss" not in required
-    lines = [unsealed(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({k: v for k, v in x.items() if k in required}) + "\n" for x in lines))
     read = read_sweep([directory])
     assert (len(read.records), read.notes) == (len(RATES), [])
     analysis, _ = analyses(read)
     assert f"{len(RATES)} runs, 0 diverged" in as_text(as_data(read, analysis), analysis)
     path.write_text(json.dumps({k: v for k, v in lines[0].items() if k != "train_loss_avg"}) + "\n")
-    with pytest.raises(InputError, match=r"line 1: the record has no train_loss_avg\."):
+    with pytest.raises(InputError, match="train_loss_avg"):
         read_sweep([directory])
 
 
@@ -71,7 +71,7 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
 
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     code = (
-        "import sys, depthmup_flax.storage.records.table, depthmup_flax.util.types\n"
+        "import sys, depthmup_flax.storage.records, depthmup_flax.util.types\n"
         "import depthmup_flax as dm; dm.make_report, dm.InputError, dir(dm)\n"
         "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
     )

@@ -17,8 +17,7 @@ from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
 from depthmup_flax.data import load as read_data
 from depthmup_flax.rule.info_trees import info_from_json
-from depthmup_flax.storage.workdir.directory import RUN, claimed
-from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.storage.workdir import RUN, claimed
 from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.network import make_train_step
@@ -88,7 +87,7 @@ def conv_run():
 
 
 def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
-    config, result = tiny(), unsealed((finished / "result.json").read_text())
+    config, result = tiny(), json.loads((finished / "result.json").read_text())
     assert result["status"] == "completed"
     assert result["steps"] == 12
     assert result["seed"] == 0
@@ -97,7 +96,7 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
         assert isinstance(result[key], float)
     assert {"python", "jax", "flax", "optax"} <= result["versions"].keys()
     assert "stem/kernel" in (finished / "params.txt").read_text()
-    assert unsealed((finished / "config.json").read_text()) == json.loads(to_json(config))
+    assert json.loads((finished / "config.json").read_text()) == json.loads(to_json(config))
     assert list(finished.glob("events.out.tfevents.*"))
     assert [row["step"] for row in rows(finished)] == [3, 4, 6, 8, 9, 12, 12]
     # Roles travel with every checkpoint.
@@ -111,7 +110,7 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
 
 @pytest.mark.gpu
 def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
-    config, result = tiny(), unsealed((finished / "result.json").read_text())
+    config, result = tiny(), json.loads((finished / "result.json").read_text())
     experiment = build(config)
     data = experiment.dataset
     prepare = functools.partial(data.prepare, "none")
@@ -144,7 +143,7 @@ def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_
 
 
 def assert_resumes_bit_for_bit(config, stops, whole, parts):
-    expected = unsealed((whole / "result.json").read_text())
+    expected = json.loads((whole / "result.json").read_text())
     for stop in stops:
         with interrupted_before(stop):
             train_and_evaluate(config(), parts)
@@ -167,7 +166,7 @@ def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path
 
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, logged):
     before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
-    assert train_and_evaluate(tiny(), copied) == unsealed((copied / "result.json").read_text())
+    assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
     assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
     assert "holds this run already" in logged.text
 
@@ -200,7 +199,7 @@ def test_eight_devices_train_like_one(tmp_path):
     config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
     one, eight = (state["carry"]["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
-    first, last = (unsealed((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
+    first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
     read = load_run(tmp_path / "8")  # on this process's one device
     jax.tree.map(np.testing.assert_array_equal, read.params, eight)
@@ -278,8 +277,8 @@ def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(co
 
 
 def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("depthmup_flax.storage.workdir.lock.WAIT_S", 0.0)
-    with claimed(tmp_path, RUN), pytest.raises(Busy, match=r"is in use by process \d+ on .*: rerun the command later"):
+    monkeypatch.setattr("depthmup_flax.storage.workdir.WAIT_S", 0.1)
+    with claimed(tmp_path, RUN), pytest.raises(Busy, match=r"is in use by another process: rerun the command later"):
         train_and_evaluate(tiny(), tmp_path)
 
 

@@ -8,7 +8,7 @@ from small_runs import config
 
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.storage.records import provenance
+from depthmup_flax.storage import provenance
 from depthmup_flax.trainer import process_agreement
 from depthmup_flax.trainer.engine.from_config import build
 

@@ -21,10 +21,10 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.objective import AUTO, require_objective
 from depthmup_flax.search.tune.proxy import require_mup
 from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
-from depthmup_flax.storage.records.run_hash import json_text, without_execution
-from depthmup_flax.storage.records.table import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, read_json, write_atomically
+from depthmup_flax.storage.records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
+from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
@@ -47,7 +47,7 @@ class TargetForecast:
     """The content of ``forecast.json``; print shows it.
 
     Attributes:
-      objective: the loss of `depthmup_flax.storage.records.table.OBJECTIVES` that is forecast.
+      objective: the loss of `depthmup_flax.storage.records.OBJECTIVES` that is forecast.
       target: its sizes.
       rungs: the ladder with its losses.
       forecast: the loss and its interval.
@@ -154,7 +154,7 @@ class TargetForecast:
         Raises:
           InputError: the run is not the target's, or has not ended.
         """
-        directory = workdirs.as_path(run)
+        directory = as_path(run)
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
         differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
@@ -205,7 +205,7 @@ class Checked:
 
 def read(directory: str | pathlib.Path) -> TargetForecast:
     """The forecast in a directory; `InputError` if there is none."""
-    path = workdirs.as_path(directory) / FILE
+    path = as_path(directory) / FILE
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
     fields: dict[str, Any] = read_json(path, "restore it, or make the forecast again")
@@ -265,7 +265,7 @@ def forecast(
             config = tuned.copy_and_resolve_references()
             table = rescale_target(tuned, built.total_steps, config, built.total_steps, Rescaling(batch_size, length))
             log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
-    directory = workdirs.as_path(workdir)
+    directory = as_path(workdir)
     grid = ladder_sweep({size: at(size) for size in sizes}, plan.seeds, loss)
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
@@ -313,7 +313,7 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
 
 
 def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
-    """One of `depthmup_flax.storage.records.table.OBJECTIVES`, which runs measure."""
+    """One of `depthmup_flax.storage.records.OBJECTIVES`, which runs measure."""
     require_objective(objective)
     evaluated = VALIDATION if tuned.data.validation_fraction else TEST
     if objective == AUTO:

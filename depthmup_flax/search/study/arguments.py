@@ -17,7 +17,7 @@ from depthmup_flax.networks.named import register
 from depthmup_flax.rule.directions import direction_factory
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import as_tuple
-from depthmup_flax.storage.records.table import CONTINUOUS
+from depthmup_flax.storage.records import CONTINUOUS
 from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree

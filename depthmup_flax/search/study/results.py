@@ -15,9 +15,8 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.search.tune.choice import Advice, Choice, describe
-from depthmup_flax.storage.records.columns import short_names
-from depthmup_flax.storage.records.table import LOSS_FIELDS, TRAIN
-from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.records import LOSS_FIELDS, TRAIN, short_names
 from depthmup_flax.util import notebook_html
 from depthmup_flax.util.table import Table
 
@@ -32,7 +31,7 @@ class Swept:
     """The runs of `Study.sweep`.
 
     Attributes:
-      records: a flat dictionary for each run, see `depthmup_flax.storage.records.columns.flat`.
+      records: a flat dictionary for each run, see `depthmup_flax.storage.records.flat`.
       directory: that holds them.
       objective: the loss by which they are compared.
     """
@@ -50,7 +49,7 @@ class Swept:
           out: directory for the files, by default ``report`` in `directory`.
           tolerance, loss: see `depthmup_flax.report.make_report`.
         """
-        place = self.directory / "report" if out is None else workdirs.as_path(out)
+        place = self.directory / "report" if out is None else as_path(out)
         return make_report([self.directory], place, tolerance=tolerance, loss=loss)
 
     def __repr__(self) -> str:

@@ -20,9 +20,8 @@ from depthmup_flax.search.tune.choice import Choice, best
 from depthmup_flax.search.tune.optuna_search import Point, search
 from depthmup_flax.search.tune.ranges import tuned_ranges
 from depthmup_flax.search.tune.rounds import search_of, without_unread
-from depthmup_flax.storage.records.columns import flat, short_names
-from depthmup_flax.storage.records.table import LEARNING_RATE, ROUNDS, SEED, TRAIN, Record
-from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.records import LEARNING_RATE, ROUNDS, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
 

@@ -48,7 +48,7 @@ from depthmup_flax.search.sweep.runner import OnRecord
 from depthmup_flax.search.tune.objective import AUTO, prepare_objective, require_objective
 from depthmup_flax.search.tune.ranges import default_names
 from depthmup_flax.search.tune.rounds import EXTEND, TRIALS
-from depthmup_flax.storage.workdir import directory as workdirs
+from depthmup_flax.storage.files import as_path
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_network import UserNetwork
@@ -189,7 +189,7 @@ class Study:
         require_names(config)
         require_objective(objective)
         self._config, self._load, self._quiet, self._objective = config, LoadOnce(), quiet, objective
-        self._workdir = None if workdir is None else workdirs.as_path(workdir)
+        self._workdir = None if workdir is None else as_path(workdir)
 
     def __repr__(self) -> str:
         model = self._config.model

@@ -18,8 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.rule.optimizer import AVERAGES
-from depthmup_flax.storage.records.run_hash import EXECUTION, RunNames
-from depthmup_flax.storage.records.table import (
+from depthmup_flax.storage.records import (
     LEARNING_RATE,
     OBJECTIVES,
     SEED,
@@ -29,6 +28,7 @@ from depthmup_flax.storage.records.table import (
     Record,
     SweepInfo,
 )
+from depthmup_flax.storage.run_hash import EXECUTION, RunNames
 from depthmup_flax.trainer.engine.experiment import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import LaneRun
 from depthmup_flax.util.errors import InputError, did_you_mean

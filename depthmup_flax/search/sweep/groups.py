@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.search.sweep.grid import Run, shard_of, structural_groups, sweep_info
-from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment, StepExperiment, require_optimizer
 from depthmup_flax.trainer.engine.from_config import build, require_read
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits

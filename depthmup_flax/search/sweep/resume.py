@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence, Set
 
 import jax
 
-from depthmup_flax.devices.process.preemption import Preemption
-from depthmup_flax.storage.workdir.files import delete_tree
+from depthmup_flax.devices.preemption import Preemption
+from depthmup_flax.storage.files import delete_tree
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, LaneRun
 from depthmup_flax.trainer.engine.outcome import Outcome
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer

@@ -22,8 +22,8 @@ from depthmup_flax.config.fields import differences, listed, require_same_circum
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.chance import chance_loss
-from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.devices.process.preemption import Preemption
+from depthmup_flax.devices import sharding
+from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, sweep_info
 from depthmup_flax.search.sweep.groups import (
     Chosen,
@@ -36,20 +36,18 @@ from depthmup_flax.search.sweep.groups import (
 )
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.resume import Unfinished
-from depthmup_flax.storage.records.columns import flat
-from depthmup_flax.storage.records.provenance import commit, versions
-from depthmup_flax.storage.records.run_hash import json_text, without_execution
-from depthmup_flax.storage.records.table import (
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_json, write_atomically
+from depthmup_flax.storage.provenance import commit, versions
+from depthmup_flax.storage.records import (
     Record,
-    RecordWriter,
     SweepInfo,
+    flat,
     info_to_json,
     read_info,
     read_runs,
 )
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, write_atomically
-from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import require_memory
@@ -76,7 +74,7 @@ _FORGET_EVERY = 8  # groups
 
 # The config of a sweep, its runs and hash -> record of those that are done -> further runs, each with a sentence.
 More: TypeAlias = Callable[[ConfigDict, Sequence[Run], Mapping[str, Record]], list[tuple[list[Run], str]]]
-# Gets each record as a flat dictionary, see `depthmup_flax.storage.records.columns.flat`.
+# Gets each record as a flat dictionary, see `depthmup_flax.storage.records.flat`.
 OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
@@ -96,7 +94,7 @@ def sweep(
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
     Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``) when a run ends; see
-    `storage.records.table`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
+    `storage.records`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
     seconds and on SIGTERM or Ctrl-C; a later call resumes from it.
 
     Args:
@@ -129,15 +127,16 @@ def sweep(
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
         path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
-        with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
-            if overwrite:
-                _delete(path, unfinished)
-            info = dataclasses.replace(sweep_info(config), runs=len(runs))
-            if not (directory / "sweep.json").exists():  # it may read thousands of examples
-                info = dataclasses.replace(info, chance=_chance(planned[0].experiment))
-            stored = _require_same_sweep(directory, info, kind)
-            _require_same_data(directory, planned)
-        with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
+        if overwrite and path.name == _WHOLE:
+            claim.require_alone()
+        if overwrite:
+            _delete(path, unfinished)
+        info = dataclasses.replace(sweep_info(config), runs=len(runs))
+        if not (directory / "sweep.json").exists():  # it may read thousands of examples
+            info = dataclasses.replace(info, chance=_chance(planned[0].experiment))
+        stored = _require_same_sweep(directory, info, kind)
+        _require_same_data(directory, planned)
+        with contextlib.closing(JsonLines(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])
             for note in notes:
@@ -154,7 +153,7 @@ class _Runner:
 
     config: ConfigDict
     claim: workdirs.Claim
-    writer: RecordWriter
+    writer: JsonLines
     done: dict[str, Record]  # hash of a run -> its record, for all shards
     lanes: int | None
     load: LoadOnce
@@ -291,8 +290,8 @@ class _Runner:
             )
             for run, outcome in zip(runs, outcomes, strict=True)
         ]
-        self.claim.check(now=True)
-        self.writer.write_records(records)
+        self.claim.check()
+        self.writer.write(map(dataclasses.asdict, records))
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})
         self.progress.update(records, last=last)
@@ -363,7 +362,7 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
     for name in stored.keys() & now.keys():
         require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
     if now.keys() - stored.keys():
-        write_atomically(path, sealed(json_text(stored | now)))
+        write_atomically(path, json_text(stored | now))
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:

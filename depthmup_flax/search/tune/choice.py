@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
-from depthmup_flax.storage.records.table import LEARNING_RATE, SEED, TRAIN, Record
+from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN, Record
 from depthmup_flax.util.errors import InputError
 
 

@@ -13,7 +13,7 @@ from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, co
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records.table import LEARNING_RATE, SEED, Sweep, read_info
+from depthmup_flax.storage.records import LEARNING_RATE, SEED, Sweep, read_info
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.storage.records.table import OBJECTIVES, TEST, TRAIN, VALIDATION
+from depthmup_flax.storage.records import OBJECTIVES, TEST, TRAIN, VALIDATION
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util.errors import InputError, did_you_mean
 

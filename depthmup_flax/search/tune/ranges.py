@@ -12,7 +12,7 @@ from jax.extend import core
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
-from depthmup_flax.storage.records.table import CONTINUOUS, LEARNING_RATE
+from depthmup_flax.storage.records import CONTINUOUS, LEARNING_RATE
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment
 from depthmup_flax.trainer.engine.from_config import abstract_batch
 from depthmup_flax.util.errors import InputError, did_you_mean

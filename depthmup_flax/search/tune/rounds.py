@@ -17,7 +17,7 @@ from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.search.sweep.grid import Run, extension, make_run
 from depthmup_flax.search.tune.choice import COMMAND, Advice, Choice, best
 from depthmup_flax.search.tune.ranges import Ranges, octave_grid, present_value, unread
-from depthmup_flax.storage.records.table import LEARNING_RATE, ROUNDS, SEED, Record
+from depthmup_flax.storage.records import LEARNING_RATE, ROUNDS, SEED, Record
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util.errors import InputError
 

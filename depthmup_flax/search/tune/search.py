@@ -24,9 +24,8 @@ from depthmup_flax.search.tune.comparison import compare_presets, require_preset
 from depthmup_flax.search.tune.objective import AUTO, objective_text, prepare_objective
 from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.search.tune.rounds import Search, without_unread
-from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import write_atomically
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, is_bucket, write_atomically
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -99,7 +98,7 @@ def tune(
     if rescaling.wanted:
         table = rescale_target(proxy, built_proxy.total_steps, large, built.total_steps, rescaling)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
-    directory = workdirs.as_path(workdir)
+    directory = as_path(workdir)
     tuned = directory / "tuned.py"
     text = derived_file(file, large, summary)
     with workdirs.claimed(directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
@@ -120,8 +119,8 @@ def tune(
 def next_training(tuned: pathlib.Path, run: str) -> None:
     """Prints how to train a config file, which in a bucket must be copied first, in the directory ``run`` beside it."""
     command = f"depthmup train --config={shlex.quote(str(tuned))}"
-    if buckets.is_bucket(tuned):
-        command = f"{buckets.copy_command(tuned)} && depthmup train --config={tuned.name}"
+    if is_bucket(tuned):
+        command = f"gcloud storage cp {shlex.quote(str(tuned))} . && depthmup train --config={tuned.name}"
     messages.next_step(f"{command} --workdir={shlex.quote(str(tuned.with_name(run)))}")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.util.types import Batch, HostBatch
 

@@ -20,7 +20,7 @@ from depthmup_flax.auditing.audit_table import places
 from depthmup_flax.auditing.audited_roles import Audited
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
+from depthmup_flax.devices.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.annotations import AxisNames
@@ -31,7 +31,7 @@ from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.traits import geometry_of, homogeneity, require_direction
-from depthmup_flax.storage.records.table import CONTINUOUS, SEED
+from depthmup_flax.storage.records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network import (
     network_task,

@@ -20,7 +20,7 @@ from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
-from depthmup_flax.storage.records.table import CONTINUOUS
+from depthmup_flax.storage.records import CONTINUOUS
 from depthmup_flax.trainer.engine.experiment import (
     Experiment,
     NetworkExperiment,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.devices.parallel.sharding import rows, shards_of_logits
+from depthmup_flax.devices.sharding import rows, shards_of_logits
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.named import is_import_path, resolve

@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.data import train_stream
-from depthmup_flax.devices.parallel import sharding
-from depthmup_flax.devices.process.compiler_options import drawing_options
-from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.devices import sharding
+from depthmup_flax.devices.host import drawing_options
+from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.device_batches import (
     Call,
     CallLength,

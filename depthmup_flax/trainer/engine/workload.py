@@ -15,7 +15,7 @@ from flax import struct
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.storage.records.table import SEED
+from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
 from depthmup_flax.util.types import Batch, Scalar
 
@@ -145,7 +145,7 @@ class Workload:
     axes: Mapping[str, AxisNames]  # path of a parameter -> its logical axes, by which it is sharded
     tpu_lanes_task: Task | None = None  # a variant for lanes on a TPU
     convolves: bool = False  # a loop over steps would be slow on a CPU
-    gradient_dtype: str = ""  # see `depthmup_flax.devices.parallel.sharding.activations_on`
+    gradient_dtype: str = ""  # see `depthmup_flax.devices.sharding.activations_on`
     measures: bool = False  # the step returns further metrics, which a single run logs
     matmul_precision: str = ""  # of products that name none; "": JAX's default
 

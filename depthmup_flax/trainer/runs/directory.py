@@ -10,9 +10,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
-from depthmup_flax.storage.workdir import directory as workdirs
-from depthmup_flax.storage.workdir.files import create, delete_tree, read_json, read_lines
-from depthmup_flax.storage.workdir.seal import sealed
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines
 from depthmup_flax.trainer.runs.checkpoint import best_step, saved_steps
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -108,7 +107,7 @@ def require_same_data(stored: Json, data: Json, work: str) -> None:
 
 def write_data(directory: pathlib.Path, data: Json) -> None:
     """Writes the description of a run's data, unless the run has it: what was trained on stays as it was."""
-    create(directory / _DATA, sealed(json.dumps(data) + "\n"))
+    create(directory / _DATA, json.dumps(data) + "\n")
 
 
 def _delete(directory: pathlib.Path) -> None:

@@ -35,9 +35,7 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.info_trees import info_from_json, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.storage.workdir import buckets
-from depthmup_flax.storage.workdir.directory import as_path
-from depthmup_flax.storage.workdir.files import read_json, write_atomically
+from depthmup_flax.storage.files import as_path, reachable, read_json, write_atomically
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
 from depthmup_flax.trainer.engine.task import Task
@@ -345,7 +343,7 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
         cannot be imported.
     """
     path = as_path(directory)
-    with buckets.reachable([path]):
+    with reachable([path]):
         require_run(path)
         stored = read_json(path / "config.json", RESTORE)
         config = configs.from_json(stored)

@@ -12,7 +12,7 @@ from depthmup_flax.commands.table import module_and_parser
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
 from depthmup_flax.search.forecast.target_loss import FILE, TargetForecast, config_json, read, with_losses
-from depthmup_flax.storage.records.table import Record, read_sweep
+from depthmup_flax.storage.records import Record, read_sweep
 from depthmup_flax.util.errors import InputError
 
 SMALL = ("--config=digits", "--config.model.base_width=8", "--config.model.base_depth=2", "--config.train.steps=12")

@@ -10,7 +10,7 @@ import rich.console
 
 from depthmup_flax.search.sweep import progress
 from depthmup_flax.search.sweep.progress import SweepProgress
-from depthmup_flax.storage.records.table import COMPLETED, DIVERGED
+from depthmup_flax.storage.records import COMPLETED, DIVERGED
 from depthmup_flax.util import messages
 from depthmup_flax.util import progress as bars
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import math
 import shutil
 import threading
@@ -17,8 +18,7 @@ from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep import groups, runner
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records.table import Record, read_record_file, read_sweep
-from depthmup_flax.storage.workdir.seal import unsealed
+from depthmup_flax.storage.records import Record, read_record_file, read_sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, Preempted
 
@@ -334,7 +334,7 @@ def test_runs_that_an_interrupted_sweep_has_left_train_in_the_program_of_the_oth
     whole = records.read_text().splitlines(keepends=True)
     records.write_text("".join(whole[:-1]))
     sweep(small_sweep(), copied, lanes=6)
-    first, again = (Record(**unsealed(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
+    first, again = (Record(**json.loads(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
     assert dataclasses.replace(again, wall_time_s=first.wall_time_s) == first  # the number of lanes, too
 
 

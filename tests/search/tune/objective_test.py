@@ -15,7 +15,7 @@ from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best, describe
 from depthmup_flax.search.tune.comparison import require_presets
 from depthmup_flax.search.tune.objective import FRACTION, prepare_objective
-from depthmup_flax.storage.records.table import Record, read_sweep
+from depthmup_flax.storage.records import Record, read_sweep
 from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"

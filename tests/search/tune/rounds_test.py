@@ -21,7 +21,7 @@ from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.tune.ranges import parse_range, tuned_ranges, unread
 from depthmup_flax.search.tune.rounds import CONFIRM, SHRINK, search_of, without_unread
-from depthmup_flax.storage.records.table import COMPLETED, Record
+from depthmup_flax.storage.records import COMPLETED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
 

@@ -17,8 +17,8 @@ from depthmup_flax.search.tune.ranges import tuned_ranges
 from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.search.tune.rounds import search_of
 from depthmup_flax.search.tune.search import tuned_file
-from depthmup_flax.storage.records.table import Record, info_to_json
-from depthmup_flax.storage.workdir.directory import TUNE
+from depthmup_flax.storage.records import Record, info_to_json
+from depthmup_flax.storage.workdir import TUNE
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 

@@ -8,7 +8,7 @@ from depthmup_flax.data import TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.user_data import user_dataset
 from depthmup_flax.data.user_splits import array_split
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data, batch_of, put_train_data
 
 

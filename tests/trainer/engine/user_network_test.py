@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.devices.parallel.sharding import make_mesh
+from depthmup_flax.devices.sharding import make_mesh
 from depthmup_flax.networks.calls import UserCodeError
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep

@@ -14,7 +14,6 @@ import depthmup_flax as dm
 from depthmup_flax.commands.predicted_arrays import read_inputs, write_outputs
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.named import register
-from depthmup_flax.storage.workdir.seal import unsealed
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
@@ -153,7 +152,7 @@ def test_other_inputs_than_the_network_reads_are_refused(equinox, inputs):
 
 def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_path, caplog):
     copy = shutil.copytree(equinox, tmp_path / "copy")
-    stored = unsealed((copy / "config.json").read_text())
+    stored = json.loads((copy / "config.json").read_text())
     name = "Equinox"
     assert name in stored["code"]
     stored["code"][name] = "0" * 16
@@ -168,7 +167,7 @@ def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_pa
 
 def test_a_run_of_a_module_that_is_not_there_is_one_sentence(equinox, tmp_path):
     copy = shutil.copytree(equinox, tmp_path / "copy")
-    stored = unsealed((copy / "config.json").read_text())
+    stored = json.loads((copy / "config.json").read_text())
     stored["model"]["name"] = "absent_package.net:Net"
     (copy / "config.json").write_text(json.dumps(stored))
     with pytest.raises(InputError, match=r"model.name is 'absent_package.net:Net': there is no module"):

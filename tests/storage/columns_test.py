@@ -1,7 +1,6 @@
 """Records as columns: short names that are unique."""
 
-from depthmup_flax.storage.records.columns import flat, short_names
-from depthmup_flax.storage.records.table import Record
+from depthmup_flax.storage.records import Record, flat, short_names
 
 
 def test_a_short_name_belongs_to_one_axis_and_to_no_field_of_a_record():

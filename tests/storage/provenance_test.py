@@ -8,7 +8,7 @@ import subprocess
 
 import jax
 
-from depthmup_flax.storage.records import provenance
+from depthmup_flax.storage import provenance
 
 
 def test_versions_are_those_of_the_packages_that_are_imported():
@@ -24,15 +24,15 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_pa
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    (tmp_path / "records").mkdir()
-    path = pathlib.Path(shutil.copy(provenance.__file__, tmp_path / "records"))
+    (tmp_path / "storage").mkdir()
+    path = pathlib.Path(shutil.copy(provenance.__file__, tmp_path / "storage"))
     spec = importlib.util.spec_from_file_location("copied_provenance", path)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)
     assert copied.commit() is None  # no repository
     git("init", "--quiet")
     assert copied.commit() is None  # a repository of something else
-    git("add", "records/provenance.py")
+    git("add", "storage/provenance.py")
     git("commit", "--quiet", "--message=Add it")
     assert copied.commit() == git("rev-parse", "--short=12", "HEAD")
     (tmp_path / "notes.txt").write_text("not tracked")

@@ -60,7 +60,7 @@ def commit() -> str | None:
         return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True).stdout
 
     try:
-        git("ls-files", "--error-unmatch", "records/provenance.py")  # fails unless the repository tracks this file
+        git("ls-files", "--error-unmatch", "storage/provenance.py")  # fails unless the repository tracks this file
         changed = git("status", "--porcelain", "--untracked-files=no", "--", root).strip()
         return git("rev-parse", "--short=12", "HEAD").strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.devices.process.compiler_options import drawing_options
+from depthmup_flax.devices.host import drawing_options
 from depthmup_flax.trainer.engine.from_config import build
 
 LEVEL = "xla_backend_optimization_level"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.storage.records.run_hash import EXECUTION, RunNames
+from depthmup_flax.storage.run_hash import EXECUTION, RunNames
 
 BASE = json.loads(configs.to_json(configs.default_config("gpt")))
 POINTS = [

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from depthmup_flax import InputError
 from depthmup_flax.config import default_config
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate

@@ -4,7 +4,6 @@ Every process runs the same program with the same config on its own devices. Onl
 With one process these calls are no-ops.
 """
 
-import atexit
 import glob
 import importlib.util
 import json
@@ -12,31 +11,24 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
-from depthmup_flax.devices.process.heartbeat import Watch
-from depthmup_flax.util.errors import STOPPED, Busy, InputError, RunStopped
+from depthmup_flax.util.errors import Busy, InputError, RunStopped
 from depthmup_flax.util.types import Json
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_TIMEOUT_S = 100  # all processes stop if one is silent for this long; a library may block Python for a while
-_JAX_HEARTBEAT_TIMEOUT_S = 3600  # after which JAX crashes
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
 _MOST_NAMED = 5  # differences in a sentence
-
-_watch: Watch | None = None  # of this process, once it has joined others
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -57,7 +49,6 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     Raises:
       InputError: an argument is missing or invalid.
     """
-    global _watch
     if (coordinator, num_processes, process_id) == (None, None, None):
         coordinator, num_processes, process_id = _from_environment()
     cluster: Json = {}
@@ -65,42 +56,12 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         cluster = _checked_cluster(coordinator, num_processes, process_id)
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
-    # JAX would crash at its own timeout.
-    late = threading.Timer(_START_TIMEOUT_S, _give_up)
-    late.daemon = True
-    late.start()
     jax.distributed.initialize(
-        **cluster,
-        initialization_timeout=2 * _START_TIMEOUT_S,
-        heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
+        **cluster, initialization_timeout=_START_TIMEOUT_S, shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S
     )
-    late.cancel()
-    joined = jax_distributed.global_state  # the store has no public name
-    if joined.client is not None and joined.num_processes > 1:
-        _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
-        atexit.register(_end, _watch)
-        _watch.start()
-        if joined.process_id:  # process 0 gives the same warnings
-            logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
+    if jax.process_index():  # process 0 gives the same warnings
+        logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
     return True
-
-
-def _end(watch: Watch) -> None:
-    """At the end of Python: waits for the other processes, as JAX would, while the heartbeats go on."""
-    watch.end()
-    jax.distributed.shutdown()
-    watch.stop()
-
-
-def _give_up() -> None:
-    print(
-        f"error: not all processes joined within {_START_TIMEOUT_S} s. Check that all were started, each with its own "
-        "--process_id, that none failed (see the logs), and that all can reach --coordinator. Then rerun the command.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(STOPPED)
 
 
 def is_first() -> bool:
@@ -108,16 +69,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def leave(code: int, why: str = "") -> NoReturn:
-    """Exits at once; ``sys.exit`` would wait for reader threads, which may hang, and for other processes.
-
-    With a sentence ``why`` the other processes end with the same code and print it with this process's number.
-    """
+def leave(code: int) -> NoReturn:
+    """Exits at once; ``sys.exit`` would wait for reader threads, which may hang, and for other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if _watch is not None and why:
-        _watch.end_all(code, why)
-    elif jax.distributed.is_initialized() and jax_distributed.global_state.process_id == 0:
+    if jax.distributed.is_initialized() and jax.process_index() == 0:
         time.sleep(2)  # process 0 hosts the coordinator; the others report errors first
     os._exit(code)
 
@@ -163,7 +119,7 @@ def require_same(facts: Mapping[str, object]) -> None:
     """
     if jax.process_count() == 1:
         return
-    ours = json.dumps({"--num_processes": jax_distributed.global_state.num_processes, **facts})
+    ours = json.dumps({"--num_processes": jax.process_count(), **facts})
     of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
     sentences = []
     for name in dict.fromkeys(name for theirs in of_all for name in theirs):

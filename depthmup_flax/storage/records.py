@@ -10,13 +10,13 @@ A new field of `Record` or `SweepInfo` needs a default, which records without it
 import dataclasses
 import json
 import math
+import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.records.run_hash import RunNames, without_execution
-from depthmup_flax.storage.workdir.files import open_lines, read_lines
-from depthmup_flax.storage.workdir.seal import sealed, unsealed
+from depthmup_flax.storage.files import as_path, reachable, read_lines
+from depthmup_flax.storage.run_hash import RunNames, without_execution
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
@@ -53,7 +53,7 @@ def finite_or_none(value: float) -> float | None:
 class Record:
     """One finished run. Numbers of a diverged run that are not finite are ``None``."""
 
-    run: str  # hash of the run's config, the same that a single run writes (`depthmup_flax.storage.records.run_hash`)
+    run: str  # hash of the run's config, the same that a single run writes (`depthmup_flax.storage.run_hash`)
     status: str  # "completed", or "diverged" if the loss was not finite at some step
     point: Json  # dotted config field -> value for every axis; the base config with these is the run's config
     width: int
@@ -110,21 +110,6 @@ class Sweep:
     planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
 
 
-class RecordWriter:
-    """Appends records to a file, or writes parts of it to a bucket; see `storage.workdir.files.open_lines`."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._lines = open_lines(path)
-
-    def write_records(self, records: Iterable[Record]) -> None:
-        """Appends records and waits until they are on disk."""
-        self._lines.write(dataclasses.asdict(record) for record in records)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._lines.close()
-
-
 def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
     """The records of one file, and a warning if its last line is torn.
 
@@ -137,7 +122,7 @@ def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(Record(**unsealed(line)))
+            records.append(Record(**json.loads(line)))
         except (ValueError, TypeError) as error:
             if isinstance(error, ValueError) and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
@@ -238,7 +223,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
     """Reads ``sweep.json``; `InputError` if it is absent or damaged."""
     path = directory / "sweep.json"
     try:
-        return SweepInfo(**unsealed(path.read_text(encoding="utf-8")))
+        return SweepInfo(**json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(
             f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
@@ -249,7 +234,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
 
 def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
-    return sealed(json.dumps(dataclasses.asdict(info), indent=1) + "\n")
+    return json.dumps(dataclasses.asdict(info), indent=1) + "\n"
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -258,3 +243,59 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     for value in values:
         firsts.setdefault(json.dumps(value) if isinstance(value, (list, dict)) else value, value)
     return list(firsts.values())
+
+
+_NESTED = ("point", "test_metrics", "versions")
+_OWN = {field.name for field in dataclasses.fields(Record)} - set(_NESTED)
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Dotted field -> its last part, or the whole path if another field, or a field of `Record`, has that name."""
+    paths = list(paths)
+    last = [path.rpartition(".")[2] for path in paths]
+    return {
+        path: name if last.count(name) == 1 and name not in _OWN else path
+        for path, name in zip(paths, last, strict=True)
+    }
+
+
+def flat(record: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A record in one level: its fields, the axes under ``names``, by default `short_names`, and further test metrics.
+
+    Without the versions of packages.
+    """
+    names = short_names(record.point) if names is None else names
+    fields = {name: getattr(record, name) for name in ("run", "status", "width", "depth", "seed")}
+    # Seed, width and depth of a point are fields of the record, too.
+    sizes = {f"model.{name}" for name in ("width", "depth")} | {"seed"}
+    axes = {names[path]: value for path, value in record.point.items() if path not in sizes}
+    others = {name: value for name, value in vars(record).items() if name in _OWN and name not in fields}
+    return {**fields, **axes, **others, **record.test_metrics}
+
+
+def read_records(directory: str | os.PathLike[str]) -> dict[str, list[Any]]:
+    """Column -> values, a row per run: ``pandas.DataFrame(dm.read_records("runs/sweep"))``.
+
+    The columns are those of `flat`, and ``directory``; ``None`` where a run has no such value.
+
+    Args:
+      directory: of a sweep with its shards, of a search, or of a `Study`, which holds several of these.
+
+    Raises:
+      InputError: there are no records.
+    """
+    path = as_path(directory)
+    with reachable([path]):
+        found = [path] if (path / "sweep.json").exists() else sorted(one.parent for one in path.glob("*/sweep.json"))
+        if not found:
+            raise InputError(f"{str(path)!r} holds no records: name the workdir of a sweep, a search or a Study.")
+        rows = [row for one in found for row in _rows(one, path)]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in columns}
+
+
+def _rows(directory: pathlib.Path, parent: pathlib.Path) -> list[dict[str, Any]]:
+    read = read_sweep([directory])
+    names = short_names(read.info.axes)
+    where = directory.name if directory != parent else "."
+    return [{**flat(record, names), "directory": where} for record in read.records]

@@ -12,7 +12,7 @@ import tpu_compiler  # noqa: F401  (skips where there is none)
 from jax.experimental import topologies
 
 from depthmup_flax import InputError
-from depthmup_flax.devices.parallel import sharding
+from depthmup_flax.devices import sharding
 from depthmup_flax.nn.layers import HIDDEN, Dense
 from depthmup_flax.plan.topologies import topology_devices
 

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: of whole arrays for checkpoints, and of the copies on devices, which must be equal."""
+"""Whether the copies of an array that devices hold are equal."""
 
 from __future__ import annotations
 
@@ -16,33 +16,13 @@ from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import RunStopped
 from depthmup_flax.util.types import ArrayTree
 
-_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB fits a core's cache
-
-
-def fingerprint(state: ArrayTree) -> list[int]:
-    """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
-
-    It is ``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers. Integer sums are exact, so
-    sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
-    """
-    leaves = jax.tree.leaves(state)
-    on_one_cpu = lambda x: x.is_fully_addressable and [device.platform for device in x.devices()] == ["cpu"]
-    if all(isinstance(leaf, np.ndarray) or on_one_cpu(leaf) for leaf in leaves):  # NumPy reads them without a copy
-        return [_by_numpy(np.asarray(leaf)) for leaf in leaves]
-    return [int(number) for number in jax.device_get(_fingerprints(leaves))]
-
-
-def _by_numpy(x: np.ndarray) -> int:
-    """`fingerprint` of an array by NumPy: loading a compiled program takes longer than the sum."""
-    words, total = np.ascontiguousarray(x).reshape(-1).view(f"u{min(x.itemsize, 4)}"), 0
-    for start in range(0, len(words), len(_ODD)):
-        part = words[start : start + len(_ODD)].astype(np.uint32, copy=False)
-        total += int(np.dot(_ODD[: len(part)], part)) + 2 * start * int(part.sum(dtype=np.uint32))
-    return total % 2**32
-
 
 @jax.jit  # traced once per shape: parameters and optimizer states share them
 def _fingerprint(x: jax.Array) -> jax.Array:
+    """``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers: any flipped bit changes it.
+
+    A flipped bit adds an odd number times a power of two below 2^32; integer sums are exact.
+    """
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     # 64-bit numbers become two of 32 bits, along a new last axis.
@@ -54,11 +34,8 @@ def _fingerprint(x: jax.Array) -> jax.Array:
     return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
 
 
-_fingerprints = jax.jit(functools.partial(jax.tree.map, _fingerprint))
-
-
 def require_equal_copies(state: ArrayTree) -> None:
-    """Compares the copies that devices hold of each array, or of each part of one, bit by bit (by `fingerprint`).
+    """Compares the copies that devices hold of each array, or of each part of one, bit by bit.
 
     ``state`` is sharded over one mesh; all processes call this together and get the same answer.
 

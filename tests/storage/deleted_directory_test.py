@@ -10,7 +10,7 @@ from small_runs import a_sweep, config
 
 from depthmup_flax.search.sweep import runner
 from depthmup_flax.search.sweep.resume import Unfinished
-from depthmup_flax.storage.workdir.directory import SWEEP, claimed
+from depthmup_flax.storage.workdir import SWEEP, claimed
 from depthmup_flax.trainer.loop import _Run, train_and_evaluate
 from depthmup_flax.util.errors import InputError, RunStopped
 
@@ -57,7 +57,7 @@ def test_a_sweep_is_not_overwritten_while_a_part_of_it_runs(tmp_path):
     with claimed(tmp_path, SWEEP, lock=".lock-records.0-of-2"):
         records.write_text("")
         (tmp_path / "sweep.json").write_text("{}")
-        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: stop it before you delete its work"):
+        with pytest.raises(InputError, match=r"is in use by another process: stop it before you delete its work"):
             runner.sweep(a_sweep(rates=1, depths=(2,)), tmp_path, overwrite=True)
         assert records.exists()
         assert (tmp_path / "sweep.json").read_text() == "{}"

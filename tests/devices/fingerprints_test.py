@@ -33,8 +33,8 @@ def sentences(path):
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from depthmup_flax.devices.parallel import sharding
-    from depthmup_flax.devices.parallel.fingerprints import require_equal_copies
+    from depthmup_flax.devices import sharding
+    from depthmup_flax.devices.replicas import require_equal_copies
     from depthmup_flax.util.errors import RunStopped
 
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})

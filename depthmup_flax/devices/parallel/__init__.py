@@ -1,1 +1,0 @@
-"""Meshes, shardings, fingerprints of arrays."""

@@ -1,1 +1,0 @@
-"""What belongs to this operating-system process: start-up with others, preemption, cores, compiled programs."""

@@ -1,0 +1,276 @@
+"""Files of a work directory that stay complete when the process is killed: on a disk, or in a bucket (``gs://``).
+
+A bucket writes and replaces whole objects, each in one step, and cannot append: files that grow are kept in `Scratch`,
+or written as one object per part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import importlib.util
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import tempfile
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.types import Json
+
+REMEDY = "rerun the command. It resumes from what was saved."
+
+
+def is_bucket(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is in a bucket."""
+    return os.fspath(path).startswith("gs://")
+
+
+def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
+    if not isinstance(text, (str, os.PathLike)) or not os.fspath(text):
+        raise InputError(f"the work directory is {text!r}: use a path, such as 'runs/digits'.")
+    typed = os.fspath(text)
+    if is_bucket(typed):
+        if importlib.util.find_spec("gcsfs") is None:
+            raise InputError(
+                f'workdir {typed!r} needs gcsfs, which is not installed. Run pip install "depthmup-flax[buckets]".'
+            )
+        os.environ.setdefault("EPATH_USE_TF", "false")  # the same client whether or not TensorFlow is installed
+        import fsspec
+        from etils import epath
+
+        for protocol in ("gs", "gcs"):  # listings must show what other processes have written
+            fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+        return cast(pathlib.Path, epath.Path(typed.rstrip("/")))
+    if "://" in typed:
+        raise InputError(f"workdir {typed!r} is not supported: use a local directory, or a path in gs://.")
+    try:
+        typed.encode()  # libraries in C++ refuse names that are not UTF-8
+        return pathlib.Path(typed).expanduser()
+    except (UnicodeEncodeError, RuntimeError) as error:
+        raise InputError(f"workdir {typed!r} cannot be used ({error}): write another path.") from error
+
+
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes a file; readers and a crash see the old or the new one. Returns when it is on disk."""
+    content = content.encode() if isinstance(content, str) else content
+    if is_bucket(path):
+        path.write_bytes(content)
+        return
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex[:16]}-{path.name}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create(path: pathlib.Path, text: str) -> None:
+    """Creates a complete file, unless it exists."""
+    if not path.exists():
+        write_atomically(path, text)
+
+
+def read_json(path: pathlib.Path, remedy: str) -> Json:
+    """Reads a JSON object; `InputError`, which ends with ``remedy``, if the file holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object: {remedy}.")
+    return content
+
+
+def modified_s(path: pathlib.Path) -> float:
+    """When a file was last written, in seconds since the epoch, by its file system or bucket."""
+    return float(getattr(path.stat(), "mtime" if is_bucket(path) else "st_mtime"))
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a text file, decompressed if it ends in ``.gz``; the last is empty if the file is complete."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path} cannot be decompressed ({error}): restore the file.") from error
+    return content.decode("utf-8", errors="replace").split("\n")
+
+
+def delete_tree(directory: pathlib.Path) -> None:
+    """Deletes a directory and its contents, if it exists; of a link to a directory, the contents alone."""
+    if is_bucket(directory):
+        if directory.exists():
+            directory.rmtree()  # type: ignore[attr-defined]
+    elif directory.is_symlink():
+        for path in directory.iterdir():
+            delete_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    elif directory.is_dir():
+        shutil.rmtree(directory)
+
+
+class JsonLines:
+    """An append-only file with one JSON object per line; in a bucket, each `write` makes a new object beside ``path``.
+
+    Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
+    its newline. In a bucket ``records.jsonl`` becomes ``records.20261123T120000-1f2e3d4c-000001.jsonl``: when this
+    writer started, a random number, and the part, so that names sort in the order of writing. A compressed file is
+    refused: a new file beside it would repeat its work.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._parts = path, 0
+        if is_bucket(path):
+            self._writer = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+            return
+        compressed = path.with_name(path.name + ".gz")
+        if compressed.exists():
+            raise InputError(f"{compressed} is compressed: to resume, run gunzip {compressed} first.")
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        if complete != len(content):
+            with path.open("ab") as file:
+                if _is_json(content[complete:]):
+                    file.write(b"\n")
+                else:
+                    file.truncate(complete)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, values: Iterable[Any]) -> None:
+        """Appends a line per value; returns when they are on disk."""
+        text = "".join(json.dumps(value) + "\n" for value in values)
+        if is_bucket(self._path):
+            self._parts += 1
+            name = f"{self._path.stem}.{self._writer}-{self._parts:06d}{self._path.suffix}"
+            self._path.with_name(name).write_text(text)
+        else:
+            self._file.write(text)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        if not is_bucket(self._path):
+            self._file.close()
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Scratch:
+    """A local directory for files that grow or that libraries write; `upload` copies them to a bucket.
+
+    It is the work directory itself if that is on a disk; then `upload` does nothing.
+
+    Args:
+      directory: the work directory.
+      fetch: names of files to copy from the bucket first, if they exist.
+    """
+
+    UPLOAD_EVERY_S = 60.0
+
+    def __init__(self, directory: pathlib.Path, fetch: Iterable[str] = ()) -> None:
+        self._directory, self._remote = directory, is_bucket(directory)
+        self.local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-scratch-")) if self._remote else directory
+        self._last = time.monotonic()
+        for name in fetch if self._remote else ():
+            if (directory / name).exists():
+                (self.local / name).write_bytes((directory / name).read_bytes())
+
+    def upload(self) -> None:
+        """Copies all files; each replaces the bucket's in one step."""
+        for path in sorted(self.local.iterdir()) if self._remote else ():
+            if path.is_file():
+                (self._directory / path.name).write_bytes(path.read_bytes())
+        self._last = time.monotonic()
+
+    def upload_if_due(self) -> None:
+        """Uploads if the last upload was `UPLOAD_EVERY_S` ago."""
+        if time.monotonic() - self._last >= self.UPLOAD_EVERY_S:
+            self.upload()
+
+    def close(self) -> None:
+        """Uploads, and deletes the local copies."""
+        try:
+            self.upload()
+        finally:
+            if self._remote:
+                shutil.rmtree(self.local, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def writing_to(directory: pathlib.Path) -> Iterator[None]:
+    """Turns errors of any library that writes to ``directory`` into one sentence.
+
+    Raises:
+      RunStopped: the disk is full, read-only or broken, the bucket cannot be reached, or the directory was deleted.
+    """
+    try:
+        yield
+    except (InputError, RunStopped):
+        raise
+    except Exception as error:
+        if reason := _of_storage(error):
+            remedy = f"make room, make it writable or reachable, then {REMEDY}"
+            raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
+        if not directory.exists():
+            raise RunStopped(deleted(directory)) from error
+        raise
+
+
+def deleted(directory: pathlib.Path) -> str:
+    """The sentence about a work directory that is gone."""
+    return f"workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
+
+
+@contextlib.contextmanager
+def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
+    """Turns errors of the connection to a bucket of ``directories``, which the context reads, into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        bucket = next(filter(is_bucket, directories), None)
+        if bucket is None or (reason := _of_storage(error)) is None:
+            raise
+        raise InputError(
+            f"{str(bucket)!r} cannot be read ({reason}): check the name, your credentials and their permissions."
+        ) from error
+
+
+_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
+_REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # whose errors come from a bucket
+
+
+def _of_storage(error: BaseException) -> str | None:
+    """The message of ``error`` or one of its causes if it is about a disk or a bucket."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
+            return os.strerror(cause.errno)
+        for message in map(os.strerror, _FULL_OR_READ_ONLY):  # Orbax's storage library gives the message alone
+            if message in str(cause):
+                return message
+        if {parent.__module__.partition(".")[0] for parent in type(cause).__mro__} & _REMOTE:
+            return str(cause).strip().partition("\n")[0] or type(cause).__name__
+        cause = cause.__cause__ or cause.__context__
+    return None

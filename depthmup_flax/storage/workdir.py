@@ -1,0 +1,211 @@
+"""A work directory holds one kind of work, and one process at a time writes to it.
+
+Every command claims it here before it computes or writes. On a disk the claim is a lock of the kernel, which ends with
+its process. In a bucket it is the file ``.claim``, which names its process and outlives a process that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Iterator
+
+from depthmup_flax.storage.files import as_path, create, deleted, is_bucket, reachable, read_json, writing_to
+from depthmup_flax.util.errors import Busy, InputError, RunStopped
+
+MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
+WAIT_S = 5.0  # for a process that is about to end
+
+RUN, SWEEP, TUNE, FORECAST = "run", "sweep", "tune", "forecast"
+COORD_CHECK, REPORT = "coord_check", "report"
+NAMES = {
+    RUN: "a training run",
+    SWEEP: "a sweep",
+    TUNE: "a search for hyperparameters",
+    FORECAST: "a forecast",
+    COORD_CHECK: "a coordinate check",
+    REPORT: "a report",
+}
+_UNMARKED = {"sweep.json": SWEEP}  # copied records without the mark
+_UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # another program may have written these
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A work directory that this process may write to."""
+
+    directory: pathlib.Path
+    file: pathlib.Path  # exists while the claim holds
+
+    def check(self) -> None:
+        """Raises `RunStopped` if a directory on a disk was deleted or renamed; call it between steps."""
+        if not is_bucket(self.directory) and not self.file.exists():
+            raise RunStopped(deleted(self.directory))
+
+    def require_alone(self) -> None:
+        """Raises `InputError` if another part of the work is running, before what all share is deleted."""
+        for path in self.directory.glob(".lock*"):
+            if path.name != self.file.name and in_use(path):
+                raise InputError(
+                    f"workdir {str(self.directory)!r} is in use by another process: stop it before you delete its work."
+                )
+
+
+@contextlib.contextmanager
+def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", flag: str = "workdir") -> Iterator[Claim]:
+    """Opens a work directory for one kind of work; creates it if absent.
+
+    Args:
+      path: as typed.
+      kind: one of the constants of this module.
+      lock: name of the lock file, which one process holds at a time; each part of a sweep has its own.
+      flag: that names the directory, for messages.
+
+    Raises:
+      InputError: the directory cannot be written, or holds another kind of work; it is unchanged.
+      Busy: another process holds the lock.
+      RunStopped: the disk is full, or cannot be written any more inside the context.
+    """
+    directory = as_path(path)
+    with contextlib.ExitStack() as stack:
+        with writing_to(directory), reachable([directory]):
+            try:
+                _mark(directory, kind)
+                hold = _claim_file if is_bucket(directory) else _file_lock
+                file = stack.enter_context(hold(directory / lock))
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                    raise
+                raise InputError(
+                    f"{flag} {str(directory)!r} cannot be written to ({error.strerror}): choose another."
+                ) from error
+        stack.enter_context(writing_to(directory))
+        yield Claim(directory, file)
+
+
+@contextlib.contextmanager
+def _file_lock(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    import filelock
+
+    lock = filelock.FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=WAIT_S)
+    except filelock.Timeout as error:
+        raise Busy(
+            f"workdir {str(path.parent)!r} is in use by another process: rerun the command later, or choose another "
+            "directory."
+        ) from error
+    try:
+        yield path
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _claim_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """``.claim`` for ``.lock``; a claim of this machine whose process is gone is replaced."""
+    path = path.with_name(path.name.replace(".lock", ".claim"))
+    if path.exists():
+        other = json.loads(path.read_text())
+        if other["host"] != platform.node() or (other["pid"] != os.getpid() and _is_running(other["pid"])):
+            raise Busy(
+                f"workdir {str(path.parent)!r} is in use by process {other['pid']} on {other['host']} since "
+                f"{other['started']}: wait for it. If it has ended, delete {path} and rerun the command."
+            )
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    path.write_text(json.dumps({"host": platform.node(), "pid": os.getpid(), "started": started}))
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def in_use(path: pathlib.Path) -> bool:
+    """Whether a process holds a lock file, or a claim file exists."""
+    if is_bucket(path):
+        return path.with_name(path.name.replace(".lock", ".claim")).exists()
+    import filelock
+
+    try:
+        with filelock.FileLock(path, timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+
+
+def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
+    """Raises `InputError`, which ends with ``remedy``, unless a directory can be read as this kind of work."""
+    name, wanted = repr(str(directory)), NAMES[kind].removeprefix("a ")
+    with reachable([directory]):
+        if not directory.is_dir():
+            raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
+        try:
+            present = kind_of(directory)
+        except UnknownWork as error:
+            raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
+    if present != kind:
+        holds = f"no {wanted}" if present is None else f"{NAMES[present]}, not {NAMES[kind]}"
+        raise InputError(f"{name} holds {holds}: {remedy}.")
+
+
+class UnknownWork(InputError):
+    """A directory holds a ``file`` that another program may have written."""
+
+    def __init__(self, directory: pathlib.Path, file: str) -> None:
+        holds = f"holds {file!r}, which another program may have written"
+        super().__init__(f"workdir {str(directory)!r} {holds}: choose another directory.")
+        self.file = file
+
+
+def kind_of(directory: pathlib.Path) -> str | None:
+    """The kind of work that a directory holds; ``None`` if it holds none.
+
+    Raises:
+      UnknownWork: files of unknown work exist.
+      InputError: the mark is damaged.
+    """
+    mark = directory / MARK
+    if mark.exists():
+        named = read_json(mark, "restore it, or choose another directory").get("kind")
+        if named not in NAMES:
+            raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
+        return str(named)
+    for name, kind in _UNMARKED.items():
+        if (directory / name).exists():
+            return kind
+    unknown = (path for name in _UNKNOWN for path in directory.glob(name) if not _is_empty(path))
+    if (found := next(unknown, None)) is not None:
+        raise UnknownWork(directory, found.name)
+    return None
+
+
+def _is_empty(path: pathlib.Path) -> bool:
+    """Whether it is a folder without files, or a link to one, such as a user's for checkpoints on a larger disk."""
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _mark(directory: pathlib.Path, kind: str) -> None:
+    """Creates the directory and its mark if absent; `InputError` if it holds another kind of work."""
+    if not is_bucket(directory):  # which has no directories
+        directory.mkdir(parents=True, exist_ok=True)
+    if (present := kind_of(directory)) not in (None, kind):
+        raise InputError(
+            f"workdir {str(directory)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another directory."
+        )
+    create(directory / MARK, json.dumps({"kind": kind}) + "\n")
