@@ -211,8 +211,8 @@ def test_the_tab_key_offers_the_fields_of_the_model_that_the_line_names(there, m
 
 @pytest.mark.slow
 def test_plans_and_dry_runs_take_networks_and_steps(there):
-    planned = lines(there, ["plan", *SMALL, *NET], ["plan", *SMALL, *STEP], ["plan", *SMALL, *NET, "--meshes"])
-    assert [code for code, _, _ in planned] == [0, 0, 2], planned
+    planned = lines(there, ["plan", *SMALL, *NET], ["plan", *SMALL, *STEP])
+    assert [code for code, _, _ in planned] == [0, 0], planned
     assert "parameters 0.00, optimizer 0.00" in planned[1][1]
     table, step = lines(there, ["train", *SMALL, *NET, "--print_params"], ["train", *SMALL, *STEP, "--print_params"])
     assert "block_1/kernel 16x16 hidden+branch" in table[1]
