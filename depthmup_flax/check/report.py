@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +71,7 @@ class Report:
         return [q for q in self.quantities if not q.passed]
 
     def __str__(self) -> str:
-        """One screen: the causes, the failures, and what passed with the largest deviation from theory."""
+        """One screen: the failures, what passed with the largest deviation from theory, the causes and the notes."""
         return self._text(_SHOWN_FAILURES, _SHOWN_PASSED)
 
     def details(self) -> str:
@@ -80,72 +80,43 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The same screen in a notebook."""
-        text = notebook_html.heading(self._rule) + notebook_html.paragraphs([self._how])
-        for axis in self._axes:
-            verdict, cells, hidden = self._axis(axis, _SHOWN_FAILURES, _SHOWN_PASSED)
-            text += notebook_html.heading(verdict) + cells.html()
-            text += notebook_html.paragraphs([hidden] if hidden else [])
-        causes = (f"{cause} At {layers}." for cause, layers in self._causes)
-        return text + notebook_html.paragraphs([*causes, *(f"note: {note}" for note in self.notes)])
+        return "".join(
+            part.html() if isinstance(part, text_table.Table) else notebook_html.paragraphs([part])
+            for part in self._parts(_SHOWN_FAILURES, _SHOWN_PASSED)
+        )
 
     def _text(self, failures: int, passed: int) -> str:
-        lines = [self._rule, self._how]
-        for axis in self._axes:
-            verdict, cells, hidden = self._axis(axis, failures, passed)
-            lines += ["", verdict, *(f"  {line}" for line in cells.lines), *([f"  {hidden}"] if hidden else [])]
-        for cause, layers in self._causes:
-            lines += ["", cause, f"  at {layers}"]
-        return "\n".join([*lines, *(line for note in self.notes for line in ("", f"note: {note}"))])
+        return "\n".join(map(str, self._parts(failures, passed)))
 
-    @property
-    def _rule(self) -> str:
-        return f"coordinate check: alpha {self.rule.alpha:g}, gamma {self.rule.gamma:g}, width rule {self.rule.width}"
-
-    @property
-    def _how(self) -> str:
+    def _parts(self, failures: int, passed: int) -> Iterator[str | text_table.Table]:
+        """The lines and tables of the report, with so many failures and other quantities of each axis."""
+        rule = self.rule
+        yield f"coordinate check: alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}"
         intervals = f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}"
-        return f"size ~ width^exponent or depth^exponent; {intervals}"
-
-    @property
-    def _axes(self) -> list[str]:
-        return sorted({q.axis for q in self.quantities}, reverse=True)
-
-    @property
-    def _causes(self) -> list[tuple[str, str]]:
-        """Each cause in a sentence, and its layers."""
+        yield f"size ~ width^exponent or depth^exponent; {intervals}"
+        for axis in sorted({q.axis for q in self.quantities}, reverse=True):
+            quantities = [q for q in self.quantities if q.axis == axis]
+            failed, others = ([q for q in quantities if q.passed == ok] for ok in (False, True))
+            if passed < len(others):
+                others.sort(key=lambda q: -abs(q.fit.slope - q.expected) if q.fit.state == "fitted" else 0.0)
+            sizes = ", ".join(str(size) for size in sorted({r.size for r in self.records if r.axis == axis}))
+            word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
+            right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
+            yield ""
+            yield f"{axis} {sizes}: {word}, {right} of {len(quantities)} right" + f", {unclear} unclear" * bool(unclear)
+            yield text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
+            if hidden := len(failed[failures:]) + len(others[passed:]):
+                more = f", {len(failed[failures:])} of them failures" if failed[failures:] else ""
+                yield f"and {hidden} more{more}: report.details() (--details)"
         what = "cause" if self.failures else "FAIL, though these sizes do not show it"
-        sentences = []
         for cause in self.causes:
-            more = len(cause.layers) - _SHOWN_LAYERS
-            layers = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
-            sentences.append((f"{what} ({cause.name}): {cause.text}", layers))
-        return sentences
-
-    def _axis(self, axis: str, failures: int, passed: int) -> tuple[str, text_table.Table, str]:
-        """The verdict, the table of quantities, and how many are not shown; empty if all are.
-
-        Failures come first, then the largest deviations among what passed.
-        """
-        quantities = [q for q in self.quantities if q.axis == axis]
-        failed = [q for q in quantities if not q.passed]
-        others = [q for q in quantities if q.passed]
-        if passed < len(others):
-            others.sort(key=lambda q: -abs(q.fit.slope - q.expected) if q.fit.state == "fitted" else 0.0)
-        hidden = [
-            f"{len(kinds) - shown} {what}"
-            for what, kinds, shown in (
-                ("more failures", failed, min(failures, len(failed))),
-                ("more passed", others, min(passed, len(others))),
-            )
-            if len(kinds) > shown
-        ]
-        sizes = sorted({r.size for r in self.records if r.axis == axis})
-        word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
-        right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
-        counts = f"{right} of {len(quantities)} right" + (f", {unclear} unclear" if unclear else "")
-        cells = text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
-        rest = f"and {' and '.join(hidden)}: report.details() (--details)" if hidden else ""
-        return f"{axis} {', '.join(map(str, sizes))}: {word}, {counts}", cells, rest
+            yield ""
+            yield f"{what} ({cause.name}): {cause.text}"
+            more = f" and {len(cause.layers) - _SHOWN_LAYERS} more" * (len(cause.layers) > _SHOWN_LAYERS)
+            yield f"at {', '.join(cause.layers[:_SHOWN_LAYERS])}{more}"
+        for note in self.notes:
+            yield ""
+            yield f"note: {note}"
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes the files of `write_to` to a directory that no other process uses.
@@ -158,20 +129,15 @@ class Report:
 
     def write_to(self, path: pathlib.Path) -> None:
         """Writes ``records.jsonl``, ``report.txt``, ``details.txt`` and, with matplotlib, ``coord_check.png``."""
-        rows = (
-            json.dumps({**dataclasses.asdict(r), "value": r.value if math.isfinite(r.value) else None})
-            for r in self.records
-        )
-        write_atomically(path / "records.jsonl", "".join(row + "\n" for row in rows))
+        finite = lambda r: {**dataclasses.asdict(r), "value": r.value if math.isfinite(r.value) else None}
+        write_atomically(path / "records.jsonl", "".join(f"{json.dumps(finite(r))}\n" for r in self.records))
         write_atomically(path / "report.txt", f"{self}\n")
         write_atomically(path / "details.txt", f"{self.details()}\n")
         if importlib.util.find_spec("matplotlib") is None:
             log.warning('no figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
-        names = ", ".join(cause.name.replace("_", " ") for cause in self.causes)
-        verdict = "PASS" if self.ok else f"FAIL: {names}" if names else "FAIL"
         legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
-        title = f"{str(self).splitlines()[0]}: {verdict}\n{legend}"
+        title = f"{str(self).splitlines()[0]}: {'PASS' if self.ok else 'FAIL'}\n{legend}"
         write_atomically(path / "coord_check.png", _draw(self.records, self.failures, title))
 
 
@@ -221,23 +187,18 @@ def _draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -
     figure = Figure(figsize=(17, 5.4 * len(axes)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12)
-    for row, axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
+    for (start, end, alone), axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
         failed = {(q.kind, q.group, q.name) for q in failures if q.axis == axis}
         last = table.steps(axis, EVERYTHING, "change")[-1]
-        for panel, kind, step, heading in (
-            (row[0], "activation", 0, "activations before training"),
-            (row[1], "change", last, f"change after {last} steps of training everything"),
-        ):
-            lines = [
-                (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
-                for name in table.features(axis)
-            ]
-            _panel(panel, axis, heading, lines)
-        lines = []
-        for group in table.groups(axis)[1:]:
-            bad = not failed.isdisjoint({("change", group, OUTPUT), ("change", group, FEATURES)})
-            lines.append((group, table.values(axis, group, "change", OUTPUT, 1), bad))
-        _panel(row[2], axis, "change of the output after 1 step of one group alone", lines)
+        of = lambda kind, step, axis=axis, failed=failed: [
+            (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
+            for name in table.features(axis)
+        ]
+        changed = lambda group, failed=failed: not failed.isdisjoint({("change", group, n) for n in (OUTPUT, FEATURES)})
+        groups = [(g, table.values(axis, g, "change", OUTPUT, 1), changed(g)) for g in table.groups(axis)[1:]]
+        _panel(start, axis, "activations before training", of("activation", 0))
+        _panel(end, axis, f"change after {last} steps of training everything", of("change", last))
+        _panel(alone, axis, "change of the output after 1 step of one group alone", groups)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
     return content.getvalue()
@@ -246,19 +207,16 @@ def _draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -
 def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
     """A log-log plot with a line and the range over seeds for each name, without lines that are zero or not finite."""
     panel.set(title=title, xlabel=axis, ylabel="root mean square", xscale="log", yscale="log")
-    drawn = []
-    for name, values, bad in sorted(lines, key=lambda line: not line[2]):
-        logs = {size: np.log([v for v in values[size] if v > 0 and math.isfinite(v)]) for size in sorted(values)}
-        if logs and all(len(log) for log in logs.values()):
-            drawn.append((name, logs, bad))
-    for i, (name, logs, bad) in enumerate(drawn):
-        mean, low, high = (np.exp([f(log) for log in logs.values()]) for f in (np.mean, np.min, np.max))
-        color, width = ("tab:red", 2.2) if bad else (f"C{(i * 2) % 10}", 1.1)
-        marker, label = "os^vD*Px+<"[i % 10], name if i < _SHOWN else None
-        panel.plot([*logs], mean, marker=marker, markersize=4, alpha=0.9, label=label, color=color, linewidth=width)
-        panel.fill_between([*logs], low, high, alpha=0.12, color=color, linewidth=0)
-    sizes = sorted({size for _, logs, _ in drawn for size in logs})
-    panel.set_xticks(sizes, labels=[str(size) for size in sizes], minor=False)
+    positive = lambda seeds: seeds and all(value > 0 and math.isfinite(value) for value in seeds)
+    drawn = [line for line in lines if line[1] and all(map(positive, line[1].values()))]
+    for i, (name, values, bad) in enumerate(sorted(drawn, key=lambda line: not line[2])):
+        sizes = sorted(values)
+        mean, low, high = (np.exp([f(np.log(values[size])) for size in sizes]) for f in (np.mean, np.min, np.max))
+        color, width = ("tab:red", 2.2) if bad else (f"C{i % 10}", 1.1)
+        label = name if i < _SHOWN else None
+        panel.plot(sizes, mean, marker="os^vD*Px+<"[i % 10], markersize=4, label=label, color=color, linewidth=width)
+        panel.fill_between(sizes, low, high, alpha=0.12, color=color, linewidth=0)
+        panel.set_xticks(sizes, labels=map(str, sizes), minor=False)
     panel.minorticks_off()
     bottom, top = panel.get_ylim()
     if top / bottom < 100:  # a flat line must look flat
@@ -266,8 +224,7 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
         panel.set_ylim(middle / 10, middle * 10)
     panel.grid(alpha=0.3)
     if drawn:
-        more = len(drawn) - _SHOWN
-        panel.legend(fontsize=7, loc="best", title=f"and {more} more" if more > 0 else None, title_fontsize=7)
+        panel.legend(fontsize=7, loc="best")
 
 
 _NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights

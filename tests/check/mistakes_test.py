@@ -152,16 +152,19 @@ def test_weights_that_every_block_shares_fail():
     assert failed(report, "activation", "blocks") > 0.25
 
 
-def scaled_start(power, *names):
-    """A builder of chains some of whose weights start with an extra power of the width."""
+def scaled_start(power, name):
+    """A builder of chains, weights of which start with an extra power of the width."""
 
-    def build(width, depth):
-        network = Chain(width, depth).network()
-        factor = lambda path: (width / BASE_WIDTH) ** power if any(name in str(path) for name in names) else 1.0
-        times = lambda path, leaf: factor(path) * leaf
-        return dataclasses.replace(network, init=lambda k: jax.tree_util.tree_map_with_path(times, network.init(k)))
+    def init(chain, key):
+        factor = lambda path: (chain.width / BASE_WIDTH) ** power if name in str(path) else 1.0
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: factor(path) * leaf, chain.init(key))
 
-    return build
+    return lambda width, depth: dataclasses.replace(
+        Chain(width, depth).network(), init=lambda key: init(Chain(width, depth), key)
+    )
+
+
+START_SIZES = {"rule": RULE, "width": 64, "depth": 4, "widths": (64, 128, 256), "steps": 1, "seeds": 2}
 
 
 @pytest.mark.usefixtures("also_trained")
@@ -169,14 +172,23 @@ def scaled_start(power, *names):
     ("power", "layer", "name", "kind", "shows"),
     [
         (0.5, "head", "readout_init_grows_with_width", "start", "head/kernel"),
+        (-0.5, "stem", "input_init_falls_with_width", "start", "stem/kernel"),
         (-0.5, "dense", "hidden_init_falls_with_width", "activation", "blocks/dense"),
     ],
 )
-def test_initial_values_with_a_wrong_power_of_the_width_fail_with_it(power, layer, name, kind, shows):
-    sizes = {"width": 64, "depth": 4, "widths": (64, 128, 256), "steps": 1, "seeds": 2}
+def test_initial_values_with_a_wrong_power_of_the_width_fail_with_it_and_rescaling_repairs_them(
+    power, layer, name, kind, shows
+):
+    build = scaled_start(power, layer)
     with recorded(name):
-        report = coord_check(scaled_start(power, layer), Y, rule=RULE, **sizes)
+        report = coord_check(build, Y, **START_SIZES)
     assert failed(report, kind, shows) == pytest.approx(power, abs=0.1)
+    (network, base), key = (build(n, 4) for n in (64, BASE_WIDTH)), jax.random.key(0)
+    params, base_params = network.init(key), base.init(key)
+    result = jax.jit(network.rescaled(base.init, RULE).init)(key)
+    expected = dm.rescale_init(params, base_params, network.info, RULE)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), result, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), result, Chain(64, 4).init(key))
 
 
 def norm(h):
@@ -408,53 +420,6 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_grows(usual_s
         assert causes(report)["attention_scale"] == ("attention/key/kernel", "attention/query/kernel")
     else:
         assert report.ok, str(report)
-
-
-class EmbedNet(nn.Module):
-    """Flax's embeddings start smaller, the wider they are."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Embed(12, self.width, name="tokens")(x)
-        h = h + RULE.branch_multiplier * nn.Dense(self.width, name="block")(nn.relu(nn.LayerNorm(name="norm")(h)))
-        return nn.Dense(12, name="head")(h * RULE.readout_multiplier(self.width / BASE_WIDTH))
-
-
-TOKENS = jnp.arange(12).reshape(2, 6)
-
-
-def embed_network(width):
-    """The network, and the function of a key that gives the base model's parameters."""
-    model, base = EmbedNet(width), EmbedNet(BASE_WIDTH)
-    info = dm.audit(model, base, TOKENS, rule=RULE, axes="width").info
-    network = checked_network(model, TOKENS, info=info, optimizer=dm.adamw(1e-3, info, RULE))
-    return network, lambda key: base.init(key, TOKENS)["params"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rescaled", [False, True])
-def test_an_embedding_that_starts_smaller_with_width_fails_and_rescaling_repairs_it(rescaled):
-    def build(width, depth):
-        network, base_init = embed_network(width)
-        return network.rescaled(base_init, RULE) if rescaled else network
-
-    with recorded(f"embedding_{rescaled}"):
-        report = coord_check(build, TOKENS, rule=RULE, width=64, depth=1, widths=WIDTHS, steps=2, seeds=3)
-    if rescaled:
-        assert report.ok, str(report)
-    else:
-        assert failed(report, "start", "tokens/embedding") == pytest.approx(-0.5, abs=0.05)
-
-
-def test_a_rescaled_network_starts_from_what_rescale_init_gives():
-    network, base_init = embed_network(16)
-    params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (network.init, base_init))
-    expected = dm.rescale_init(params, base_params, network.info, RULE)
-    result = jax.jit(network.rescaled(base_init, RULE).init)(jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), result, expected)
-    assert not np.allclose(result["tokens"]["embedding"], params["tokens"]["embedding"])
 
 
 TEXT = jax.random.randint(jax.random.key(2), (2, 6), 0, 96)
