@@ -235,7 +235,8 @@ class _Run:
             return next(calls)
 
     def take(self, call: Call) -> None:
-        self._check_claim()
+        if self._claim is not None:
+            self._claim.check()
         self._checkpoints.check()
         first = self.step == self._first_step
         if first:
@@ -254,7 +255,6 @@ class _Run:
 
     def log(self, numbers: TrainState) -> None:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
-        self._check_claim()  # the first row creates TensorBoard's file
         rate, more = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
         values = {**numbers.recent.means("train_"), "learning_rate": rate}
         steps_per_s = self._log.train(self.step, values | {name: float(value) for name, value in more.items()})
@@ -277,7 +277,6 @@ class _Run:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
         with self._log.paused():
             test = self.evaluate()
-            self._check_claim()
             if test:
                 self._log.test(self.step, test)
             if is_finite(test):
@@ -289,7 +288,6 @@ class _Run:
 
         A state that is not finite is not written, so that it replaces no older one.
         """
-        self._check_claim()  # a checkpoint would create the directory again
         self._checkpoints.save(self.state, self._elapsed_s(), test, first=self._log.upload)
         if wait:
             self._checkpoints.wait()
@@ -340,10 +338,6 @@ class _Run:
     def close(self) -> None:
         self._log.close()
         self._checkpoints.close()
-
-    def _check_claim(self) -> None:
-        if self._claim is not None:
-            self._claim.check()
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:

@@ -249,12 +249,11 @@ class TrainedRun:
     def _of(self, kind: type) -> Any:
         """The description of the data; `InputError` unless it is of this ``kind``."""
         if not isinstance(self.data, kind):
-            holds, use = {
-                ImageDataset: ("a model of images", "run.predict(images)"),
-                TextDataset: ("a language model", "run.generate(prompt), or predict(tokens)"),
-                UserDataset: ("a model of your data", "run.predict"),
-            }[type(self.data)]
-            raise InputError(f"{self.directory} holds {holds}: use {use}.")
+            holds = {ImageDataset: "a model of images", TextDataset: "a language model"}
+            raise InputError(
+                f"{self.directory} holds {holds.get(type(self.data), 'a model of your data')}: use run.predict(inputs), or "
+                "run.generate(prompt) of a language model."
+            )
         return self.data
 
     def _checked(self, inputs: Any) -> Any:
