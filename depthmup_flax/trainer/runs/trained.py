@@ -250,10 +250,8 @@ class TrainedRun:
         """The description of the data; `InputError` unless it is of this ``kind``."""
         if not isinstance(self.data, kind):
             holds = {ImageDataset: "a model of images", TextDataset: "a language model"}
-            raise InputError(
-                f"{self.directory} holds {holds.get(type(self.data), 'a model of your data')}: use run.predict(inputs), or "
-                "run.generate(prompt) of a language model."
-            )
+            held = holds.get(type(self.data), "a model of your data")
+            raise InputError(f"{self.directory} holds {held}: use run.predict, or run.generate of a language model.")
         return self.data
 
     def _checked(self, inputs: Any) -> Any:
