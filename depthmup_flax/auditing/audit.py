@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.audit_table import Finding, NotJudged, Results, Row, as_html, places, printed, summary
+from depthmup_flax.auditing.audit_table import Finding, NotJudged, Results, Row, places, printed, summary
 from depthmup_flax.auditing.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.auditing.given_roles import different, misplaced
@@ -35,6 +35,7 @@ from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError, closest
+from depthmup_flax.util.table import notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -119,10 +120,10 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self._results)
+        return notebook_html(*printed(self._results))
 
     def __str__(self) -> str:
-        return printed(self._results)
+        return "\n".join(map(str, printed(self._results)))
 
     @property
     def _results(self) -> Results:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from depthmup_flax.auditing.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import ParamInfo
-from depthmup_flax.util import notebook_html
 from depthmup_flax.util.table import Table
 
 
@@ -79,26 +78,14 @@ class Results:
         return f"{ratios}; factors are relative to the base model"
 
 
-def printed(results: Results) -> str:
+def printed(results: Results) -> list[str | Table]:
     """The verdict of an audit in one line, its table, findings, what was not judged, and notes."""
-    text = [*_wrapped(results.verdict, ""), "", *_table(results.rows).lines, *_wrapped(results.ratios, "")]
-    text += [line for lines in listed(results.findings, results.not_judged) for line in ("", *lines)]
+    parts: list[str | Table] = [*_wrapped(results.verdict, ""), "", _table(results.rows), *_wrapped(results.ratios, "")]
+    parts += ["\n".join(["", *lines]) for lines in listed(results.findings, results.not_judged)]
     for note in results.notes:
         sentences, *code = f"Note: {note}".split("\n")
-        text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
-    return "\n".join(text)
-
-
-def as_html(results: Results) -> str:
-    """What `printed` says, for a notebook."""
-    text = notebook_html.heading(results.verdict) + _table(results.rows).html()
-    text += notebook_html.paragraphs([results.ratios])
-    for sentences, code in _with_code(results.findings, results.not_judged):
-        text += notebook_html.paragraphs([sentences]) + notebook_html.code(code)
-    for note in results.notes:
-        sentences, _, code = f"Note: {note}".partition("\n")
-        text += notebook_html.paragraphs([sentences]) + (notebook_html.code(code) if code else "")
-    return text
+        parts.append("\n".join(["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]))
+    return parts
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -119,18 +106,13 @@ def _depth_ratios(rows: Sequence[Row], r: float) -> str:
 
 def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
-    written = len(findings)
-    texts = [(_wrapped(text, "   "), f"   {code}") for text, code in _with_code(findings, not_judged)]
-    return [
-        *([*text, code] for text, code in texts[:written]),
-        *([*text, *_wrapped(code, "   ")] for text, code in texts[written:]),
-    ]
-
-
-def _with_code(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[tuple[str, str]]:
-    """Each finding and what to write, then each thing that was not judged and what to do."""
-    missing = [(f"{n}. {one.name}: {one.text}", f"write: {one.code}") for n, one in enumerate(findings, start=1)]
-    return missing + [(f"?  not judged, {one.place}: {one.text}", f"do: {one.code}") for one in not_judged]
+    texts = []
+    for number, one in enumerate(findings, start=1):
+        texts.append([*_wrapped(f"{number}. {one.name}: {one.text}", "   "), f"   write: {one.code}"])
+    for other in not_judged:
+        what = _wrapped(f"?  not judged, {other.place}: {other.text}", "   ")
+        texts.append([*what, *_wrapped(f"do: {other.code}", "   ")])
+    return texts
 
 
 def places(not_judged: Sequence[NotJudged]) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geometries, param_count
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
-from depthmup_flax.util import notebook_html
-from depthmup_flax.util.table import Table
+from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -83,7 +82,7 @@ def param_table(
     table = Table(columns, rows, "<<<>>>>>>"[: len(columns)], ruled=True)  # text left, numbers right
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
-    return ParamTable(f"{table}\n{total}", table.html() + notebook_html.paragraphs([total]))
+    return ParamTable(f"{table}\n{total}", notebook_html(table, total))
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:

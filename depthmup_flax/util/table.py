@@ -70,6 +70,12 @@ class Table:
         return "".join(f'<{tag} style="text-align: {_SIDES[a]}">{escape(cell)}</{tag}>' for cell, a in cells)
 
 
+def notebook_html(*parts: str | Table) -> str:
+    """HTML of tables, and of texts with their line breaks, in the colors and fonts of a notebook."""
+    text = lambda part: f'<p style="white-space: pre-wrap">{escape(part)}</p>\n'
+    return "".join(part.html() if isinstance(part, Table) else text(part.strip("\n")) for part in parts)
+
+
 def cell_text(value: Any) -> str:
     """A float with four digits, nothing for ``None``, other values as they are."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

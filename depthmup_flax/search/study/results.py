@@ -17,8 +17,7 @@ from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.search.tune.choice import Advice, Choice, describe
 from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.records import LOSS_FIELDS, TRAIN, short_names
-from depthmup_flax.util import notebook_html
-from depthmup_flax.util.table import Table
+from depthmup_flax.util.table import Table, notebook_html
 
 _SHOWN_RUNS = 10
 _NOT_SHOWN = ("run", "train_loss", "train_loss_slices", "wall_time_s", "lanes", "parameters", "commit")
@@ -58,7 +57,7 @@ class Swept:
     def _repr_html_(self) -> str:
         """The best runs, with what differs between runs."""
         if not self.records:
-            return notebook_html.paragraphs([repr(self)])
+            return notebook_html(repr(self))
         field = LOSS_FIELDS[self.objective]
         loss = lambda record: math.inf if record[field] is None else record[field]
         best = sorted(self.records, key=loss)[:_SHOWN_RUNS]
@@ -67,8 +66,7 @@ class Swept:
         names = [name for name in differing if name not in _NOT_SHOWN]
         rows = [[record.get(name) for name in names] for record in best]
         lowest = f"The {len(best)} of the lowest {LOSSES[self.objective]}:" if len(best) < len(self.records) else ""
-        lines = notebook_html.paragraphs(filter(None, [repr(self), lowest]))
-        return lines + Table(names, rows, ">" * len(names)).html()
+        return notebook_html(f"{self!r}\n{lowest}", Table(names, rows, ">" * len(names)))
 
 
 class Best(Mapping[str, Any]):
