@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax import data
-from depthmup_flax.data.crops import crop_draws, random_box, resize_box
+from depthmup_flax.data.image_files import crop_draws, random_box, resize_box
 
 MADE_IMAGES = 512
 MADE_SIZE = (500, 375)
@@ -215,7 +215,7 @@ def main() -> None:
 
 def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
     """All measurements."""
-    from depthmup_flax.data.sources.folder import list_folder
+    from depthmup_flax.data.image_sources import list_folder
 
     folder = flags.images or make_folder(scratch / "folder")
     files = list_folder(folder)[0]

@@ -15,8 +15,8 @@ from benchmarks.gpu.cases import Case
 from benchmarks.timing import RATE, repeated
 from depthmup_flax.config import default_config, from_file
 from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import GroupPrograms, plan

@@ -31,7 +31,7 @@ from depthmup_flax.util.errors import InputError
 if TYPE_CHECKING:
     import jax
 
-    from depthmup_flax.data.sources.blank import PlannedData
+    from depthmup_flax.data.blank import PlannedData
 
 
 def define(parser: Parser) -> None:
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
     _prepare(args.topology)
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.data.sources.blank import PlannedData, Sizes
+    from depthmup_flax.data.blank import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
     from depthmup_flax.plan.topologies import topology_devices
 

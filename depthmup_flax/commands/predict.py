@@ -91,7 +91,7 @@ def _write_text(run: TrainedRun, args: argparse.Namespace) -> None:
 
 
 def _classify(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | None) -> None:
-    from depthmup_flax.data.given_images import image_files
+    from depthmup_flax.data.image_files import image_files
 
     arguments = args.words[1:]
     if args.prompt is not None or not arguments:

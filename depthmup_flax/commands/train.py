@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _next(config: ConfigDict, workdir: str) -> str:
     """What to do with a trained network, or with the state of a training step."""
-    from depthmup_flax.data.sources.registry import find_source
+    from depthmup_flax.data.registry import find_source
     from depthmup_flax.trainer.runs.trained import training_step
 
     kind, run = find_source(config.data.name)[0].kind, f"in Python, dm.load_run({workdir!r})"

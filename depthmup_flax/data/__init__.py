@@ -2,7 +2,8 @@
 
 ``load(config.data)``, or ``from_arrays`` for images in memory, returns a ``Dataset``. Sets in memory use
 ``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. Each host reads its
-part of every batch. A new source is a module in ``sources`` and an entry in ``sources.registry``.
+part of every batch. A new source is a function that returns a ``Dataset``, and an entry in
+``registry.SOURCES``.
 
 ``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step: images through
 ``augment`` and ``normalize``, text through ``text.shift``, your own data through your function.
@@ -17,9 +18,9 @@ from depthmup_flax.data.batches import (
     train_batch,
     train_stream,
 )
-from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset, Split
+from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset, Split, chance_loss
 from depthmup_flax.data.images import ImageDataset, from_arrays
-from depthmup_flax.data.sources.registry import LoadOnce, load
+from depthmup_flax.data.registry import LoadOnce, load
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.data.user_data import UserDataset
 
@@ -36,6 +37,7 @@ __all__ = [
     "UserDataset",
     "augment",
     "batch_indices",
+    "chance_loss",
     "eval_batches",
     "from_arrays",
     "load",

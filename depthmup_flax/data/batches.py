@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from depthmup_flax.data.crops import crop_draws
 from depthmup_flax.data.dataset import Split
-from depthmup_flax.data.decoding import EncodedSplit
+from depthmup_flax.data.image_files import ImageFiles, crop_draws
 from depthmup_flax.data.user_splits import BatchStream
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.extras import require
@@ -24,11 +23,7 @@ _MAX_STEPS = 2**40  # Grain needs a length
 
 
 def steps_of_epoch(split: Split, batch_size: int) -> int | None:
-    """`steps_per_epoch` of a training split; None for batches by seed, which have no epochs.
-
-    Raises:
-      InputError: there are no batches of this size.
-    """
+    """`steps_per_epoch` of a training split; None for batches by seed, which have no epochs."""
     if isinstance(split, BatchStream):
         split.require_size(batch_size)
         return None
@@ -64,15 +59,12 @@ def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows 
     """The training batch of a step: a pure function of (seed, step, place in the batch).
 
     ``rows`` are the places in the global batch of ``batch_size`` that this host reads.
-
-    Raises:
-      InputError: ``batch_size`` exceeds the split, or an example cannot be read.
     """
     if isinstance(split, BatchStream):
         split.require_size(batch_size)
         return {field: values[rows] for field, values in split.batch(seed, step).items()}
     indices = batch_indices(seed, step, len(split), batch_size)[rows]
-    if isinstance(split, EncodedSplit) and split.config.augment == "resized_crop":
+    if isinstance(split, ImageFiles) and split.config.augment == "resized_crop":
         return split.read(indices, crop_draws(seed, step, batch_size)[rows])
     return split.read(indices)
 
@@ -102,18 +94,14 @@ def train_stream(
 def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[HostBatch]:
     """Every example once, in order, in batches of ``batch_size``: the fields of ``split.read``, and ``mask``.
 
-    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch or replace a skipped
-    bad example. ``rows`` are the places in each batch that this host reads; all hosts get equally many batches.
+    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch. ``rows`` are the
+    places in each batch that this host reads; all hosts get equally many batches.
     """
     places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):
         real = start + places < len(split)
-        indices = start + places[real]
-        if isinstance(split, EncodedSplit):
-            examples, good = split.read_or_zeros(indices)
-        else:
-            examples, good = dict(split.read(indices)), np.ones(len(indices), bool)
-        batch = {**examples, "mask": good.astype(np.float32)}
+        examples = split.read(start + places[real])
+        batch = {**examples, "mask": np.ones(int(real.sum()), np.float32)}
         yield {field: values if real.all() else _fill(values, real) for field, values in batch.items()}
 
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import numpy as np
 
-from depthmup_flax.data.checksums import of_arrays
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch, HostBatch
 
 Placement = Literal["device", "stream"]
 Evaluated = Literal["test", "validation"]
+
+MEMORY_LIMIT = 2**31  # bytes: larger training sets are streamed, unless data.placement says otherwise
+_WHOLE = 4 * 2**30  # of larger arrays, which may be mapped from a disk, a checksum reads some, spaced evenly
+_CHECKED = 4096  # examples copied at a time for a checksum if they are not contiguous
+_LABELS, _CHUNK = 4096, 512  # examples whose labels `chance_loss` reads, evenly spaced; and how many at a time
+
+
+class NotHere(InputError):
+    """The data are not on this machine; a plan uses blank ones instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +36,13 @@ class DataConfig:
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
     image_size: int = 0  # side in pixels; 0 keeps the data's own size
     augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift; python: none
-    placement: str = "auto"  # of examples: auto | device, all in memory | stream, read during training
-    device_limit_mib: int = 2048  # placement auto streams training sets that are larger
+    placement: str = "auto"  # of examples: auto | device, all in memory | stream, read in training; auto: up to 2 GiB
     train_examples: int = 0  # training examples to keep; 0 is all
     test_examples: int = 0  # test examples to keep; 0 is all
     # Share of the training examples that is evaluated in place of the test set, and not trained on; 0: the test set.
     validation_fraction: float = 0.0
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte
-    suffixes: str = "jpg,jpeg,png"  # folder: names of files that are read, in any case
-    on_bad_example: str = "error"  # image files that cannot be decoded: error | skip
-    read_threads: int = 0  # threads that decode images; 0 is one for each core that the process may use
 
 
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
@@ -51,7 +58,7 @@ class Split(Protocol):
         """The examples ``indices`` [B] as arrays with a leading axis B; thread-safe.
 
         Images: ``{"image": [B, H, W, C], "label": int32 [B]}``, uint8 or float32 in 0..255. Text:
-        ``{"tokens": [B, W]}``, unsigned integers. Data of a user: see ``example_spec``.
+        ``{"tokens": [B, W]}``, unsigned integers. Data of a user: see ``user_splits.ExampleSpec``.
         """
 
     def arrays(self) -> HostBatch:
@@ -73,6 +80,8 @@ class Dataset(abc.ABC):
     placement: Placement
     # What `test` holds: the test set, or examples held out of the training set (``data.validation_fraction``).
     evaluated: Evaluated = dataclasses.field(default="test", kw_only=True)
+    # Both splits as their source gives them, if they were read into memory: of these are the checksums.
+    given: tuple[Split, ...] = dataclasses.field(default=(), kw_only=True)
 
     unit: ClassVar[str]  # of throughput: "images", "tokens" or "examples"
 
@@ -93,6 +102,10 @@ class Dataset(abc.ABC):
     def input_spec(self) -> Any:
         """Shape and type of the prepared input of one example, with a leading axis of 1; of a user a tree of them."""
 
+    def labels(self, batch: HostBatch) -> np.ndarray | jax.Array:
+        """The labels in a batch of ``Split.read``, without augmentation; of a text its tokens."""
+        return batch["label" if "label" in batch else "tokens"]
+
     @property
     def has_epochs(self) -> bool:
         """Whether the training examples are a set, of which an epoch reads each once; else ``train.steps`` counts."""
@@ -104,14 +117,12 @@ class Dataset(abc.ABC):
         return f"{len(self.train):,}" if self.has_epochs else "endless"
 
     @property
-    def bad_examples(self) -> np.ndarray:
-        """Which examples of the source this process found bad: bool; empty unless ``data.on_bad_example`` is "skip"."""
-        return np.zeros(0, bool)
-
-    @property
     def checksums(self) -> tuple[str, ...]:
-        """Of the training and the test examples: of all that are arrays in memory, of some that are read when asked."""
-        return self.train.checksum(), self.test.checksum()
+        """Of the training and the test examples: of all that are arrays in memory, of some that are read when asked.
+
+        Of image files and not of pixels, which decoders of other versions may round otherwise.
+        """
+        return tuple(split.checksum() for split in self.given or (self.train, self.test))
 
     @property
     def units_per_example(self) -> int:
@@ -142,8 +153,98 @@ class ArraySplit:
 
     def checksum(self) -> str:
         """See ``Split.checksum``; of all examples."""
-        return of_arrays(self.fields)
+        return checksum_of_arrays(self.fields)
 
     def take(self, order: np.ndarray) -> ArraySplit:
         """The examples ``order``, in that order."""
         return ArraySplit(self.read(order))
+
+
+def placement(config: DataConfig, train_bytes: int) -> Placement:
+    """Where a training set of ``train_bytes`` goes."""
+    if config.augment == "resized_crop" or config.placement == "stream":
+        return "stream"
+    return "stream" if config.placement == "auto" and train_bytes > MEMORY_LIMIT else "device"
+
+
+def limited(config: DataConfig, splits: Iterable[Any]) -> list[Any]:
+    """The training and test split, which have a method ``take``, cut to ``train_examples`` and ``test_examples``."""
+    parts = []
+    for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
+        if (count := getattr(config, field)) > len(split):
+            raise InputError(f"data.{field} is {count}: {config.name!r} has {len(split)}. Use 0 for all of them.")
+        parts.append(split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split)
+    return parts
+
+
+def with_validation(config: DataConfig, splits: Sequence[Any]) -> list[Any]:
+    """The training and test split; with ``validation_fraction``, that share of the first, drawn at random, and no test.
+
+    The same examples are drawn for every seed of a run.
+    """
+    train, test = splits
+    if not config.validation_fraction:
+        return [train, test]
+    count = validation_count(config, len(train))
+    order = np.random.default_rng(0).permutation(len(train))
+    return [train.take(order[count:]), train.take(order[:count])]
+
+
+def validation_count(config: DataConfig, train: int) -> int:
+    """How many of ``train`` examples ``validation_fraction`` holds out; `InputError` if it leaves a split empty."""
+    count = round(config.validation_fraction * train)
+    if config.validation_fraction and not 0 < count < train:
+        raise InputError(
+            f"data.validation_fraction is {config.validation_fraction:g}: of {train} training examples that holds out "
+            f"{count}. Use another share, or 0 to evaluate the test set."
+        )
+    return count
+
+
+def chance_loss(dataset: Dataset) -> float | None:
+    """The entropy of the training labels in nats: the cross-entropy of the best constant guess.
+
+    Below it a network has learned something. For balanced classes it is the logarithm of their number, for text the
+    entropy of single tokens. From frequencies f_k of K labels among N it is ``-sum_k f_k log f_k + (K - 1) / (2 N)``
+    (Miller, 1955, corrects the bias). ``None`` without classes, and for batches without end. Labels of images in
+    memory are read whole, others from a sample.
+    """
+    if not dataset.num_classes or not dataset.has_epochs:
+        return None
+    if isinstance(dataset.train, ArraySplit) and "label" in dataset.train.fields:
+        labels = dataset.train.fields["label"]
+    else:
+        size = len(dataset.train)
+        chunk = min(size, _CHUNK)
+        parts = np.linspace(0, size - 1, min(size, _LABELS) // chunk * chunk).astype(np.int64).reshape(-1, chunk)
+        labels = np.concatenate([np.ravel(dataset.labels(dataset.train.read(part))) for part in parts])
+    counts = np.unique(labels, return_counts=True)[1]
+    frequencies = counts / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum() + (len(counts) - 1) / (2 * counts.sum()))
+
+
+def spaced(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of the numbers below ``count``, spaced evenly: int64."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
+def checksum_of_arrays(fields: Mapping[str, np.ndarray]) -> str:
+    """Eight hexadecimal digits of named arrays [N, ...]: of names, dtypes, shapes and contents.
+
+    A resumed run knows its data again by them. They find accidental changes, so CRC-32 serves, at several GB/s.
+    """
+    value = 0
+    for name, array in sorted(fields.items()):
+        value = zlib.crc32(f"{name} {array.dtype} {array.shape} ".encode(), value)
+        most = len(array) if array.nbytes <= _WHOLE else max(1, _WHOLE * len(array) // array.nbytes)
+        chosen = spaced(len(array), most)
+        for start in range(0, len(chosen), _CHECKED):
+            part = chosen[start : start + _CHECKED]
+            rows = array[part[0] : part[-1] + 1] if most == len(array) else array[part]
+            value = zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data, value)
+    return f"{value:08x}"
+
+
+def checksum_of_texts(texts: Iterable[str]) -> str:
+    """Eight hexadecimal digits of texts in order, which may be paths that are not UTF-8."""
+    return f"{zlib.crc32(chr(0).join(texts).encode(errors='surrogateescape')):08x}"

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.dataset import ArraySplit, Dataset
-from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
+from depthmup_flax.data.dataset import ArraySplit, Dataset, Split
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
-_PART = 8  # images that one thread sums
+_CHUNK = 128  # images that are summed at a time: 500 MB for the statistics of 224x224 pixels
+_PART = 8  # and at once
 _GRAY = np.float64(127.5)  # sums about the middle of the scale lose no digits
 
 
@@ -26,9 +26,7 @@ class ImageDataset(Dataset):
     image_shape: tuple[int, int, int]  # height, width, channels
     mean: np.ndarray  # float32 [C], per-channel mean of the training images on a 0..1 scale
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
-    bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
     class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
-    encoded: tuple[EncodedSplit, ...] = ()  # both splits as files; empty if they were given as arrays
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -43,24 +41,9 @@ class ImageDataset(Dataset):
         """float32 ``[1, H, W, C]``."""
         return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
 
-    @property
-    def checksums(self) -> tuple[str, ...]:
-        """See the base class; of files and not of pixels, which decoders of other versions may round otherwise."""
-        return tuple(split.checksum() for split in self.encoded) or super().checksums
-
-    @property
-    def checksums_of_files(self) -> tuple[str, ...]:
-        """Of all files of both splits, if they were read into memory; else empty."""
-        return tuple(split.checksum_of_files() for split in self.encoded if self.placement == "device")
-
-    @property
-    def bad_examples(self) -> np.ndarray:
-        """See the base class."""
-        return self.bad
-
     def describe(self) -> str:
         """See ``Dataset.describe``."""
-        return f"images {pixels(self.image_shape)}, {self.num_classes} classes"
+        return f"images {'x'.join(map(str, self.image_shape))}, {self.num_classes} classes"
 
 
 def from_arrays(
@@ -80,37 +63,46 @@ def from_arrays(
       name: for messages.
 
     Raises:
-      InputError: an array is empty, of the wrong shape or type, or has values out of range.
+      InputError: an array is empty, of the wrong shape or type, or a label is out of range.
     """
+    if num_classes is None:
+        num_classes = 1 + int(max(np.max(train_labels), np.max(test_labels)))
     train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
     test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
-        raise InputError(
-            f"data set {name!r}: train images are {pixels(shape)}, and test images are {pixels(test_shape)}. "
-            "Resize them to one shape."
-        )
-    if num_classes is None:
-        num_classes = 1 + max(int(split.fields["label"].max()) for split in (train, test))
+        raise InputError(f"data set {name!r}: train images are {shape}, and test images are {test_shape}. Resize them.")
     mean, std = channel_statistics(train)
     return ImageDataset(name, train, test, num_classes, "device", shape, mean, std)
 
 
-def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np.ndarray]:
+def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int) -> ArraySplit:
+    """Images as uint8 or float32 and labels as int32."""
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
+        shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
+        raise InputError(f"{where}: {shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0.")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= num_classes:
+        raise InputError(f"{where}: labels are {labels.dtype}. Give integers in 0..{num_classes - 1}.")
+    if images.dtype != np.uint8:
+        if not np.issubdtype(images.dtype, np.floating) or not np.isfinite(images).all():
+            raise InputError(f"{where}: images are {images.dtype}. Give uint8, or finite floats in 0..255.")
+        images = images.astype(np.float32)
+    return ArraySplit({"image": images, "label": labels.astype(np.int32)})
+
+
+def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel, float32 [C], on a 0..1 scale; 1 for the deviation of a constant channel.
 
     Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images.
     """
-    indices, threads = np.arange(len(train)), 0
-    if isinstance(train, EncodedSplit):
-        threads = train.config.read_threads
-        if len(train) > STATISTICS_SAMPLE:
-            indices = np.sort(np.random.default_rng(0).choice(len(train), STATISTICS_SAMPLE, replace=False))
+    indices = np.arange(len(train))
+    if not isinstance(train, ArraySplit) and len(train) > STATISTICS_SAMPLE:
+        indices = np.sort(np.random.default_rng(0).choice(len(train), STATISTICS_SAMPLE, replace=False))
     sums, count = np.zeros((2, 1)), 0
-    for start in range(0, len(indices), CHUNK):
-        images = train.read(indices[start : start + CHUNK])["image"]
-        parts = np.array_split(images, max(1, len(images) // _PART))
-        sums = sums + sum(in_threads(_centered_sums, parts, threads))
+    for start in range(0, len(indices), _CHUNK):
+        images = train.read(indices[start : start + _CHUNK])["image"]
+        sums = sums + sum(map(_centered_sums, np.array_split(images, max(1, len(images) // _PART))))
         count += images[..., 0].size
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0)) / 255
@@ -123,31 +115,3 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
     rows = images.reshape(-1, width * channels) - _GRAY
     columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
     return columns.reshape(2, width, channels).sum(1)
-
-
-def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
-    """Images as uint8 or float32 and labels as int32."""
-    images, labels = np.asarray(images), np.asarray(labels)
-    problem = ""
-    if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
-        shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
-        problem = f"{shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0"
-    elif not np.issubdtype(labels.dtype, np.integer):
-        problem = f"labels are {labels.dtype}. Give integers from 0"
-    elif images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        problem = f"images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale"
-    if problem:
-        raise InputError(f"{where}: {problem}.")
-    if images.dtype != np.uint8:
-        with np.errstate(over="ignore"):
-            images = images.astype(np.float32)  # in which 1e39 is infinite
-        if (bad := np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))).size:
-            raise InputError(
-                f"{where}: {bad.size} of {len(images)} images contain NaN or infinite values, the first at index "
-                f"{bad[0]} (as float32). Correct or remove them."
-            )
-    classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    if (bad := np.flatnonzero((labels < 0) | (labels >= classes))).size:
-        wrong = f"the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}"
-        raise InputError(f"{where}: {wrong}. Correct the labels or num_classes.")
-    return ArraySplit({"image": images, "label": labels.astype(np.int32)})

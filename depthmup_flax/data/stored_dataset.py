@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, Dataset
-from depthmup_flax.data.example_spec import ExampleSpec
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.data.user_data import UserDataset, pair_or_batch
+from depthmup_flax.data.user_splits import ExampleSpec
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
@@ -33,7 +33,6 @@ def to_json(dataset: Dataset) -> Json:
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
-        common |= dict(zip(("train_files", "test_files"), dataset.checksums_of_files, strict=False))
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
     if isinstance(dataset, UserDataset):
@@ -47,9 +46,6 @@ def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
     """The data set that `to_json` describes, without examples; its `Dataset.prepare` is that of training.
 
     A user's own ``prepare`` is not stored: `InputError` if it is called.
-
-    Raises:
-      KeyError, TypeError, ValueError: ``stored`` is not what `to_json` returns.
     """
     name, classes = str(stored["name"]), int(stored["num_classes"])
     if "example" in stored:
@@ -79,8 +75,6 @@ _COMPARED = {
     "test_examples": "number of test examples",
     "train_checksum": "content of training examples",
     "test_checksum": "content of test examples",
-    "train_files": "files of training examples",  # which data that are streamed do not have
-    "test_files": "files of test examples",
 }
 
 
@@ -90,18 +84,10 @@ def facts(stored: Json) -> Json:
 
 
 def changes(stored: Json, current: Json) -> str:
-    """What differs between two results of `to_json`, as part of a sentence; "" if nothing does.
-
-    Earlier versions stored no numbers and checksums of examples.
-    """
+    """What differs between two results of `to_json`, as part of a sentence; "" if nothing does."""
     then, now = facts(stored), facts(current)
-    differ = [name for name, value in then.items() if name in now and value != now[name]]
-    for split in ("training", "test"):  # the first says more than the others
-        of_split = [f"{what} of {split} examples" for what in ("number", "content", "files")]
-        for name in [name for name in of_split if name in differ][1:]:
-            differ.remove(name)
     values = lambda name: f" {then[name]} then, {now[name]} now" if isinstance(then[name], int) else ""
-    return ", ".join(name + values(name) for name in differ)
+    return ", ".join(name + values(name) for name in then if name in now and then[name] != now[name])
 
 
 def _user_dataset(name: str, classes: int, stored: Json) -> UserDataset:

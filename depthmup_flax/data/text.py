@@ -1,8 +1,9 @@
-"""Text for language models: tokenizers, windows of tokens, random shifts on the device."""
+"""Text for language models: a file's tokens, cut into windows, and random shifts on the device."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import check_augmentation
-from depthmup_flax.data.dataset import Dataset
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, limited, placement
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
@@ -68,7 +69,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset(Dataset):
-    """A text for next-token prediction; see ``sources.text_file.windows`` for its examples."""
+    """A text for next-token prediction; see `windows` for its examples."""
 
     context: int  # tokens that a model sees
     tokenizer: Tokenizer
@@ -98,6 +99,63 @@ class TextDataset(Dataset):
     def describe(self) -> str:
         """See ``Dataset.describe``."""
         return f"examples of {self.context} tokens, vocabulary {self.num_classes}"
+
+
+def load_text(path: str, config: DataConfig) -> TextDataset:
+    """A text file: UTF-8, or with tokenizer "byte" any file."""
+    field, file = f"data.name is 'text:{path}'", os.path.expanduser(path)
+    if not os.path.isfile(file):
+        raise NotHere(f"{field}: there is no file {file!r}. Give the path of a text file.")
+    with open(file, "rb") as opened:
+        content = opened.read()
+    if config.tokenizer == "byte":
+        tokens, tokenizer = np.frombuffer(content, np.uint8), Tokenizer()
+    else:
+        try:
+            text = content.decode("utf-8-sig")  # without the mark that some editors put at the start
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."
+            ) from error
+        if "\0" in text:
+            raise InputError(
+                f"{field}: that file has NUL characters, as UTF-16 and binary files do. Convert it to UTF-8, or set "
+                "data.tokenizer=byte."
+            )
+        tokens, tokenizer = Tokenizer.of_characters(text)
+    parts = windows(tokens, config.context, config.name, config.validation_fraction)
+    if config.validation_fraction:  # which counts the held-out examples
+        config = dataclasses.replace(config, test_examples=0)
+    train, test = limited(config, (ArraySplit({"tokens": part}) for part in parts))
+    where = placement(config, train.fields["tokens"].nbytes)
+    return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
+
+
+def windows(tokens: np.ndarray, context: int, name: str, validation: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
+
+    The first nine tenths of the tokens are for training. ``validation`` > 0 holds out that share of them, the last, in
+    place of the last tenth of all; random windows would overlap with training windows. Windows start at multiples of
+    ``context`` in each part; an incomplete last window is dropped. ``text.shift`` moves the model's input inside a
+    training window. Every test token but the first is predicted once. `InputError` if the text is too short for one
+    window of each kind.
+    """
+    cut = len(tokens) * 9 // 10
+    if validation:
+        tokens, cut = tokens[:cut], cut - round(validation * cut)
+    held_out = len(tokens) - cut
+    if cut < 2 * context or held_out < context + 1:
+        largest = min(cut // 2, held_out - 1)
+        raise InputError(
+            f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
+            f"{name!r} has {cut} and {held_out}. "
+            + (f"Use at most {largest}, or a longer text." if largest > 0 else "Use a longer text.")
+        )
+    train, test = (
+        np.lib.stride_tricks.sliding_window_view(part, length)[::context]
+        for part, length in ((tokens[:cut], 2 * context), (tokens[cut:], context + 1))
+    )
+    return train, test
 
 
 def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:

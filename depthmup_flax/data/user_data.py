@@ -1,4 +1,4 @@
-"""The data set of a user: their splits, and inputs and targets by their ``prepare``."""
+"""Data of the user: what a function that ``data.name`` names returns, and inputs and targets by their ``prepare``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,30 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement, Split
-from depthmup_flax.data.example_spec import ExampleSpec
-from depthmup_flax.data.user_splits import BatchStream
+from depthmup_flax.data.dataset import (
+    ArraySplit,
+    DataConfig,
+    Dataset,
+    Placement,
+    Split,
+    limited,
+    placement,
+    with_validation,
+)
+from depthmup_flax.data.user_splits import (
+    BatchStream,
+    ExampleSpec,
+    RecordSplit,
+    array_split,
+    batches_in_memory,
+    kind_of,
+)
 from depthmup_flax.networks.calls import calling, shapes_of
+from depthmup_flax.networks.named import resolve
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Batch
+from depthmup_flax.util.types import Batch, HostBatch
 
 # A key (None: evaluation) and the user's batch -> inputs and targets, or what their own training step reads.
 UserPrepare = Callable[[jax.Array | None, Any], Any]
@@ -36,14 +53,13 @@ def pair_or_batch(key: jax.Array | None, batch: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class UserDataset(Dataset):
-    """What ``data.name = "python:<module>:<function>"`` loads; see ``sources.python``."""
+    """What ``data.name = "python:<module>:<function>"`` loads; see `load_python`."""
 
     spec: ExampleSpec
     user_prepare: UserPrepare
     inputs: Any  # tree of shapes and dtypes, of one example; None if `user_prepare` does not give inputs and targets
     targets: Any  # likewise
     lowest_target: int = 0  # of the integers from which `num_classes` is known
-    given: tuple[Split, ...] = ()  # both splits as the user gave them, if `placement` has changed them
 
     unit: ClassVar[str] = "examples"
 
@@ -61,34 +77,25 @@ class UserDataset(Dataset):
         return "tokens" if tokens and self.inputs.shape == self.targets.shape and self.inputs.ndim == 1 else "arrays"
 
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> Any:
-        """``(inputs, targets)``, trees of arrays ``[B, ...]``; what `user_prepare` gives, if that is something else.
-
-        Raises:
-          UserCodeError: `user_prepare` fails.
-        """
+        """``(inputs, targets)``, trees of arrays ``[B, ...]``; what `user_prepare` gives, if that is something else."""
         examples = self.spec.unflatten(batch)
         with calling(f"prepare of {self.name}", key, examples):
             return self.user_prepare(key, examples)
 
     @property
-    def checksums(self) -> tuple[str, ...]:
-        """See the base class."""
-        return tuple(split.checksum() for split in self.given or (self.train, self.test))
-
-    @property
     def input_spec(self) -> Any:
         """A tree of shapes ``[1, ...]``; `InputError` if ``prepare`` gives no inputs and targets."""
         if self.inputs is None:
-            raise InputError(f"data.name is {self.name!r}: a model needs inputs and targets [B, ...]. {self._given()}")
+            given = shapes_of(_traced_prepare(self, _ABSTRACT, None))
+            raise InputError(
+                f"data.name is {self.name!r}: a model needs inputs and targets [B, ...], but {_ABSTRACT} examples of "
+                f"{self.spec} are {given}. Return (train, test, prepare) with prepare(key, batch) -> (inputs, targets)."
+            )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
-    def _given(self) -> str:
-        """What is given in place of inputs and targets, and the remedy."""
-        if self.user_prepare is pair_or_batch:
-            fields = ", ".join(self.spec.fields)
-            return f"A batch has {fields}: return (train, test, prepare) with prepare(key, batch) -> (inputs, targets)."
-        result = shapes_of(_traced_prepare(self, _ABSTRACT, None))
-        return f"Its prepare gives {result} for a batch of {_ABSTRACT}: return a pair (inputs, targets) there."
+    def labels(self, batch: HostBatch) -> jax.Array:
+        """See the base class."""
+        return self.prepare("none", None, batch)[1]
 
     @property
     def has_epochs(self) -> bool:
@@ -98,19 +105,106 @@ class UserDataset(Dataset):
     def describe(self) -> str:
         """See ``Dataset.describe``: "float32[8, 8, 1], targets int32[], 10 classes"."""
         if self.inputs is None:
-            return ", ".join(f"{name} {shapes_of(x)}" for name, x in self.spec.fields.items())
+            return str(self.spec)
         classes = f", {self.num_classes} classes" if self.num_classes else ""
         return f"{shapes_of(self.inputs)}, targets {shapes_of(self.targets)}{classes}"
+
+
+def load_python(path: str, config: DataConfig) -> UserDataset:
+    """The data of ``load() -> (train, test)`` or ``(train, test, prepare)``.
+
+    A split is a pair ``(inputs, targets)`` or a dict of arrays, whose first axis is the example; inputs and targets may
+    be dicts of arrays. Or it is an object with ``__len__`` and ``__getitem__``, whose records are such pairs or dicts
+    without that axis. ``train`` may be a function ``batches(seed) -> iterator of batches`` without end, ``test`` an
+    iterable of batches, which is read into memory, or None. ``prepare`` is a pure ``(key, batch) -> (inputs,
+    targets)`` in the compiled step, without key in evaluation; see `pair_or_batch` for the default.
+
+    Args:
+      path: of the function or of what it would return, ``"module:name"`` or a name of `register`.
+      config: limits examples, and says where they are placed.
+
+    Raises:
+      InputError: something else is returned.
+      UserCodeError: the user's code fails.
+    """
+    where = f"data.name is {config.name!r}"
+    found = resolve(path, "the function in data.name", "my_package.data:load")
+    if callable(found):
+        with calling(path):
+            found = found()
+    if not (isinstance(found, (tuple, list)) and len(found) in (2, 3)):
+        raise InputError(
+            f"{where}: its result is {kind_of(found)}. It must be (train, test) or (train, test, prepare)."
+        )
+    train, test, prepare = (*found, None)[:3]
+    if prepare is not None and not callable(prepare):
+        raise InputError(
+            f"{where}: prepare is {kind_of(prepare)}. It must be a function prepare(key, batch) -> (inputs, targets)."
+        )
+    train_split, spec = _train_split(train, f"{where}: train")
+    test_split = _test_split(test, spec, f"{where}: test", config)
+    if isinstance(train_split, BatchStream):
+        for field in ("train_examples", "validation_fraction"):
+            if getattr(config, field):
+                raise InputError(f"data.{field} is {getattr(config, field)}: batches(seed) have no end. Use 0.")
+        if config.placement == "device":
+            raise InputError("data.placement is 'device': batches(seed) have no end. Use 'auto'.")
+        _, test_split = limited(config, (ArraySplit(spec.zeros(0)), test_split))
+        return user_dataset(config.name, train_split, test_split, spec, "stream", prepare)
+    given = train_split, test_split = with_validation(config, limited(config, (train_split, test_split)))
+    if config.placement == "device":
+        train_split, test_split = ArraySplit(train_split.arrays()), ArraySplit(test_split.arrays())
+    place: Placement = "stream"
+    if isinstance(train_split, ArraySplit):
+        place = placement(config, sum(x.nbytes for x in train_split.fields.values()))
+    dataset = user_dataset(config.name, train_split, test_split, spec, place, prepare)
+    return dataclasses.replace(dataset, given=tuple(given))
+
+
+def _train_split(train: Any, where: str) -> tuple[ArraySplit | RecordSplit | BatchStream, ExampleSpec]:
+    if isinstance(train, (tuple, dict)):
+        return array_split(train, where)
+    split: RecordSplit | BatchStream
+    if _is_source(train):
+        split = RecordSplit.of(train, where)
+    elif callable(train):
+        split = BatchStream(train, where)
+    else:
+        raise InputError(
+            f"{where} is {kind_of(train)}: give a pair (inputs, targets) or a dict of arrays, an object with __len__ "
+            "and __getitem__, or a function batches(seed) that returns an iterator of batches."
+        )
+    return split, split.spec
+
+
+def _test_split(test: Any, spec: ExampleSpec, where: str, config: DataConfig) -> ArraySplit | RecordSplit:
+    if test is None:
+        return ArraySplit(spec.zeros(0))
+    if isinstance(test, (tuple, dict)):
+        arrays, own = array_split(test, where)
+        spec.require(arrays.fields, own.structure, 1, where)
+        return arrays
+    if _is_source(test):
+        return RecordSplit.of(test, where, spec)
+    if hasattr(type(test), "__iter__") and not isinstance(test, (str, np.ndarray, jax.Array)):
+        return batches_in_memory(test, spec, where, config.test_examples)
+    raise InputError(
+        f"{where} is {kind_of(test)}: give a pair (inputs, targets) or a dict of arrays, an object with __len__ and "
+        "__getitem__, an iterable of batches, or None for no evaluation."
+    )
+
+
+def _is_source(split: Any) -> bool:
+    """Whether its examples can be read by index."""
+    kind = type(split)
+    is_other = isinstance(split, (str, bytes)) or hasattr(split, "dtype")
+    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not is_other
 
 
 def user_dataset(
     name: str, train: Split, test: Split, spec: ExampleSpec, placement: Placement, prepare: UserPrepare | None
 ) -> UserDataset:
-    """The data set of splits whose examples have ``spec``.
-
-    Raises:
-      InputError, UserCodeError: ``prepare`` cannot be used for training, or for evaluation if there is a test split.
-    """
+    """The data set of splits whose examples have ``spec``; `prepare` is traced for training, and for a test split."""
     dataset = UserDataset(name, train, test, 0, placement, spec, prepare or pair_or_batch, None, None)
     size = len(train) if isinstance(train, BatchStream) else _ABSTRACT
     inputs, targets = prepared_specs(dataset, size, jax.eval_shape(lambda: jax.random.key(0)))

@@ -1,26 +1,123 @@
-"""Splits that a user gives: arrays, records with random access, and batches by seed."""
+"""Splits that a user gives: arrays, records with random access, and batches by seed; their examples as flat batches."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.data.checksums import of_arrays, of_texts, spaced
-from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.data.example_spec import ExampleSpec, count, flatten, kind_of
-from depthmup_flax.networks.calls import calling
+from depthmup_flax.data.dataset import MEMORY_LIMIT, ArraySplit, checksum_of_arrays, checksum_of_texts, spaced
+from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
 
-_MOST_EXAMPLES = 2**31 - 1  # indices are int32
 _SAMPLE = 16  # records whose content is compared when a run is resumed
 _MOST_READERS = 256  # seeds whose iterators stay open
 _RECENT = 8  # batches of a seed that can be read again: those read ahead when a sweep continues with fewer lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSpec:
+    """The structure of an example, and the shape and dtype of each of its arrays."""
+
+    structure: Any  # PyTreeDef of nested pairs and dicts
+    # Name -> array of one example. Names are Python's, "['image']" or "[0]['left']": none is the engine's "mask".
+    fields: Mapping[str, jax.ShapeDtypeStruct]
+
+    @classmethod
+    def of(cls, arrays: HostBatch, structure: Any, batch_axes: int) -> ExampleSpec:
+        """The spec of what `flatten` returned, whose arrays have 0 or 1 ``batch_axes``."""
+        return cls(structure, {name: jax.ShapeDtypeStruct(x.shape[batch_axes:], x.dtype) for name, x in arrays.items()})
+
+    @classmethod
+    def of_tree(cls, example: Any) -> ExampleSpec:
+        """The spec of an example, given as a tree of shapes and dtypes."""
+        leaves, structure = _leaves(example)
+        return cls(structure, leaves)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shapes_of(x)}" for name, x in self.fields.items())
+
+    @property
+    def tree(self) -> Any:
+        """One example, as shapes and dtypes."""
+        return self.unflatten(self.fields)
+
+    def unflatten(self, batch: Mapping[str, Any]) -> Any:
+        """The user's pair or dict from a flat batch, which may have more fields."""
+        return jax.tree.unflatten(self.structure, [batch[name] for name in self.fields])
+
+    def zeros(self, count: int) -> HostBatch:
+        """A flat batch of ``count`` empty examples."""
+        return {name: np.zeros((count, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
+
+    def require(self, arrays: HostBatch, structure: Any, batch_axes: int, where: str) -> None:
+        """Raises `InputError` unless what `flatten` returned has this structure, these shapes and dtypes."""
+        if (given := ExampleSpec.of(arrays, structure, batch_axes)) != self:
+            raise InputError(
+                f"{where} has examples {given}: the first training example is {self}. Give all the same fields, shapes "
+                "and dtypes."
+            )
+
+
+def flatten(tree: Any, where: str) -> tuple[dict[str, np.ndarray], Any]:
+    """Arrays by name, and the structure, of a pair or a dict: of one example or of a batch.
+
+    ``where`` is Python's expression for ``tree`` in messages. 64-bit numbers become 32-bit, as in JAX. `InputError` if
+    the tree is neither, or has something else than numbers.
+    """
+    is_pair = isinstance(tree, tuple) and len(tree) == 2
+    if not is_pair and not (isinstance(tree, dict) and tree and all(isinstance(key, str) for key in tree)):
+        raise InputError(f"{where} is {kind_of(tree)}: it must be a pair (inputs, targets) or a dict of arrays.")
+    leaves, structure = _leaves(tree)
+    return {name: _numbers(leaf, where + name) for name, leaf in leaves.items()}, structure
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, for messages."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {shapes_of(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def count(arrays: HostBatch, where: str) -> int:
+    """The length that the arrays of a batch share; `InputError` for unequal ones, none or empty arrays."""
+    lengths = {len(x) if x.ndim and x.size else 0 for x in arrays.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        given = ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items())
+        raise InputError(f"{where} has the shapes {given}: give arrays whose first axis is the example, of one length.")
+    return lengths.pop()
+
+
+def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
+    """All that is no dict or tuple, by name, and the structure."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: not isinstance(x, (dict, tuple)))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}, structure
+
+
+def _numbers(leaf: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:  # lists of unequal lengths
+        raise InputError(f"{where} is no array: {error}. Give numbers of one shape.") from error
+    if not (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)):
+        held = type(leaf).__name__ if array.ndim == 0 else f"an array of {array.dtype}"
+        raise InputError(f"{where} is {held}: it must be numbers. Convert it, or leave it out.")
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype != array.dtype and array.size and np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        if array.min() < info.min or array.max() > info.max:
+            raise InputError(f"{where} has {array.min()} to {array.max()}: use integers that fit into {dtype}.")
+    with np.errstate(over="ignore"):  # 1e39 becomes infinite, as in JAX
+        return array.astype(dtype, copy=False)
 
 
 def array_split(tree: Any, where: str) -> tuple[ArraySplit, ExampleSpec]:
@@ -32,35 +129,33 @@ def array_split(tree: Any, where: str) -> tuple[ArraySplit, ExampleSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordSplit:
-    """Records of an object with ``__len__`` and ``__getitem__``, read when asked."""
+    """Records of an object with ``__len__`` and ``__getitem__``, read when asked; all have ``spec``."""
 
     source: Any
     where: str  # names it in errors
     spec: ExampleSpec
-    order: np.ndarray | None = None  # the records that are examples; None is all
+    order: np.ndarray  # the records that are examples
 
     @classmethod
     def of(cls, source: Any, where: str, spec: ExampleSpec | None = None) -> RecordSplit:
         """The split of a source whose records have ``spec``, by default that of its first record, which is read."""
         with calling(f"{where}.__len__"):
             length = len(source)
-        if not 0 < length <= _MOST_EXAMPLES:
-            hint = "Give it without repetition." if length else "Give at least one."
-            raise InputError(f"{where} has {length} records: use 1 to {_MOST_EXAMPLES}. {hint}")
-        arrays, structure = _record(source, 0, where)
-        if spec is None:
-            spec = ExampleSpec.of(arrays, structure, 0)
-        spec.require(arrays, structure, 0, f"{where}[0]")
-        return cls(source, where, spec)
+        if not 0 < length < 2**31:  # indices are int32
+            raise InputError(f"{where} has {length} records: give at least one, and at most 2^31, without repetition.")
+        first = spec or ExampleSpec.of(*_record(source, 0, where), 0)
+        split = cls(source, where, first, np.arange(length))
+        split.read(np.arange(1))  # which compares it
+        return split
 
     def __len__(self) -> int:
-        return len(self.source) if self.order is None else len(self.order)
+        return len(self.order)
 
     def read(self, indices: np.ndarray) -> HostBatch:
         """See ``Split.read``; `InputError` for a record unlike the first."""
         batch = self.spec.zeros(len(indices))
-        for place, index in enumerate(indices if self.order is None else self.order[indices]):
-            arrays, structure = _record(self.source, int(index), self.where)
+        for place, index in enumerate(self.order[indices].tolist()):
+            arrays, structure = _record(self.source, index, self.where)
             self.spec.require(arrays, structure, 0, f"{self.where}[{index}]")
             for name, x in arrays.items():
                 batch[name][place] = x
@@ -75,12 +170,12 @@ class RecordSplit:
         own = getattr(self.source, "fingerprint", None)
         if callable(own):
             with calling(f"{self.where}.fingerprint"):
-                return of_texts([str(own()), f"{len(self)}"])
-        return of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
+                return checksum_of_texts([str(own()), f"{len(self)}"])
+        return checksum_of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
 
     def take(self, order: np.ndarray) -> RecordSplit:
         """The examples ``order``, in that order."""
-        return dataclasses.replace(self, order=order if self.order is None else self.order[order])
+        return dataclasses.replace(self, order=self.order[order])
 
 
 def _record(source: Any, index: int, where: str) -> tuple[HostBatch, Any]:
@@ -97,18 +192,17 @@ class BatchStream:
 
     def __init__(self, batches: Callable[[int], Iterable[Any]], where: str) -> None:
         self._batches, self._where = batches, where
-        self._readers: collections.OrderedDict[int, _Reader] = collections.OrderedDict()
+        # By seed: the open iterator, the position of its next batch, and the last batches.
+        self._readers: dict[int, tuple[Iterator[Any], int, collections.deque[HostBatch]]] = {}
         self._lock = threading.Lock()
-        arrays, structure = self._first()
-        self._first_batch = ArraySplit(arrays)
-        self.spec = ExampleSpec.of(arrays, structure, 1)
-        again, _ = self._first()
-        for name, x in arrays.items():
-            if not np.array_equal(x, again[name], equal_nan=x.dtype.kind in "fc"):
-                raise InputError(
-                    f"{where}(0) gave two first batches that differ in {name}: batches must depend only on the seed. "
-                    "Create its random numbers and its iterator inside the function."
-                )
+        arrays, structure = self._flat(self._iterator(0), 0, 0)
+        self._first_batch, self.spec = ArraySplit(arrays), ExampleSpec.of(arrays, structure, 1)
+        again, _ = self._flat(self._iterator(0), 0, 0)
+        if checksum_of_arrays(again) != self.checksum():
+            raise InputError(
+                f"{where}(0) gave two first batches that differ: batches must depend only on the seed. Create its "
+                "random numbers and its iterator inside the function."
+            )
 
     def __len__(self) -> int:
         return len(self._first_batch)
@@ -136,35 +230,28 @@ class BatchStream:
     def batch(self, seed: int, step: int) -> HostBatch:
         """The batch of a training step, counted from 0; thread-safe. Skips batches, or begins again, to get there.
 
-        Raises:
-          InputError: a batch unlike the first, or no more batches.
-          UserCodeError: the user's function fails.
+        `InputError` for a batch unlike the first, or if there are no more.
         """
         with self._lock:
-            reader = self._readers.pop(seed, None)
-            if reader is None or not reader.can_read(step):
-                reader = _Reader(self._iterator(seed))
-            while step >= reader.position:
-                reader.append(self._next(reader.iterator, seed, reader.position))
-            self._readers[seed] = reader  # the last used one; after an error it is gone
+            iterator, position, recent = self._readers.pop(seed, (None, 0, collections.deque[HostBatch]()))
+            if iterator is None or step < position - len(recent):
+                iterator, position, recent = self._iterator(seed), 0, collections.deque(maxlen=_RECENT)
+            while step >= position:
+                arrays, structure = self._flat(iterator, seed, position)
+                self.spec.require(arrays, structure, 1, f"{self._where}({seed})[{position}]")
+                self.require_size(count(arrays, self._where))
+                recent.append(arrays)
+                position += 1
+            self._readers[seed] = iterator, position, recent  # the last used one; after an error it is gone
             if len(self._readers) > _MOST_READERS:
-                self._readers.popitem(last=False)
-            return reader.recent[step - reader.position]
-
-    def _first(self) -> tuple[HostBatch, Any]:
-        arrays, structure = flatten(self._raw(self._iterator(0), 0, 0), f"{self._where}(0)[0]")
-        count(arrays, f"{self._where}(0)[0]")
-        return arrays, structure
+                del self._readers[next(iter(self._readers))]
+            return recent[step - position]
 
     def _iterator(self, seed: int) -> Iterator[Any]:
         with calling(self._where, seed):
-            batches = self._batches(seed)
-        if not hasattr(type(batches), "__iter__"):
-            raise InputError(f"{self._where}({seed}) is {kind_of(batches)}: return an iterator of batches.")
-        with calling(f"{self._where}({seed}).__iter__"):
-            return iter(batches)
+            return iter(self._batches(seed))
 
-    def _raw(self, iterator: Iterator[Any], seed: int, step: int) -> Any:
+    def _flat(self, iterator: Iterator[Any], seed: int, step: int) -> tuple[HostBatch, Any]:
         end = object()
         with calling(f"{self._where}({seed}).__next__"):
             batch = next(iterator, end)
@@ -173,64 +260,30 @@ class BatchStream:
                 f"{self._where}({seed}) ends after {step} batches: the run reads more. Yield batches without end, or "
                 "train fewer steps (train.steps)."
             )
-        return batch
-
-    def _next(self, iterator: Iterator[Any], seed: int, step: int) -> HostBatch:
-        where = f"{self._where}({seed})[{step}]"
-        arrays, structure = flatten(self._raw(iterator, seed, step), where)
-        self.spec.require(arrays, structure, 1, where)
-        if (size := count(arrays, where)) != len(self):
-            raise InputError(f"{where} has {size} examples: the first batch has {len(self)}. Drop incomplete batches.")
-        return arrays
+        arrays, structure = flatten(batch, f"{self._where}({seed})[{step}]")
+        count(arrays, f"{self._where}({seed})[{step}]")
+        return arrays, structure
 
 
-class _Reader:
-    """The batches of a seed from an open iterator."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self.iterator = iterator
-        self.position = 0  # of the next batch
-        self.recent: collections.deque[HostBatch] = collections.deque(maxlen=_RECENT)
-
-    def can_read(self, step: int) -> bool:
-        """Whether the batch of ``step`` is yet to come, or recent."""
-        return step >= self.position - len(self.recent)
-
-    def append(self, batch: HostBatch) -> None:
-        """Adds the next batch."""
-        self.recent.append(batch)
-        self.position += 1
-
-
-def batches_in_memory(
-    batches: Iterable[Any], spec: ExampleSpec, where: str, most_examples: int, limit_mib: int
-) -> ArraySplit:
+def batches_in_memory(batches: Iterable[Any], spec: ExampleSpec, where: str, most_examples: int) -> ArraySplit:
     """An iterable of batches as one split, read until it has ``most_examples``, if not 0.
 
-    Raises:
-      InputError: there is none, one does not fit ``spec``, or they exceed ``limit_mib``.
+    `InputError` if there is none, one does not fit ``spec``, or they exceed `MEMORY_LIMIT`.
     """
     parts: list[HostBatch] = []
     held = size = 0
     with calling(f"{where}.__iter__"):
-        iterator = iter(batches)
-    end = object()
-    while not most_examples or held < most_examples:
-        here = f"{where}[{len(parts)}]"
-        with calling(f"{where}.__next__"):
-            batch = next(iterator, end)
-        if batch is end:
-            break
-        arrays, structure = flatten(batch, here)
-        spec.require(arrays, structure, 1, here)
-        held += count(arrays, here)
-        size += sum(x.nbytes for x in arrays.values())
-        if size > limit_mib * 2**20:
-            raise InputError(
-                f"data.device_limit_mib is {limit_mib}: {where} is larger, or has no end. Set "
-                "data.test_examples, or raise the limit."
-            )
-        parts.append(arrays)
+        for batch in batches:
+            here = f"{where}[{len(parts)}]"
+            arrays, structure = flatten(batch, here)
+            spec.require(arrays, structure, 1, here)
+            held += count(arrays, here)
+            size += sum(x.nbytes for x in arrays.values())
+            if size > MEMORY_LIMIT:
+                raise InputError(f"{where} has more than {MEMORY_LIMIT >> 30} GiB, or no end: set data.test_examples.")
+            parts.append(arrays)
+            if 0 < most_examples <= held:
+                break
     if not parts:
         raise InputError(f"{where} has no batches: give some, or None for no evaluation.")
     # `most_examples` that do not exist are refused with other limits.

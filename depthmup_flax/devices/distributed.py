@@ -142,13 +142,6 @@ def everywhere(condition: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
 
 
-def anywhere(flags: np.ndarray) -> np.ndarray:
-    """``flags``, bool [N] with the same N in all processes: which of them are true in any."""
-    if jax.process_count() == 1 or not flags.size:
-        return flags
-    return np.any(multihost_utils.process_allgather(flags), axis=0)
-
-
 def barrier(name: str) -> None:
     """Waits until all processes reach the barrier of this name."""
     if jax.process_count() > 1:

@@ -111,7 +111,7 @@ def compile_sweep(
     Args:
       config: the sweep.
       devices: each trains lanes of its own, without communication.
-      load: see `depthmup_flax.data.sources.blank.PlannedData`.
+      load: see `depthmup_flax.data.blank.PlannedData`.
       lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
       memory: bytes of a device; ``None`` if not known.
 

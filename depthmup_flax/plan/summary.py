@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup_flax.data.sources.blank import description
+from depthmup_flax.data.blank import description
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import chip_of
 from depthmup_flax.trainer.engine.network import NetworkState

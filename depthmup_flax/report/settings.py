@@ -93,7 +93,7 @@ def _listed(*parts: str) -> str:
 
 def _fields(section: str, values: Values) -> str:
     """The fields of a section that are set and have no place of their own: ``norm=none, sigma=1``."""
-    named = (f"{section}.name", "parametrization.preset", "optimizer.frozen", "data.suffixes")
+    named = (f"{section}.name", "parametrization.preset", "optimizer.frozen")
     paths = [path for path in values if path.startswith(f"{section}.") and path not in named]
     off: tuple[Any, ...] = (None, "", [], *([] if section == "parametrization" else [0]))
     shown = {path: len(values[path]) > 1 or values[path][0] not in off for path in paths}

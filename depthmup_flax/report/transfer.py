@@ -70,7 +70,7 @@ class Variant:
     name: str  # short; empty if the sweep has only one
     base: Row  # the size from which hyperparameters are transferred
     base_is_smallest: bool  # it replaces a base size that is not in the sweep
-    # The loss before learning: of the best constant guess if the sweep knows it, see `depthmup_flax.data.chance`; else
+    # The loss before learning: of the best constant guess if the sweep knows it (`data.chance_loss`); else
     # the base's training loss in the first time slice at its best x.
     initial_loss: float
     rows: tuple[Row, ...]  # one per size, ascending

@@ -73,8 +73,8 @@ def train_and_evaluate(
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
       ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
       ``test_accuracy`` (with ``data.validation_fraction`` instead ``validation_loss``, ``validation_accuracy``),
-      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
-      ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
+      ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``, ``versions``. Numbers
+      that are not finite are ``None``.
 
     Raises:
       InputError: the config or the work directory is wrong, or processes differ in config, code, libraries or data.
@@ -319,7 +319,6 @@ class _Run:
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
-            "bad_examples": len(self._checkpoints.bad_examples()),
             "versions": versions() | code_of(self._experiment.config),
             "audit": self._experiment.audit,
         }

@@ -13,8 +13,8 @@ from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util.types import Json
 
-# A host may have its own copy of the data, and its own number of cores.
-_PER_HOST = ("data.data_dir", "data.read_threads")
+# A host may have its own copy of the data.
+_PER_HOST = ("data.data_dir",)
 
 
 def facts(experiment: Experiment, data: Json) -> dict[str, Any]:

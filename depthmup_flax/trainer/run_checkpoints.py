@@ -7,10 +7,7 @@ import logging
 import pathlib
 from collections.abc import Callable
 
-import numpy as np
-
 from depthmup_flax.config import fields as configs
-from depthmup_flax.devices import distributed
 from depthmup_flax.devices.replicas import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.trainer.engine.experiment import Experiment
@@ -54,13 +51,7 @@ class RunCheckpoints:
             return None
         if (latest := self._checkpointer.latest_meta()) is not None:  # before arrays of other shapes are asked for
             self._require_same_run(latest)
-        restored = self._checkpointer.restore(abstract_state)
-        if restored is None:
-            return None
-        state, meta = restored
-        bad = self._experiment.dataset.bad_examples
-        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
-        return state, meta
+        return self._checkpointer.restore(abstract_state)
 
     def _require_same_run(self, meta: Json) -> None:
         if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
@@ -103,14 +94,9 @@ class RunCheckpoints:
             "data_position": step * self._train.batch_size,  # examples read since step 0
             "elapsed_s": elapsed_s,
             "evaluated": test is not None,
-            "bad_examples": self.bad_examples(),
         }
         first()
         self._checkpointer.save(step, state, meta, test or None)
-
-    def bad_examples(self) -> list[int]:
-        """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""
-        return np.flatnonzero(distributed.anywhere(self._experiment.dataset.bad_examples)).tolist()
 
     def latest(self) -> pathlib.Path | None:
         """The latest checkpoint, which is finite."""

@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
-from depthmup_flax.data.sources.registry import SOURCES
+from depthmup_flax.data.registry import SOURCES
 from depthmup_flax.util.errors import InputError
 from reproduction.limits.config_fields import require
 

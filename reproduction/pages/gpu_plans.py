@@ -22,7 +22,7 @@ import jax  # noqa: E402
 
 from benchmarks.gpu.roofline import H100, step_kernels  # noqa: E402
 from depthmup_flax.config import from_file  # noqa: E402
-from depthmup_flax.data.sources.blank import PlannedData, Sizes  # noqa: E402
+from depthmup_flax.data.blank import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import make_plan  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402

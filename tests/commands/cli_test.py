@@ -152,7 +152,7 @@ def test_every_config_is_valid_and_documents_its_command(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
 def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
-    """Class folders of JPEGs of many sizes, one of them gray, and a flat val/ with Kaggle's list of its classes."""
+    """Class folders of JPEGs of many sizes, one of them gray."""
     rng = np.random.default_rng(0)
 
     def write(path, mode="RGB"):
@@ -160,14 +160,12 @@ def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_p
         height, width = rng.integers(40, 90, 2)
         Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8)).convert(mode).save(path, "JPEG")
 
-    data, lines = tmp_path / "imagenet", ["ImageId,PredictionString"]
+    data = tmp_path / "imagenet"
     for wnid in ("n01440764", "n02102040"):
         for i in range(6):
             write(data / f"train/{wnid}/{wnid}_{i}.JPEG", "L" if i == 0 else "RGB")
-    for i in range(1, 5):
-        write(data / f"val/ILSVRC2012_val_{i:08}.JPEG")
-        lines.append(f"ILSVRC2012_val_{i:08},{('n01440764', 'n02102040')[i % 2]} 1 2 3 4 ")
-    (data / "LOC_val_solution.csv").write_text("\n".join(lines))
+        for i in range(2):
+            write(data / f"val/{wnid}/ILSVRC2012_val_{i:08}.JPEG")
     config = config_module(name).get_config()
     config.data.update(name=f"folder:{data}", image_size=32, placement="stream")
     config.model.update(width=8, depth=4, base_width=8)
@@ -175,7 +173,6 @@ def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_p
     config.train.update(batch_size=4, steps=2, epochs=0.0)
     dataset = build(config).dataset
     assert (dataset.num_classes, len(dataset.train), len(dataset.test)) == (2, 12, 4)
-    assert dataset.test.read(np.arange(4))["label"].tolist() == [1, 0, 1, 0]  # of the list, as val/ has no folders
     result = train_and_evaluate(config, tmp_path / "run")
     assert (result["status"], result["steps"]) == ("completed", 2)
     assert 4 * result["test_accuracy"] in range(5)  # all images of val/, each once

@@ -15,7 +15,7 @@ from small_runs import config
 import depthmup_flax as dm
 from depthmup_flax.commands.predict import as_csv, as_json, classified
 from depthmup_flax.config import default_config
-from depthmup_flax.data import DataConfig, given_images, load
+from depthmup_flax.data import DataConfig, image_files, load
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 
@@ -31,7 +31,7 @@ def images(tmp_path_factory):
 def test_files_get_the_classes_of_the_arrays_that_they_hold(undisturbed, images):
     run = dm.load_run(undisturbed)
     run.config.train.eval_batch_size = 4  # three parts
-    files = given_images.image_files([str(images)])
+    files = image_files.image_files([str(images)])
     rows = list(classified(run, files, top=3))
     logits = run.predict(load(run.config.data).test.arrays()["image"][:10])
     assert [file.name for file, _ in rows] == [f"{number}.png" for number in range(10)]
@@ -77,7 +77,7 @@ WRONG = [
     (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
     (["RUN", "nothing.png"], "there is no file 'nothing.png'"),
     (["RUN", "RUN"], "has no image files"),
-    (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image"),
+    (["RUN", "RUN/config.json"], r"config\.json' cannot be read as a JPEG or PNG"),
     (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
     (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
     (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),
@@ -132,7 +132,7 @@ def wide(tmp_path):
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (32, 32, 1), (60, 90, 3)])
 def test_files_are_brought_to_the_size_and_the_channels_of_the_network(wide, shape):
-    (image,) = given_images.read_images([wide], shape, DataConfig())
+    (image,) = image_files.read_images([wide], shape, DataConfig())
     assert image.shape == shape
     row = np.arange(90) if shape[1] == 90 else (np.arange(32) + 0.5) * 60 / 32 + 15 - 0.5  # the middle 60 columns
     np.testing.assert_allclose(image[5, ..., 0], row, atol=1.5)
@@ -140,7 +140,7 @@ def test_files_are_brought_to_the_size_and_the_channels_of_the_network(wide, sha
 
 def test_files_are_cropped_as_the_evaluation_of_resized_crops_does(wide):
     fields = DataConfig(name="folder:x", image_size=32, augment="resized_crop")
-    (image,) = given_images.read_images([wide], (32, 32, 3), fields)
+    (image,) = image_files.read_images([wide], (32, 32, 3), fields)
     side = 60 * 32 / 37  # the center of the image resized to 256/224 of 32
     np.testing.assert_allclose(
         image[5, 1:-1, 0], ((np.arange(32) + 0.5) * side / 32 + 45 - side / 2 - 0.5)[1:-1], atol=1
@@ -148,10 +148,10 @@ def test_files_are_cropped_as_the_evaluation_of_resized_crops_does(wide):
 
 
 def test_a_size_that_cannot_be_reached_and_a_missing_file_are_one_sentence(wide, tmp_path):
-    with pytest.raises(dm.InputError, match=r"wide\.png is 60x90x3: the network reads 60x80x3. Resize the image"):
-        given_images.read_images([wide], (60, 80, 3), DataConfig())
-    with pytest.raises(dm.InputError, match=r"there is no file '.*none\.png'"):
-        given_images.read_images([tmp_path / "none.png"], (8, 8, 3), DataConfig())
+    with pytest.raises(dm.InputError, match=r"wide\.png' is 60x90x3: the network reads 60x80x3. Resize the image"):
+        image_files.read_images([wide], (60, 80, 3), DataConfig())
+    with pytest.raises(dm.InputError, match=r"none\.png' cannot be read"):
+        image_files.read_images([tmp_path / "none.png"], (8, 8, 3), DataConfig())
 
 
 def test_class_names_are_those_of_the_folders(tmp_path):

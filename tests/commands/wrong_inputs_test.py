@@ -168,14 +168,13 @@ FIELDS = [
     ("data.name=cifar10", "data.name is 'cifar10': ... 'tfds:cifar10'"),
     ("data.name=tfds:nothing_like_this", "data.name is 'tfds:nothing_like_this': "),
     ("data.name=folder:{files}/nothing", "data.name is 'folder:{files}/nothing': ... train/"),
-    ("data.name=folder:{files}/empty", "'{files}/empty/train' has no class folders. ... train/<class>"),
-    ("data.name=folder:{files}/images", "train/a/x.jpg cannot be read ... Replace or remove"),
+    ("data.name=folder:{files}/empty", "data.name is 'folder:{files}/empty': ... train/<class>/"),
+    ("data.name=folder:{files}/images", "train/a/x.jpg' cannot be read ... Replace or remove"),
     ("data.name=text:{files}/latin.txt", "model.name is 'res_mlp', which reads images, but data.name is 'text:"),
     ("data.data_dir=/data", "data.data_dir is '/data': ... tfds:<set>"),
     ("data.tokenizer=bpe", "data.tokenizer is 'bpe': ... 'char'"),
     ("data.augment=cfar", "data.augment is 'cfar': ... 'cifar'"),
     ("data.train_examples=99999", "data.train_examples is 99999: ... 1500"),
-    ("data.read_threads=-1", "data.read_threads is -1: ... at least 0"),
     ("model.dtype=float64", "model.dtype is 'float64': ... 'float32'"),
 ]
 FLAGS = [

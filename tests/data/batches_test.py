@@ -125,7 +125,7 @@ def test_a_stream_resumed_at_any_step_gives_the_crops_of_an_uninterrupted_one(ph
     state = uninterrupted.get_state()
     restored = data.train_stream(split, 1, 4)
     restored.set_state(state)
-    resumed = data.train_stream(load_crops(photographs, read_threads=3).train, 1, 4, start_step=step)
+    resumed = data.train_stream(load_crops(photographs).train, 1, 4, start_step=step)
     for _ in range(3):
         batch = next(uninterrupted)
         assert_batches_equal(next(resumed), batch)

@@ -7,8 +7,8 @@ import pytest
 from data_sets import error
 from ml_collections import ConfigDict
 
-from depthmup_flax.data import DATA_DEFAULTS, load
-from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes, description
+from depthmup_flax.data import DATA_DEFAULTS, dataset, load
+from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes, description
 from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.device_batches import abstract_examples, abstract_train_data, put_train_data
 
@@ -63,10 +63,11 @@ def test_a_blank_text_has_the_shapes_and_the_placement_of_the_real_one(tokenizer
     assert same_programs(gone, real)
 
 
-def test_a_set_larger_than_the_limit_is_streamed_as_in_training():
+def test_a_set_larger_than_the_limit_is_streamed_as_in_training(monkeypatch):
     assert blank(name="tfds:cifar10").placement == "device"
-    assert blank(name="tfds:cifar10", device_limit_mib=100).placement == "stream"
     assert blank(name="tfds:imagenet2012", image_size=224).placement == "stream"
+    monkeypatch.setattr(dataset, "MEMORY_LIMIT", 100 * 2**20)
+    assert blank(name="tfds:cifar10").placement == "stream"
 
 
 def test_data_that_are_here_are_read_once_and_a_line_says_so(folder):

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from data_sets import error, load, load_crops
 
 from depthmup_flax import data
-from depthmup_flax.data import decoding
+from depthmup_flax.data.dataset import chance_loss
 
 
 def test_statistics_are_those_of_the_training_images():
@@ -49,44 +50,24 @@ def test_prepared_images_are_augmented_with_a_key_and_only_normalized_without():
     assert plain.dtype == digits.input_spec.dtype
 
 
-@pytest.mark.parametrize("label", [-1, 4])
-def test_label_out_of_range_is_named(label):
-    images, labels = np.zeros((5, 4, 4, 1), np.uint8), np.array([0, 1, 2, label, label])
-    message = error(data.from_arrays, images, np.arange(5) % 4, images, labels, num_classes=4, name="mine")
-    assert f"data set 'mine', test split: the label at index 3 is {label}, outside 0..3" in message
-
-
-def test_numbers_beyond_float32_are_refused_like_infinite_ones():
-    images, labels = np.zeros((5, 4, 4, 1)), np.zeros(5, int)
-    bad = images.copy()
-    bad[3, 0, 0, 0] = 1e39
-    message = error(data.from_arrays, bad, labels, images, labels)
-    assert "train split: 1 of 5 images contain NaN or infinite values, the first at index 3 (as float32)" in message
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_in_images_is_counted_and_located(value):
-    images, labels = np.zeros((5, 4, 4, 1), np.float32), np.zeros(5, int)
-    bad = images.copy()
-    bad[[2, 4], 1, 1, 0] = value
-    message = error(data.from_arrays, bad, labels, images, labels)
-    assert "train split: 2 of 5 images contain NaN or infinite values, the first at index 2" in message
+GOOD = np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5, int)
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "says"),
     [
-        (np.zeros((5, 4, 4, 1), np.uint8), np.zeros(4, int), "images [N, H, W, C] and labels [N]"),
-        (np.zeros((5, 4, 4), np.uint8), np.zeros(5, int), "images [N, H, W, C] and labels [N]"),
-        (np.zeros((0, 4, 4, 1), np.uint8), np.zeros(0, int), "N > 0"),
-        (np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5), "labels are float64"),
-        (np.zeros((5, 4, 4, 1), np.int64), np.zeros(5, int), "images are int64"),
-        (np.zeros((5, 4, 5, 1), np.uint8), np.zeros(5, int), "train images are 4x5x1, and test images are 4x4x1"),
+        (GOOD[0], np.zeros(4, int), "images [N, H, W, C] and labels [N]"),
+        (GOOD[0][..., 0], GOOD[1], "images [N, H, W, C] and labels [N]"),
+        (GOOD[0], np.zeros(5), "labels are float64"),
+        (GOOD[0], GOOD[1] - 1, "integers in 0..3"),
+        (GOOD[0], GOOD[1] + 4, "integers in 0..3"),
+        (GOOD[0].astype(int), GOOD[1], "images are int64"),
+        (GOOD[0] + np.nan, GOOD[1], "finite"),
+        (np.zeros((5, 4, 5, 1), np.uint8), GOOD[1], "(4, 5, 1)"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images, labels, says):
-    good = np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5, int)
-    assert says in error(data.from_arrays, images, labels, *good)
+    assert says in error(data.from_arrays, images, labels, *GOOD, num_classes=4)
 
 
 def test_the_device_flips_half_of_the_crops_and_evaluation_none(photographs):
@@ -101,16 +82,28 @@ def test_the_device_flips_half_of_the_crops_and_evaluation_none(photographs):
     assert 0.4 < mirrored.mean() < 0.6
 
 
-def test_statistics_of_a_stream_decode_only_the_sample_with_any_number_of_threads(photographs, monkeypatch):
+def test_statistics_of_a_stream_are_those_of_a_sample(photographs, monkeypatch):
     exact = load_crops(photographs)
     images = exact.train.arrays()["image"] / 255.0
     np.testing.assert_allclose(exact.mean, images.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(exact.std, images.std((0, 1, 2)), rtol=1e-6)
     monkeypatch.setattr("depthmup_flax.data.images.STATISTICS_SAMPLE", 5)
-    decoded, decode = [], decoding.decode
-    monkeypatch.setattr(decoding, "decode", lambda *args: decoded.append(args[0].where) or decode(*args))
-    one, three = load_crops(photographs, read_threads=1), load_crops(photographs, read_threads=3)
-    assert len(decoded) == 2 * (1 + 5)  # the first image gives the shape of all
-    assert decoded[1:6] == sorted(decoded[1:6])
-    np.testing.assert_array_equal([one.mean, one.std], [three.mean, three.std])
-    np.testing.assert_allclose(one.mean, exact.mean, atol=0.1)
+    sampled = [load_crops(photographs) for _ in range(2)]
+    np.testing.assert_array_equal(*(np.stack([dataset.mean, dataset.std]) for dataset in sampled))
+    assert not np.array_equal(sampled[0].mean, exact.mean)
+    np.testing.assert_allclose(sampled[0].mean, exact.mean, atol=0.1)
+
+
+def images_with(labels):
+    blank = np.zeros((len(labels), 2, 2, 1), np.uint8)
+    return data.from_arrays(blank, np.array(labels), blank[:2], np.array(labels[:2]), num_classes=4)
+
+
+def test_the_loss_of_a_constant_guess_is_the_entropy_of_the_labels(tmp_path):
+    assert chance_loss(images_with([0, 1, 2, 3] * 500)) == pytest.approx(np.log(4), abs=1e-3)
+    expected = scipy.stats.entropy([0.9, 0.1])
+    assert chance_loss(images_with([0] * 900 + [1] * 100)) == pytest.approx(expected, abs=1e-3)
+    text = "".join(np.random.default_rng(0).choice(list("aab"), 20_000))
+    (tmp_path / "text.txt").write_text(text)
+    expected = scipy.stats.entropy([text.count("a"), text.count("b")])
+    assert chance_loss(load(f"text:{tmp_path / 'text.txt'}", context=8)) == pytest.approx(expected, abs=5e-3)

@@ -11,8 +11,8 @@ from data_sets import error, load, load_crops, write_flat_folder
 
 from depthmup_flax import data
 from depthmup_flax.config import field_comments
-from depthmup_flax.data.sources import registry
-from depthmup_flax.data.sources.source import Source
+from depthmup_flax.data import dataset, registry
+from depthmup_flax.data.registry import Source
 
 
 def test_importing_the_data_room_imports_no_heavy_library_and_starts_no_device():
@@ -65,11 +65,12 @@ def test_limited_examples_are_a_fixed_mixed_subset():
     np.testing.assert_array_equal(labels, load(train_examples=200).train.arrays()["label"])
 
 
-def test_placement_auto_streams_what_exceeds_the_limit(tmp_path):
+def test_placement_auto_streams_what_exceeds_the_limit(tmp_path, monkeypatch):
     name = f"folder:{write_flat_folder(tmp_path)}"
     assert load(name=name).placement == "device"
-    assert load(name=name, device_limit_mib=0).placement == "stream"
-    assert load(device_limit_mib=0).placement == "stream"
+    monkeypatch.setattr(dataset, "MEMORY_LIMIT", 0)
+    assert (load(name=name).placement, load().placement) == ("stream", "stream")
+    assert load(placement="device").placement == "device"
 
 
 def test_a_source_is_one_entry_of_the_table(monkeypatch):
@@ -116,14 +117,11 @@ def test_a_name_without_the_place_that_it_needs_or_with_one_too_many_is_refused(
         ("context", 32, "text:<file>"),
         ("context", 2.5, "text:<file>"),
         ("tokenizer", "byte", "'char'"),
-        ("suffixes", "png", "folder:<dir>"),
-        ("on_bad_example", "skip", "tfds:<set> and folder:<dir>"),
         ("placement", "gpu", "auto, device, stream"),
         ("train_examples", -1, "0"),
         ("test_examples", 298, "297"),
         ("image_size", -8, "0"),
         ("image_size", 8.5, "whole number"),
-        ("read_threads", -1, "0"),
     ],
 )
 def test_bad_field_is_named_with_its_value_and_remedy(field, value, remedy):
@@ -135,12 +133,7 @@ def test_bad_field_is_named_with_its_value_and_remedy(field, value, remedy):
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("synthetic", "suffixes", "webp"),
-        ("synthetic", "on_bad_example", "skip"),
         ("folder:x", "data_dir", "x"),
-        ("tfds:mnist", "suffixes", "webp"),
-        ("text:a.txt", "suffixes", "webp"),
-        ("text:a.txt", "on_bad_example", "skip"),
         ("text:a.txt", "image_size", 32),
     ],
 )

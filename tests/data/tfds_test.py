@@ -9,6 +9,7 @@ import pytest
 from data_sets import assert_batches_equal, error, load, noise, prepare_tfds, real_data
 
 from depthmup_flax import data
+from depthmup_flax.data.dataset import NotHere
 
 
 @pytest.mark.parametrize("placement", ["device", "stream"])
@@ -42,13 +43,13 @@ def test_tfds_set_without_random_access_gives_the_command_that_rebuilds_it(tmp_p
     path = tmp_path / "mnist/3.0.1/dataset_info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "fileFormat": "tfrecord"}))
     message = error(load, name="tfds:mnist", data_dir=str(tmp_path))
-    assert "prepared as tfrecord" in message
+    assert "no random access" in message
     assert "--file_format=array_record --overwrite" in message
 
 
 def test_tfds_set_that_is_not_image_classification_is_refused(tmp_path):
     prepare_tfds(tmp_path, "texts", "1.0.0", {"train": [1]}, (4, 4, 3), 10, text=True)
-    assert "not image classification" in error(load, name="tfds:texts", data_dir=str(tmp_path))
+    assert "supervised keys" in error(load, name="tfds:texts", data_dir=str(tmp_path))
 
 
 def test_tfds_set_without_test_examples_is_refused(tmp_path):
@@ -65,18 +66,6 @@ def test_tfds_set_is_cropped_alike_on_one_host_and_on_two(tfds_dir):
             assert_batches_equal(part, {field: values[rows] for field, values in batch.items()})
 
 
-@pytest.mark.parametrize("template", ["../../../other/{SPLIT}", "/other/{SPLIT}", "deeper/{SPLIT}"])
-def test_tfds_metadata_that_points_elsewhere_is_refused(tmp_path, template):
-    prepare_tfds(tmp_path, "moved", "1.0.0", {"train": [1], "test": [1]}, (4, 4, 3), 10)
-    path = tmp_path / "moved/1.0.0/dataset_info.json"
-    info = json.loads(path.read_text())
-    info["splits"][1]["filepathTemplate"] = template + ".{FILEFORMAT}-{SHARD_X_OF_Y}"
-    path.write_text(json.dumps(info))
-    message = error(load, name="tfds:moved", data_dir=str(tmp_path))
-    assert "dataset_info.json places the test split at" in message
-    assert f"outside '{tmp_path}/moved/1.0.0'" in message
-
-
 def test_real_cifar10_has_its_known_statistics():
     data_dir = str(real_data("tfds/cifar10").parent)
     cifar = load(name="tfds:cifar10", data_dir=data_dir, placement="stream")
@@ -87,53 +76,22 @@ def test_real_cifar10_has_its_known_statistics():
     assert np.bincount(small.train.arrays()["label"], minlength=10).min() > 20
 
 
-def test_unknown_tfds_set_names_the_closest(tfds_dir):
-    message = error(load, name="tfds:cifar11", data_dir=tfds_dir)
-    assert message.startswith("data.name is 'tfds:cifar11': ")
-    assert " 'tfds:cifar10' " in message
-
-
-@pytest.mark.parametrize("name", ["cifar10_corrupted/fog_9", "cifar10:1.0.0", "two words"])
-def test_unknown_tfds_config_version_or_syntax_is_refused(tfds_dir, name):
-    assert error(load, name=f"tfds:{name}", data_dir=tfds_dir).startswith(f"data.name is 'tfds:{name}': TFDS ")
-
-
-def test_missing_data_dir_is_named(tmp_path):
-    pytest.importorskip("tensorflow_datasets")
-    message = error(load, name="tfds:cifar10", data_dir=f"{tmp_path}/absent")
-    assert f"data.data_dir is '{tmp_path}/absent'" in message
-
-
-# The code of coco needs TensorFlow to import, the code of cifar100 does not.
-@pytest.mark.parametrize("name", ["cifar100", "coco"])
-def test_unprepared_tfds_set_gives_the_commands_that_prepare_it(tfds_dir, name):
-    message = error(load, name=f"tfds:{name}", data_dir=tfds_dir)
-    assert 'pip install "depthmup-flax[tfds-prepare]"' in message
-    assert f"tfds build {name} --data_dir={tfds_dir} --file_format=array_record" in message
+# The code of coco needs TensorFlow to import.
+@pytest.mark.parametrize(
+    "name", ["cifar11", "cifar10_corrupted/fog_9", "cifar10:1.0.0", "two words", "cifar100", "coco"]
+)
+def test_a_tfds_set_that_is_not_prepared_gives_the_command_that_prepares_it(tfds_dir, name):
+    with pytest.raises(NotHere) as caught:
+        load(name=f"tfds:{name}", data_dir=tfds_dir)
+    assert f"tfds build {name} --data_dir={tfds_dir} --file_format=array_record" in str(caught.value)
     assert not os.path.exists(f"{tfds_dir}/{name}")
-
-
-def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
-    labels = list(range(10)) * 30
-    prepare_tfds(tmp_path, "damaged", "1.0.0", {"train": labels, "test": [1]}, (28, 28, 1), 10)
-    opened = load(name="tfds:damaged", data_dir=str(tmp_path), placement="stream")
-    (file,) = (tmp_path / "damaged/1.0.0").glob("*train*")
-    whole = file.read_bytes()
-    with file.open("r+b") as damaged:
-        damaged.seek(len(whole) // 2)
-        damaged.write(b"x" * 3000)
-    message = error(lambda: [next(data.train_stream(opened.train, 0, 150, start_step=step)) for step in (0, 1)])
-    assert "data.name is 'tfds:damaged': the files of its train split cannot be read (" in message
-    assert f"tfds build damaged --data_dir={tmp_path} --file_format=array_record --overwrite" in message
-    file.write_bytes(whole[: len(whole) // 2])
-    assert "the files of its train split cannot be read" in error(load, name="tfds:damaged", data_dir=str(tmp_path))
 
 
 def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = error(load, name="tfds:cifar10")
     assert 'pip install "depthmup-flax[tfds]"' in message
-    assert '`pip install "depthmup-flax[tfds-prepare]"` and `tfds build cifar10 --file_format=array_record`' in message
+    assert "tfds build cifar10 --file_format=array_record" in message
 
 
 def test_label_out_of_range_is_named_when_streaming(tmp_path):

@@ -13,6 +13,7 @@ from data_sets import assert_batches_equal, error, load
 
 from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
+from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.data.user_splits import BatchStream
 from depthmup_flax.util.errors import UserCodeError
 
@@ -167,7 +168,6 @@ def test_limits_keep_as_many_examples_of_any_split(given):
     ("kind", "fields", "placement"),
     [
         ("pair", {}, "device"),
-        ("pair", {"device_limit_mib": 0}, "stream"),
         ("pair", {"placement": "stream"}, "stream"),
         ("records", {}, "stream"),
         ("records", {"placement": "device"}, "device"),
@@ -271,22 +271,20 @@ def ends(seed):
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
-        (PAIR[0], ["train", "array float32[30, 3, 2]", "pair"]),
-        ((PAIR[0],), ["a tuple of 1", "(train, test)"]),
-        ((*PAIR, 3), ["prepare", "a int", "function"]),
-        (((X, Y, Y), None), ["train", "a tuple of 3", "pair"]),
-        (({}, None), ["train", "empty dict"]),
-        (((X, Y[:9]), None), ["train", "[0] 40, [1] 9"]),
-        (((X[:0], Y[:0]), None), ["train[0]", "[0, 3, 2]"]),
-        (({"x": X, "y": 3}, None), ["train['y']", "[]"]),
+        ((PAIR[0],), ["(train, test, prepare)"]),
+        ((*PAIR, 3), ["prepare", "a int"]),
+        (((X, Y, Y), None), ["train", "a tuple of 3"]),
+        (({}, None), ["train", "pair"]),
+        (((X, Y[:9]), None), ["train", "[0] [40, 3, 2], [1] [9]"]),
+        (((X[:0], Y[:0]), None), ["train", "[0, 3, 2]"]),
+        (({"x": X, "y": 3}, None), ["train", "['y'] []"]),
         (([], None), ["train", "0 records"]),
         (((X, np.array(["a"] * 40)), None), ["train[1]", "<U1", "numbers"]),
-        (((X, np.array([None] * 40)), None), ["train[1]", "object", "numbers"]),
         (((X, [[1], [1, 2]]), None), ["train[1]", "no array"]),
         (((X, np.full(40, 2**40)), None), ["train[1]", str(2**40), "int32"]),
-        (((X, Y), (X[:, :2], Y)), ["test[0]", "float32[2, 2]", "float32[3, 2]"]),
-        (((X, Y), (X.astype(np.uint8), Y)), ["test[0]", "uint8[3, 2]", "float32[3, 2]"]),
-        (((X, Y), {"x": X, "y": Y}), ["test", "['x'], ['y']", "[0], [1]"]),
+        (((X, Y), (X[:, :2], Y)), ["test", "float32[2, 2]", "float32[3, 2]"]),
+        (((X, Y), (X.astype(np.uint8), Y)), ["test", "uint8[3, 2]", "float32[3, 2]"]),
+        (((X, Y), {"x": X, "y": Y}), ["test", "['x']", "[0]"]),
         (((X, Y), X), ["test", "float32[40, 3, 2]", "None"]),
         (((X, Y), lambda: None), ["test", "function"]),
         (((X, Y), iter([])), ["test", "no batches"]),
@@ -294,7 +292,6 @@ def ends(seed):
         ((3, None), ["train", "a int", "batches(seed)"]),
         (([3, 4], None), ["train[0]", "a int", "pair"]),
         (([{"x": None}], None), ["train[0]['x']", "NoneType", "numbers"]),
-        ((lambda seed: 3, None), ["train(0)", "a int", "iterator"]),
         ((lambda seed: iter([]), None), ["train(0)", "ends after 0"]),
         ((lambda seed: batches_of(None), None), ["train(0)", "differ", "seed"]),
     ],
@@ -309,10 +306,10 @@ def test_wrong_results_are_one_sentence_that_names_the_function(given, splits, s
 @pytest.mark.parametrize(
     ("train", "read", "says"),
     [
-        ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), ["train[5]['x']", "[3]", "[4]"]),
+        ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), ["train[5]", "[3]", "[4]"]),
         ([{"x": 1}, {"y": 1}], lambda s: s.read(np.arange(2)), ["train[1]", "['y']", "['x']"]),
-        (changes, lambda s: s.batch(1, 1), ["train(1)[1][0]", "[2, 2]", "[3, 2]"]),
-        (shrinks, lambda s: s.batch(1, 1), ["train(1)[1]", "7", "8"]),
+        (changes, lambda s: s.batch(1, 1), ["train(1)[1]", "[2, 2]", "[3, 2]"]),
+        (shrinks, lambda s: s.batch(1, 1), ["batch_size is 7", "8"]),
         (ends, lambda s: s.batch(1, 1), ["train(1)", "after 1 batches", "train.steps"]),
         (batches_of, lambda s: data.steps_of_epoch(s, 16), ["train.batch_size is 16", "8"]),
         (batches_of, lambda s: data.train_batch(s, 0, 0, 4), ["train.batch_size is 4", "8"]),
@@ -333,7 +330,6 @@ def test_data_unlike_the_first_example_are_one_sentence_when_read(given, train, 
         ((batches_of, None), {"train_examples": 31}, ["data.train_examples is 31", "batches(seed)"]),
         ((batches_of, None), {"placement": "device"}, ["data.placement is 'device'", "auto"]),
         ((PAIR[0], None), {"test_examples": 3}, ["data.test_examples is 3", "0"]),
-        ((PAIR[0], batches_of(0)), {"device_limit_mib": 1}, ["data.device_limit_mib is 1", "test_examples"]),
     ],
 )
 def test_fields_that_cannot_be_obeyed_are_refused(given, splits, fields, says):
@@ -374,3 +370,20 @@ def test_a_misspelled_name_is_told_what_was_meant(given, name, says):
     message = error(load, name)
     assert "data.name" in message
     assert says in message
+
+
+def test_the_chance_of_a_users_targets_is_that_of_the_prepared_ones_and_numbers_have_none(given):
+    rng = np.random.default_rng(0)
+    x, classes = rng.normal(size=(1300, 3)), rng.integers(0, 6, 1300)
+    dataset = given((x, classes), None, lambda key, batch: (batch[0], batch[1] // 2))
+    assert chance_loss(dataset) == pytest.approx(np.log(3), abs=0.01)
+    assert chance_loss(given((x, x[:, 0]), None)) is None
+
+
+def test_the_digest_is_that_of_the_examples_or_of_a_fingerprint(given):
+    records = KINDS["records"]
+    assert given(*PAIR).checksums != given((X[:30] + 1, Y[:30]), PAIR[1]).checksums
+    source = records(*PAIR[0])
+    first = given(source, None).checksums
+    source.fingerprint = lambda: "version 2"
+    assert given(source, None).checksums != first

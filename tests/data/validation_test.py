@@ -7,7 +7,7 @@ import pytest
 from data_sets import error, load, write_image
 
 from depthmup_flax import data
-from depthmup_flax.data.sources.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData, Sizes
 
 INPUTS = np.arange(60, dtype=np.float32).reshape(30, 2)
 

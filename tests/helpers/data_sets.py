@@ -89,21 +89,6 @@ def training_files(root):
     return sorted((root / "train").glob("a/*")) + sorted((root / "train").glob("b/*"))
 
 
-def write_imagenet(root, images):
-    """Two wnids of one training image each, two flat validation images, unlabeled test images, Kaggle's list."""
-    for name in ("n02", "n01"):
-        write_image(images / "train" / name / f"{name}_1.JPEG", np.full((9, 12, 3), 50, np.uint8))
-    for i in (1, 2):
-        write_image(images / "val" / f"ILSVRC2012_val_0000000{i}.JPEG", np.full((12, 9, 3), 90 * i, np.uint8))
-    write_image(images / "test" / "ILSVRC2012_test_00000001.JPEG", noise(8, 8))
-    (root / "LOC_val_solution.csv").write_text(
-        "ImageId,PredictionString\n"
-        "ILSVRC2012_val_00000002,n01 111 108 441 193 n01 5 6 7 8 \n"
-        "ILSVRC2012_val_00000001,n02 111 108 441 193 \n"
-    )
-    return root
-
-
 def prepare_tfds(directory, name, version, splits, shape, num_classes, text=False):
     """A real TFDS set of noise images on disk, written without TensorFlow: splits maps a split to its labels."""
     tfds = pytest.importorskip("tensorflow_datasets")

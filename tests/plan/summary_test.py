@@ -8,7 +8,7 @@ import pytest
 from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
-from depthmup_flax.data.sources.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory

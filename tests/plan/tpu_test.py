@@ -5,7 +5,7 @@ import tpu_compiler  # noqa: F401  (skips where there is none)
 from data_sets import error
 
 from depthmup_flax.config import default_config
-from depthmup_flax.data.sources.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.plan.programs import compile_run
 from depthmup_flax.plan.summary import make_plan
 from depthmup_flax.plan.topologies import CHIPS, chip_of, topology_devices

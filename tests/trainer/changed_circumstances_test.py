@@ -156,8 +156,8 @@ def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_i
 
 
 OTHER_EXECUTION = [
-    {"data.placement": "stream", "data.read_threads": 3},
-    {"data.device_limit_mib": 0, "train.log_every": 1, "train.eval_batch_size": 3},
+    {"data.placement": "stream"},
+    {"train.log_every": 1, "train.eval_batch_size": 3},
     {"train.keep_checkpoints": 1, "train.checkpoint_every": 1},
     {"model.remat": "full"},
 ]

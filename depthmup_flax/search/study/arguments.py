@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.parameter_trees import flatten, shape_of
 from depthmup_flax.config.user_code import PYTHON
-from depthmup_flax.data.sources.registry import find_source
+from depthmup_flax.data.registry import find_source
 from depthmup_flax.networks.named import register
 from depthmup_flax.rule.directions import direction_factory
 from depthmup_flax.rule.info_trees import flatten_info

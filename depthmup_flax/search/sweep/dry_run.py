@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
+from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.search.sweep.grid import expand, sweep_info
 from depthmup_flax.search.sweep.groups import Chosen, Group, GroupPrograms, choose_program, groups_of_shard, plan
 from depthmup_flax.trainer.engine.device_batches import put_train_data

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
-from depthmup_flax.data.chance import chance_loss
+from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, sweep_info

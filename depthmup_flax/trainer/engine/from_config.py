@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
 from depthmup_flax.data import Dataset, load, steps_of_epoch
-from depthmup_flax.data.sources.registry import find_source
+from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.named import is_import_path

@@ -91,8 +91,6 @@ def summary(result: Json) -> str:
     else:
         loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
         text = f"completed: {result['steps']} steps, train loss {loss}{evaluation_text(result)}"
-    if bad := result.get("bad_examples"):
-        text += f", bad examples skipped: {bad}"
     return f"{text}, {result['wall_time_s']:.0f} s"
 
 

@@ -27,8 +27,8 @@ from depthmup_flax.data import (
     TextDataset,
     Tokenizer,
     UserDataset,
-    given_images,
 )
+from depthmup_flax.data.image_files import checked_images, read_images
 from depthmup_flax.models import create_model
 from depthmup_flax.models.base import LanguageModel, ResidualNetwork
 from depthmup_flax.networks.model_functions import ModelFunctions
@@ -124,7 +124,7 @@ class TrainedRun:
         Raises:
           InputError: another shape, values outside that range, or a language model.
         """
-        return self._prepared(given_images.checked(images, self._of(ImageDataset).image_shape))
+        return self._prepared(checked_images(images, self._of(ImageDataset).image_shape))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
@@ -174,7 +174,7 @@ class TrainedRun:
           InputError: a file cannot be read, or cannot be brought to the network's size.
         """
         fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
-        return given_images.read_images(list(map(pathlib.Path, paths)), self._of(ImageDataset).image_shape, fields)
+        return read_images(list(map(pathlib.Path, paths)), self._of(ImageDataset).image_shape, fields)
 
     def generate(
         self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
@@ -258,7 +258,7 @@ class TrainedRun:
         """Inputs [B, ...] as the network reads them, as NumPy arrays of its types; else `InputError`."""
         self.require_network()
         if isinstance(self.data, ImageDataset):
-            return given_images.checked(inputs, self.data.image_shape)
+            return checked_images(inputs, self.data.image_shape)
         if isinstance(self.data, UserDataset):
             return _checked_parts(inputs, self.data.inputs)
         tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self.data.context

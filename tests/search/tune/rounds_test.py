@@ -16,7 +16,7 @@ from processes import ROOT
 import depthmup_flax as dm
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.config.files import from_file
-from depthmup_flax.data.sources.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.tune.ranges import parse_range, tuned_ranges, unread

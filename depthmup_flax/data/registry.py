@@ -5,24 +5,43 @@ import functools
 import numbers
 import os
 from collections.abc import Callable
+from typing import Literal
 
+from depthmup_flax.data import image_sources
 from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
-from depthmup_flax.data.sources.bundled import DIGITS, SYNTHETIC
-from depthmup_flax.data.sources.folder import FOLDER, SUFFIXES, separated
-from depthmup_flax.data.sources.python import PYTHON
-from depthmup_flax.data.sources.source import Source
-from depthmup_flax.data.sources.text_file import TEXT
-from depthmup_flax.data.sources.tfds import TFDS
-from depthmup_flax.data.text import TOKENIZERS
+from depthmup_flax.data.text import TOKENIZERS, load_text
+from depthmup_flax.data.user_data import load_python
 from depthmup_flax.networks.named import is_import_path, is_module
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
-# The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """How to load what ``data.name`` says: a word of `SOURCES`, or a word, a colon and a place."""
+
+    form: str  # of data.name, for messages: "digits", "folder:<dir>"
+    load: Callable[[str, DataConfig], Dataset]  # of the place; raises `NotHere` if the data are absent
+    kind: Literal["images", "text", "arrays"]
+    reads: tuple[str, ...] = ()  # fields of config.data that this source reads and some others ignore
+    decodes: bool = False  # whether examples are image files, which can be cropped before they are resized
+
+    @property
+    def has_place(self) -> bool:
+        """Whether ``data.name`` has a colon and a place."""
+        return ":" in self.form
+
+
+# The first word of data.name -> its source. A new source is a function that returns a `Dataset`, and an entry here.
 SOURCES: dict[str, Source] = {
-    source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT, PYTHON)
+    "digits": Source("digits", image_sources.load_digits, "images", ("image_size",)),
+    "synthetic": Source("synthetic", image_sources.load_synthetic, "images", ("image_size",)),
+    "tfds": Source("tfds:<set>", image_sources.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
+    "folder": Source("folder:<dir>", image_sources.load_folder, "images", ("image_size",), decodes=True),
+    "text": Source("text:<file>", load_text, "text", ("context", "tokenizer")),
+    "python": Source("python:<module>:<function>", load_python, "arrays"),
 }
-_CHOICES = {"placement": ("auto", "device", "stream"), "on_bad_example": ("error", "skip"), "tokenizer": TOKENIZERS}
+_CHOICES = {"placement": ("auto", "device", "stream"), "tokenizer": TOKENIZERS}
 
 
 def load(config: object) -> Dataset:
@@ -31,20 +50,16 @@ def load(config: object) -> Dataset:
     * ``digits``: scikit-learn's 8x8 digits, gray, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
     * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; ``train_examples`` (default 2048)
       and ``test_examples`` (512).
-    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``sources.tfds``.
-    * ``folder:<dir>``: image files, read as RGB; see ``sources.folder.list_folder``.
-    * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see ``sources.text_file.windows``.
-    * ``python:<module>:<function>``: what a function of the user returns; see ``sources.python.load_python``.
+    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see `image_sources.load_tfds`.
+    * ``folder:<dir>``: image files, read as RGB; see `image_sources.list_folder`.
+    * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see `text.windows`.
+    * ``python:<module>:<function>``: what a function of the user returns; see `user_data.load_python`.
 
     ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``validation_fraction`` > 0 holds out that share
     of them, which evaluations use in place of the test set: after a fixed shuffle; of a text, its last part.
 
     ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
     requires image files (tfds: or folder:) and always streams.
-
-    ``on_bad_example`` "skip" omits image files that cannot be decoded: in training the next good example replaces each,
-    the test counts only the others. ``Dataset.bad_examples`` has them; more than ``decoding.MOST_BAD`` of a split are
-    an error.
 
     Raises:
       InputError: a field that cannot be used.
@@ -97,11 +112,6 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     share = fields.validation_fraction
     if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
         raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
-    if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
-        raise InputError(
-            f"data.suffixes is {fields.suffixes!r}: {min(unknown)!r} is not read. Separate some of "
-            f"{', '.join(SUFFIXES)} by commas, without dots."
-        )
     if fields.augment == "resized_crop":
         _check_crops(fields, source)
     return source, place

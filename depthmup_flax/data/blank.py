@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from depthmup_flax.data.dataset import DataConfig, Dataset
+from depthmup_flax.data.dataset import DataConfig, Dataset, NotHere, placement, validation_count
 from depthmup_flax.data.images import ImageDataset
-from depthmup_flax.data.sources.registry import LoadOnce, checked_source, named_split
-from depthmup_flax.data.sources.source import NotHere, placement, validation_count
+from depthmup_flax.data.registry import LoadOnce, checked_source, named_split
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch

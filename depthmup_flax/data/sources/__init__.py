@@ -1,1 +1,0 @@
-"""Where data come from: one module for each source, and ``registry`` with all of them."""
