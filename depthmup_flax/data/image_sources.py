@@ -28,6 +28,14 @@ _DIGITS = tuple("0123456789")
 Files = list[tuple[str, int]]  # paths and labels
 
 
+def _require_memory(config: DataConfig, images: int, channels: int) -> None:
+    """`InputError` if images of ``data.image_size``, which are made in memory, are larger than most memories."""
+    if images * config.image_size**2 * channels > 2**34:
+        raise InputError(
+            f"data.image_size is {config.image_size}: {images:,} images take over 16 GiB. Use a smaller one."
+        )
+
+
 def load_digits(_: str, config: DataConfig) -> ImageDataset:
     """scikit-learn's digits: 1500 for training, 297 for testing, stratified."""
     for package in ("sklearn", "PIL"):
@@ -37,6 +45,7 @@ def load_digits(_: str, config: DataConfig) -> ImageDataset:
     from sklearn.model_selection import train_test_split
 
     bundle = sklearn.datasets.load_digits()
+    _require_memory(config, len(bundle.images), 1)
     images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
     resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
     split = ArraySplit({"image": resized[..., None], "label": bundle.target})
@@ -48,6 +57,7 @@ def load_digits(_: str, config: DataConfig) -> ImageDataset:
 
 def load_synthetic(_: str, config: DataConfig) -> ImageDataset:
     """Ten random color templates under noise."""
+    _require_memory(config, (config.train_examples or 2048) + (config.test_examples or 512), 3)
     side, classes = config.image_size or 8, len(_DIGITS)
     blocks = np.arange(side) * 8 // side
     means = 128 + 32 * np.random.default_rng(0).normal(size=(classes, 8, 8, 3))[:, blocks][:, :, blocks]
