@@ -14,7 +14,7 @@ from flax import nnx
 from .attention_parts import attend, rotate, sines, unit_rms
 from .cases import Kind
 from .scales import HEADS, Scales
-from .settings import BASE_WIDTH, LOOPED_RULE
+from .settings import BASE_WIDTH
 
 VOCABULARY, CLASSES, HEAD_DIM = 11, 4, 8  # HEAD_DIM where the number of heads grows, HEADS where their dimension does
 TEXT = jax.ShapeDtypeStruct((2, 6), jnp.int32)
@@ -130,94 +130,6 @@ class ScannedLlama(Module):
         x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed_tokens")(tokens)
         x, _ = scanned(LlamaBlock, e, "layers")(x, None)
         return Dense(VOCABULARY, name="lm_head")(nn.RMSNorm(name="norm")(x) * e.readout())
-
-
-class ParallelBlock(Module):
-    """Attention with normalized queries and keys, beside the feed-forward: one branch."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, self.e.width
-        y = nn.LayerNorm(name="norm")(x)
-        heads = lambda name: nn.DenseGeneral((HEADS, n // HEADS), use_bias=False, name=name)(y)
-        q = nn.LayerNorm(use_bias=False, name="query_norm")(heads("query"))
-        k = nn.LayerNorm(use_bias=False, name="key_norm")(heads("key"))
-        mixed = attend(q, k, heads("value"), e.heads(n // HEADS))
-        mixed = nn.DenseGeneral(n, axis=(-2, -1), use_bias=False, name="out")(mixed)
-        y = nn.Dense(n, name="down")(nn.gelu(e.inner() * nn.Dense(2 * n, name="up")(y)))
-        return e.stream() * x + e.branch("both") * (mixed + y), None
-
-
-class QKNormGPT(Module):
-    """Query-key norm and parallel branches, as in the largest ViTs."""
-
-    @nn.compact
-    def __call__(self, tokens):
-        e = self.e
-        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
-        x = x + self.param("pos_embedding", nn.initializers.normal(), (1, tokens.shape[1], e.width))
-        x, _ = scanned(ParallelBlock, e, "blocks")(x, None)
-        return e.readout() * Dense(VOCABULARY, name="head")(nn.LayerNorm(name="norm")(x))
-
-
-class ExpertsBlock(Module):
-    """A norm and a soft mixture of four feed-forwards, by a router with a fixed number of outputs."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, self.e.width
-        y = nn.RMSNorm(name="norm")(x)
-        weights = jax.nn.softmax(Dense(4, kernel_init=nn.initializers.zeros, name="router")(y))
-        wi = self.param("wi", nn.initializers.lecun_normal(batch_axis=0), (4, n, 2 * n))
-        wo = self.param("wo", nn.initializers.lecun_normal(batch_axis=0), (4, 2 * n, n))
-        h = nn.gelu(e.inner() * jnp.einsum("btd,edf->btef", y, wi))
-        return e.stream() * x + e.branch("moe") * jnp.einsum("btef,efd,bte->btd", h, wo, weights), None
-
-
-class MoE(Module):
-    """A mixture of experts in every layer; tokens do not mix."""
-
-    @nn.compact
-    def __call__(self, tokens):
-        e = self.e
-        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
-        x, _ = scanned(ExpertsBlock, e, "layers")(x, None)
-        return e.readout() * Dense(VOCABULARY, name="unembed")(nn.RMSNorm(name="norm")(x))
-
-
-class MlpBlock(Module):
-    """Norm, up, down; the norm ends the branch instead if ``post_norm``."""
-
-    post_norm: bool = False
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, x.shape[-1]
-        norm = nn.LayerNorm(name="norm")
-        y = nn.gelu(e.inner() * nn.Dense(2 * n, name="up")(x if self.post_norm else norm(x)))
-        y = nn.Dense(n, name="down")(y)
-        return e.stream() * x + e.branch("mlp") * (norm(e.before() * y) if self.post_norm else y), None
-
-
-class EndNormMLP(Module):
-    """A stem, blocks that end in a norm, a readout."""
-
-    @nn.compact
-    def __call__(self, x):
-        x, _ = scanned(functools.partial(MlpBlock, post_norm=True), self.e, "blocks")(nn.Dense(self.e.width)(x), None)
-        return self.e.readout() * Dense(CLASSES, name="head")(x)
-
-
-class Looped(Module):
-    """One block, used as often as the network is deep."""
-
-    @nn.compact
-    def __call__(self, tokens):
-        e = self.e
-        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed")(tokens)
-        shared = {"variable_axes": {}, "variable_broadcast": "params", "split_rngs": {"params": False}}
-        x, _ = scanned(MlpBlock, e, "block", **shared)(x, None)
-        return e.readout() * Dense(VOCABULARY, name="head")(nn.LayerNorm(name="norm")(x))
 
 
 class ProjectionMLP(Module):
@@ -482,10 +394,6 @@ STYLES: Mapping[str, Kind] = {
     "styles/nanodo": _kind(SetupGPT, TEXT),
     "styles/lm1b": _kind(SineDecoder, TEXT),
     "styles/llama": _kind(ScannedLlama, TEXT),
-    "styles/qk_norm": _kind(QKNormGPT, TEXT),
-    "styles/experts": _kind(MoE, TEXT),
-    "styles/end_norm": _kind(EndNormMLP, VECTORS),
-    "styles/looped": _kind(Looped, TEXT, rule=LOOPED_RULE),
     "styles/projection": _kind(ProjectionMLP, VECTORS),
     "styles/boxed": _kind(BoxedMLP, VECTORS),
     "styles/lora": _kind(LoraMLP, VECTORS),

@@ -1,7 +1,7 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python tests/helpers/geometry_slopes.py          # prints the tables of docs/optimizers.md; Muon LAMB: of these
-python tests/helpers/geometry_slopes.py --write  # replaces them
+python -m reproduction.pages.geometry_slopes          # prints the tables of docs/optimizers.md; Muon LAMB: of these
+python -m reproduction.pages.geometry_slopes --write  # replaces them
 
 Measured is the change of the last block's stream, root mean square, after steps in which hidden matrices alone train;
 over three widths, three depths, and both together. "Right" is the library's optimizer, "wrong" the same updates times
@@ -65,15 +65,18 @@ def products(g):
 
 
 def as_matrices(g):
+    """A stack of matrices ``[B, in, out]``."""
     stacked = g.ndim in (3, 5)
     return g.reshape(len(g) if stacked else 1, -1, g.shape[-1])
 
 
 def zero_products(params):
+    """`products` of zeros, as an initial state."""
     return jax.tree.map(lambda p: jax.tree.map(jnp.zeros_like, products(p)), params)
 
 
 def added_products(updates, state):
+    """The state and the `products` of new gradients."""
     return {name: jax.tree.map(jnp.add, products(g), state[name]) for name, g in updates.items()}
 
 
@@ -130,6 +133,7 @@ def soap():
 
 
 def library(name, **arguments):
+    """The package's optimizer of an optax direction, by name."""
     return lambda info: dm.depthmup(direction(name, **arguments), info, RULE, 1.0)
 
 
@@ -165,6 +169,7 @@ def widths(model_name, optimizer_name):
 
 
 def make(model_name, optimizer_name, width, depth):
+    """A model of a size, with the base of its axis."""
     base = {"base_width": widths(model_name, optimizer_name)[0], "base_depth": DEPTHS[0]}
     return MODELS[model_name](width=width, depth=depth, **base, rule=RULE)
 

@@ -3,8 +3,9 @@
 import itertools
 import re
 
-import geometry_slopes
 import pytest
+
+from reproduction.pages import geometry_slopes
 
 
 def printed(title, models):
