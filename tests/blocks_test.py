@@ -6,8 +6,7 @@ A block runs in a new namespace, in a directory with the runs and files of `_pro
 ``<!-- slow -->`` runs it with the slow tests, ``<!-- not run: REASON -->`` does not run it, and
 ``<!-- needs: PACKAGE ... -->`` runs it where these are installed; ``<!-- slow, needs: PACKAGE ... -->`` both.
 
-docs/your_model.md has a test of its own, which also compares what its blocks print, and so have the slow ones of
-reproduction/pages/theory.md.
+docs/your_model.md has a test of its own, which also compares what its blocks print.
 """
 
 import dataclasses
@@ -68,9 +67,7 @@ def as_parameters(blocks):
     return [pytest.param(block, id=str(block), marks=marks(block)) for block in blocks]
 
 
-BLOCKS = [
-    block for page in PAGES for block in blocks_of(page, "python") if (page.name, block.note) != ("theory.md", "slow")
-]
+BLOCKS = [block for page in PAGES for block in blocks_of(page, "python")]
 
 
 @pytest.fixture(scope="module")

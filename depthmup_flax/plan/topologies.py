@@ -27,7 +27,6 @@ class Chip:
 
 
 GPUS_IN_HOST = 8
-FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # slices of two dimensions instead of three
 
 # TPU: the limit in the error of libtpu 0.0.42 for a program that is too large. GPU: NVIDIA's data sheets of the SXM
 # modules, of which JAX uses three quarters by default.
@@ -114,11 +113,6 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     if not re.fullmatch(r"\d+(x\d+)*", shape) or "0" in shape.split("x"):
         raise InputError(f"--topology is {name!r}: write a slice as {example}.")
     dimensions = [int(size) for size in shape.split("x")]
-    if kind in FLAT and (len(dimensions) != 2 or math.prod(dimensions) > CHIPS_IN_FLAT_SLICE):
-        raise InputError(
-            f"--topology is {name!r}: a slice of {kind} has two dimensions and at most {CHIPS_IN_FLAT_SLICE} chips, "
-            f"such as {kind}:16x16. For two slices add --slices=2."
-        )
     options: dict[str, object] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(dimensions) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)  # the default is four chips on a host
@@ -127,10 +121,6 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
     except jax.errors.JaxRuntimeError as error:
-        if "lockfile" in str(error):
-            raise InputError(
-                "another process uses libtpu: wait for it to end, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1."
-            ) from error
         reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
         raise InputError(f"--topology is {name!r}: libtpu refuses it ({reason}). For example: {example}.") from error
     except (RuntimeError, ImportError) as error:

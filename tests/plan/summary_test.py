@@ -41,7 +41,7 @@ def test_the_planned_program_is_the_one_that_training_compiles(config, step):
     assert instructions(program.traced().lower().compile()) == instructions(step.compiled) != []
 
 
-def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(config, step):
+def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(step):
     memory, parameters = make_plan(step).memory, 4 * step.experiment.parameters
     sizes = step.compiled.memory_analysis()
     assert memory.parameters == parameters
@@ -54,7 +54,7 @@ def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(config, st
     assert memory.fits is None  # of a CPU no limit is known
 
 
-def test_a_plan_counts_products_and_steps(config, step):
+def test_a_plan_counts_products_and_steps(step):
     plan = make_plan(step)
     weights = {"stem": 3 * 8 * 8 * 16, "blocks": 2 * 16 * 16, "readout": 16 * 10}
     assert plan.gflops == 8 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"])) / 1e9

@@ -5,7 +5,7 @@ import pytest
 from data_sets import error
 
 from depthmup_flax.plan import topologies
-from depthmup_flax.plan.topologies import CHIPS, environment_for, topology_devices
+from depthmup_flax.plan.topologies import environment_for, topology_devices
 
 
 @pytest.mark.parametrize(
@@ -15,8 +15,6 @@ from depthmup_flax.plan.topologies import CHIPS, environment_for, topology_devic
         ("v5litepod-8", "did you mean 'v5e'?|use one of"),
         ("v5e", "write a slice as v5e:4x4"),
         ("v5e:2x0", "write a slice as v5e:4x4"),
-        ("v5e:2x2x2", "has two dimensions and at most 256 chips"),
-        ("v6e:32x16", "has two dimensions and at most 256 chips"),
         ("v6e:2xtwo", "write a slice as v6e:4x4"),
         ("h100:0", "write h100:N with N from 1 to 8"),
         ("h100:12", "or a multiple of 8"),
@@ -51,11 +49,10 @@ def _raises(exception):
     [
         ("v5e:2x2", RuntimeError("JAX TPU support not installed"), 'pip install "depthmup-flax[plan]"'),
         ("h100:8", NotImplementedError("topology not implemented for cuda"), "pip install jax-cuda12-pjrt"),
-        ("v5e:2x2", jax.errors.JaxRuntimeError("ABORTED: multi-process lockfile"), "another process uses libtpu"),
         ("v5e:3x3", jax.errors.JaxRuntimeError('INVALID_ARGUMENT: "v5e:3x3" is odd\nat line 3'), '("v5e:3x3" is odd)'),
     ],
 )
-def test_a_compiler_that_is_missing_locked_or_refuses_is_one_sentence(name, exception, says, monkeypatch):
+def test_a_compiler_that_is_missing_or_refuses_is_one_sentence(name, exception, says, monkeypatch):
     monkeypatch.setattr(topologies.topologies, "get_topology_desc", _raises(exception))
     assert says in error(topology_devices, name)
 
@@ -78,12 +75,6 @@ def test_a_single_chip_and_the_cores_of_megacore_chips_are_asked_for(monkeypatch
     assert plain == {"platform": "tpu", "topology_name": "v5e:4x4", "num_slices": 2}
     assert gpus["topology"] == "1x2x8"
     assert "core_count: 132" in gpus["target_config"]
-
-
-def test_every_kind_is_found_by_its_own_example():
-    for kind, chip in CHIPS.items():
-        assert chip.example.startswith(f"{kind}:")
-        assert chip.platform == ("tpu" if kind.startswith("v") else "cuda")
 
 
 def test_the_environment_of_a_compiler_keeps_what_a_user_has_set():
