@@ -12,16 +12,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
 
-from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import style
-from depthmup_flax.report.loss_surfaces import Surface
 from depthmup_flax.report.style import Color
-from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Valley, Variant, log_interval, lowest_losses
+from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Variant
 from depthmup_flax.storage.records import TRAIN
 
-_SIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend: right of its panel
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend: right of its panel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Panel:
             self.axes.text(0.97, 0.97, f"{self.axis.name} {', '.join(remarks)}", fontsize=8, wrap=True, **place)
 
 
-def _panels(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D] = ()) -> tuple[Figure, list[Panel]]:
+def panel_grid(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D] = ()) -> tuple[Figure, list[Panel]]:
     """A panel per size axis (from top to bottom) and variant; ``marks`` join the first legend."""
     columns = min(len(analysis.variants), style.COLUMNS)
     rows_each = math.ceil(len(analysis.variants) / columns)
@@ -53,16 +50,16 @@ def _panels(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D]
         for variant, axes in zip(analysis.variants, places, strict=False):
             sized = [(row, row.curve.size(axis.name)) for row in axis.rows(variant.rows)]
             panels.append(Panel(axes, axis, variant, [(row, size, palette[size]) for row, size in sized]))
-            axes.set_title(_title(variant.name))
+            axes.set_title(title_of(variant.name))
         for axes in places[::columns]:
             axes.set_ylabel(f"{ylabel}\n({axis.other} {axis.fixed})")
         sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in palette.items()]
         handles = [*sizes, *(marks if axis is analysis.axes[0] else ())]
-        places[columns - 1].legend(handles=handles, title=axis.name, **_SIDE)
+        places[columns - 1].legend(handles=handles, title=axis.name, **BESIDE)
     return figure, panels
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     """Long names are broken at commas."""
     name = name if len(name) <= 100 else f"{name[:97]}..."
     return name if len(name) < 40 else name.replace(", ", ",\n")
@@ -97,7 +94,7 @@ def draw_transfer(analysis: Analysis) -> Figure:
         "above the panel": {"marker": "^"},
     }
     marks = [Line2D([], [], label=label, **{"color": "0.3", "linestyle": "", **look}) for label, look in looks.items()]
-    figure, panels = _panels(analysis, title, analysis.loss_name, marks)
+    figure, panels = panel_grid(analysis, title, analysis.loss_name, marks)
     strip = 0.03 * max(len(axis.sizes) for axis in analysis.axes)  # of the panel, for marks above the curves
     share, u = 1 / (1 - strip), scale.coordinate(scale.values)
     margin = 0.4 * _grid_step(u)
@@ -185,7 +182,7 @@ def draw_optima(analysis: Analysis) -> Figure:
         exponents = f"\nexponent of {axis.name}: " + ";\n".join(slopes) if slopes else ""
         axes.set_title(f"{axis.other} {axis.fixed}{exponents}")
     if any(variant.name for variant in analysis.variants):
-        grid[0, -1].legend(**_SIDE)
+        grid[0, -1].legend(**BESIDE)
     return figure
 
 
@@ -193,7 +190,7 @@ def draw_curves(analysis: Analysis) -> Figure:
     """Training loss over steps, every size at the x of the grid that is best at the base."""
     x = analysis.scale.name
     title = f"Training loss over time, every size at the base's best {x} of the grid\n{_seeds(analysis)}"
-    figure, panels = _panels(analysis, title, "training loss")
+    figure, panels = panel_grid(analysis, title, "training loss")
     shown = [
         row.curve.slices[:, index].ravel()
         for variant in analysis.variants
@@ -222,130 +219,16 @@ def draw_curves(analysis: Analysis) -> Figure:
         panel.axes.set_ylim(low, high)
         panel.remark(remarks)
         at = "" if transferred is None else f"\nbest {x} of the grid: {style.value_label(transferred, analysis.scale)}"
-        panel.axes.set_title(f"{_title(panel.variant.name)}{at}".lstrip())
-        _step_axis(panel.axes)
+        panel.axes.set_title(f"{title_of(panel.variant.name)}{at}".lstrip())
+        step_axis(panel.axes)
     return figure
 
 
-def draw_over_time(analysis: Analysis) -> Figure:
-    """The optimum of each size after each time slice."""
-    scale = analysis.scale
-    figure, panels = _panels(analysis, f"Best {scale.name} after each slice of training time", scale.name)
-    u = scale.coordinate(scale.values)
-    for panel in panels:
-        for row, _, color in panel.rows:
-            if row.trains:  # else its optimum is meaningless
-                # Points that diverge later cannot be chosen, so they are excluded from the start.
-                means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
-                best = opt.vertices(scale.coordinate(row.curve.x), means.T)
-                panel.axes.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)
-        panel.remark([f"{size} does not train" for row, size, _ in panel.rows if not row.trains])
-        panel.axes.set_ylim(u[0] - 0.5, u[-1] + 0.5)
-        label = panel.axes.get_ylabel()
-        style.hyperparameter_axis(panel.axes.yaxis, scale)
-        panel.axes.set_ylabel(label)
-        _step_axis(panel.axes)
-    return figure
-
-
-def _step_axis(axes: Axes) -> None:
+def step_axis(axes: Axes) -> None:
+    """An axis of training steps."""
     axes.set_xlabel("step")
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", integer=True)
-
-
-def draw_heatmap(analysis: Analysis) -> Figure:
-    """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
-    x, y = analysis.scale, analysis.other
-    assert y is not None
-    columns = min(len(analysis.surfaces), style.COLUMNS)
-    figure, grid = style.canvas(math.ceil(len(analysis.surfaces) / columns), columns, width=4.2, height=3.9)
-    figure.suptitle(
-        f"{analysis.loss_name.capitalize()} over {x.name} and {y.name}\n"
-        "mean over seeds; star: optimum; gray cross: a run diverged\n"
-        "red dots: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval"
-    )
-    means = np.concatenate([surface.means().ravel() for surface in analysis.surfaces])
-    finite = means[np.isfinite(means)]
-    limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
-    style.hide_unused(grid.flat[len(analysis.surfaces) :])
-    for surface, valley, axes in zip(analysis.surfaces, analysis.valleys, grid.flat, strict=False):
-        image = _heat(axes, analysis, surface, limits)
-        axes.set_title(
-            f"{_title(surface.variant)}\nwidth {surface.width}, depth {surface.depth}: {_direction(valley)}".lstrip()
-        )
-    figure.colorbar(image, ax=figure.axes, label=analysis.loss_name, extend="max", shrink=0.8)
-    return figure
-
-
-def _heat(axes: Axes, analysis: Analysis, surface: Surface, limits: dict[str, float]) -> Any:
-    x, y = analysis.scale, analysis.other
-    assert y is not None
-    u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
-    look: dict[str, Any] = {"cmap": "viridis_r", "rasterized": True, "shading": "nearest", **limits}
-    axes.grid(visible=False)
-    image = axes.pcolormesh(u, v, np.ma.masked_invalid(means), **look)
-    axes.set_facecolor("0.9")
-    rows, columns = np.nonzero(surface.diverged)
-    axes.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
-    inside = np.nonzero(opt.sublevel_set(means))
-    axes.plot(u[inside[1]], v[inside[0]], ".", color="tab:red", markersize=7)
-    if np.isfinite(means).any():
-        row, column = divmod(int(np.nanargmin(means)), len(u))
-        axes.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
-    style.hyperparameter_axis(axes.xaxis, x)
-    style.hyperparameter_axis(axes.yaxis, y)
-    return image
-
-
-def _direction(valley: Valley | None) -> str:
-    if valley is None:
-        return "no clear direction"
-    slope, ends = valley
-    if abs(slope) > 20:
-        return "upright"
-    return f"slope {slope:.2f}" + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
-
-
-def draw_parameters(analysis: Analysis) -> Figure:
-    """Lowest loss against parameter count: lines of equal depth and of equal width, if any has two points."""
-    lowest = lowest_losses(analysis.rows)
-    lines = {name: [(curve.variant, curve.size(name)) for curve, _ in lowest] for name in ("depth", "width")}
-    names = [name for name, line_of in lines.items() if len(set(line_of)) < len(line_of)] or ["depth"]
-    bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
-    figure, grid = style.canvas(len(analysis.variants), len(names), width=5.4, height=3.9, sharey=True)
-    figure.suptitle(f"Lowest loss over {analysis.scale.name} against parameters\nlines: loss = c / parameters^b{bars}")
-    ends = [end for _, loss in lowest for end in log_interval(loss)] or [1.0]
-    low, high = min(ends), max(ends)
-    for variant, places in zip(analysis.variants, grid, strict=True):
-        places[0].set_ylabel(f"lowest {analysis.loss_name}")
-        for name, axes in zip(names, places, strict=True):
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            _power_lines(axes, variant, name)
-            axes.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)
-            style.plain_numbers(axes.yaxis, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5))
-            style.plain_numbers(axes.xaxis, (1, 3))
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set_title(", ".join(filter(None, (_title(variant.name), f"equal {name}"))))
-            axes.set_xlabel("parameters")
-            axes.legend(title=name, **_SIDE)
-    return figure
-
-
-def _power_lines(axes: Axes, variant: Variant, name: str) -> None:
-    """The points and the fitted line of each size."""
-    lowest = lowest_losses(variant.rows)
-    for size, color in style.colors({curve.size(name) for curve, _ in lowest}).items():
-        line = [(curve.parameters, e.value, *log_interval(e)) for curve, e in lowest if curve.size(name) == size]
-        counts, losses, lower, upper = np.array(sorted(line), np.float64).T
-        bars = losses - lower, upper - losses
-        axes.errorbar(counts, losses, bars, linestyle="", marker="o", markersize=4, color=color, capsize=2)
-        label, law = str(size), variant.power_laws[name].get(size)
-        if law:
-            losses = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean()) * counts**-law.value
-            label = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}"
-        axes.plot(counts, losses, "-" if law else ":", color=color, label=label, linewidth=1.3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,25 +263,6 @@ FIGURES = (  # the first that an analysis has is the page's main one
         lambda analysis: analysis.loss == TRAIN,
         "Every size trained with the grid's value nearest to the base's best {x}. With transfer, the curves coincide "
         "early in training and larger networks end lower.",
-    ),
-    Drawing(
-        "over_time",
-        draw_over_time,
-        lambda analysis: _several_values(analysis) and analysis.loss == TRAIN,
-        "The best {x} if training had stopped earlier. A flat line means that it is settled early.",
-    ),
-    Drawing(
-        "heatmap",
-        draw_heatmap,
-        lambda analysis: analysis.other is not None and _several_values(analysis),
-        "At the red dots the loss is close to the lowest, so one hyperparameter can be traded for the other along "
-        "them; their slope is the rate of exchange.",
-    ),
-    Drawing(
-        "parameters",
-        draw_parameters,
-        lambda analysis: len({row.curve.parameters for row in analysis.rows}) >= 3,
-        "The lowest loss of each size against its parameter count. Steeper lines gain more per parameter.",
     ),
 )
 

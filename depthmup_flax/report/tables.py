@@ -91,11 +91,6 @@ def as_data(
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, analysis),
         "variants": [_variant_data(analysis, variant) for variant in analysis.variants],
-        "sublevel_slopes": [
-            {"variant": s.variant, "width": s.width, "depth": s.depth, "slope": slope, "interval": interval}
-            for s, valley in zip(analysis.surfaces, analysis.valleys, strict=False)
-            for slope, interval in [valley or (None, None)]
-        ],
         "claims": claims(info.figure, analysis, other) if claims else [],
         "core_minutes": core_minutes(records),
         "comparison": comparison,
@@ -151,10 +146,6 @@ def _variant_data(analysis: Analysis, variant: Variant) -> Json:
         "slopes": {
             name: {**estimate_data(s.estimate), "fixed": s.fixed, "sizes": s.used, "left_out": s.left_out}
             for name, s in variant.slopes.items()
-        },
-        "power_laws": {
-            f"equal_{name}": {str(size): estimate_data(law) for size, law in laws.items()}
-            for name, laws in variant.power_laws.items()
         },
     }
 

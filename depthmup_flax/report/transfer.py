@@ -16,7 +16,6 @@ from depthmup_flax.util.errors import InputError
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
 UNTRAINED = "does not train"  # its lowest loss is above twice that before learning, see `Variant.initial_loss`
 DIVERGED, NOT_RUN = "diverged", "not run"
-Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +74,6 @@ class Variant:
     initial_loss: float
     rows: tuple[Row, ...]  # one per size, ascending
     slopes: dict[str, Slope]  # by depth and width, where at least three sizes were run
-    power_laws: dict[str, dict[int, opt.Estimate]]  # by depth and width, then size: see `power_laws`
 
     @property
     def transferred(self) -> float | None:
@@ -108,7 +106,6 @@ class Analysis:
     scale: Scale
     other: Scale | None  # the second continuous axis, over which each point's mean is minimized, if there is one
     surfaces: tuple[Surface, ...]
-    valleys: tuple[Valley | None, ...]  # per surface, of its optimal sublevel set: see `sublevel_slope`
     variants: tuple[Variant, ...]
     axes: tuple[SizeAxis, ...]  # along which sizes vary; one with a single size if none does
     loss: str = TRAIN  # of all curves, a key of `LOSSES`
@@ -163,9 +160,8 @@ def analyze(
             for curve, best in zip(own, optima, strict=True)
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
-        variants.append(Variant(name, rows[at], is_smallest, initial_loss, rows, slopes, power_laws(rows)))
-    valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
-    return Analysis(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss, info.chance is not None)
+        variants.append(Variant(name, rows[at], is_smallest, initial_loss, rows, slopes))
+    return Analysis(scale, other, tuple(surfaces), tuple(variants), tuple(axes), loss, info.chance is not None)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
@@ -260,48 +256,3 @@ def _slope(rows: Sequence[Row], axis: SizeAxis) -> Slope:
     estimate = opt.slope([math.log2(size) for size in used], list(used.values()))
     sizes = [row.curve.size(axis.name) for row in rows]
     return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in sizes if size not in used))
-
-
-def lowest_losses(rows: Sequence[Row]) -> list[tuple[Curve, opt.Estimate]]:
-    """Curves and lowest losses of the rows whose lowest loss has a meaningful logarithm."""
-    return [(r.curve, r.optimum.loss) for r in rows if r.trains and r.optimum and r.optimum.loss.value > 0]
-
-
-def log_interval(loss: opt.Estimate) -> tuple[float, float]:
-    """The 95 % interval of a loss from that of its logarithm, which is what a log axis shows; the loss if unknown."""
-    logs = opt.Estimate(math.log(loss.value), _minus_logs(loss.draws), loss.seeds)
-    factor = math.exp(logs.half_width or 0.0)
-    return loss.value / factor, loss.value * factor
-
-
-def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
-    """Exponents b of ``lowest loss = c * parameters^-b``, for lines of equal depth and of equal width.
-
-    Least squares of log loss on log parameters, refitted in every draw; lines of at least three sizes.
-    """
-    laws: dict[str, dict[int, opt.Estimate]] = {"depth": {}, "width": {}}
-    for name, of_size in laws.items():
-        for size in sorted({row.curve.size(name) for row in rows}):
-            line = [(curve, loss) for curve, loss in lowest_losses(rows) if curve.size(name) == size]
-            logs = [opt.Estimate(-math.log(loss.value), _minus_logs(loss.draws), loss.seeds) for _, loss in line]
-            if fit := opt.slope([math.log(curve.parameters) for curve, _ in line], logs):
-                of_size[size] = fit
-    return laws
-
-
-def _minus_logs(draws: np.ndarray | None) -> np.ndarray | None:
-    """``None`` if a draw is not positive: losses may be negative."""
-    return -np.log(draws) if draws is not None and (draws > 0).all() else None
-
-
-def sublevel_slope(surface: Surface, x: Scale, y: Scale) -> Valley | None:
-    """Slope of y against x along the optimal sublevel set and its 95 % interval, from `opt.valley_angle`.
-
-    ``None`` if the set has no direction; no interval for one seed, or where it reaches the vertical.
-    """
-    angle = opt.valley_angle(x.coordinate(surface.x), y.coordinate(surface.y), surface.losses)
-    if angle is None:
-        return None
-    ends = angle.interval
-    known = ends is not None and -math.pi / 2 < ends[0] and ends[1] < math.pi / 2
-    return math.tan(angle.value), (math.tan(ends[0]), math.tan(ends[1])) if known and ends else None

@@ -1,4 +1,4 @@
-"""Write a report of a sweep that also judges the papers' claims: python -m reproduction.claims DIR [DIR ...]
+"""Write a report of a sweep with the papers' claims and figures: python -m reproduction.claims DIR [DIR ...]
 
 The directories are the shards of one sweep; the report goes to DIR/report.
 """
@@ -7,13 +7,17 @@ import pathlib
 import sys
 
 from depthmup_flax.report import make_report
-from reproduction.claims import judged_claims
+from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.storage.records import read_sweep
+from reproduction.claims import figures, judged_claims
 
 
 def main(directories: list[str]) -> None:
     """Writes the report and prints its text."""
     paths = [pathlib.Path(directory) for directory in directories]
-    print(make_report(paths, paths[0] / "report", claims=judged_claims.as_data).text)
+    out = paths[0] / "report"
+    print(make_report(paths, out, claims=judged_claims.as_data).text)
+    figures.save_figures(analyses(read_sweep(paths))[0], out)
 
 
 if __name__ == "__main__":

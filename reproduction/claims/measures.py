@@ -14,6 +14,7 @@ from depthmup_flax.report.loss_surfaces import Curve
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
 from depthmup_flax.report.yardstick import Yardstick, yardstick
+from reproduction.claims.figures import power_laws
 
 AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
@@ -285,7 +286,7 @@ def _cost_of_an_octave(place: Place) -> Measured:
 
 def _power_of_parameters(place: Place) -> Measured:
     """Exponent of the lowest loss in the number of parameters, at the base's depth."""
-    law = place.variant.power_laws["depth"].get(place.variant.base.curve.depth)
+    law = power_laws(place.variant.rows)["depth"].get(place.variant.base.curve.depth)
     return Measured(-law) if law else Measured(None, note="a power takes three widths")
 
 

@@ -185,16 +185,6 @@ def test_variants_have_short_names(axes, names):
     assert len(analysis.variants) == 4
 
 
-def test_a_planted_power_law_is_recovered():
-    def loss(point):
-        return 3.0 * (point["model.width"] ** 2 * point["model.depth"]) ** -0.2 + 0.1 * (math.log2(point[X]) + 8) ** 2
-
-    axes = {"model.width": (32, 64, 128), "model.depth": (4, 8, 16), X: RATES, "seed": range(2)}
-    laws = study_of(sweep_of(loss, axes)).variants[0].power_laws
-    exponents = [law.value for name in ("depth", "width") for law in laws[name].values()]
-    assert exponents == pytest.approx([0.2] * 6)
-
-
 def test_a_network_that_never_trains_is_flagged_and_left_out_of_slopes_and_limits():
     """An optimum at a huge loss means nothing, and would flatten every other curve."""
 
