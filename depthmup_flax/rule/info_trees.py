@@ -2,9 +2,8 @@
 
 import fnmatch
 import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,20 +40,13 @@ def is_equinox(x: object) -> bool:
 
 def require_info(info: object) -> None:
     """Raises `InputError` for anything but a tree of `ParamInfo`, such as an `Audit` or a tree of arrays."""
-    if info is None:
-        raise InputError("info is None: pass what dm.audit(...).info, infer_info or param_info returns.")
-    for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]:
+    for leaf in [None] if info is None else jax.tree.leaves(info, is_leaf=is_info):
         if not is_info(leaf):
-            kind = type(leaf).__name__
-            what = f"has {kind} at {path_name(path)!r}" if path else f"is {kind}"
-            right = "what dm.audit(...).info, infer_info or param_info returns."
-            if hasattr(leaf, "info"):  # an audit
-                right = "its .info."
-            if isinstance(leaf, Parametrization):
-                right += (
-                    " The order is adamw(learning_rate, info, rule), depthmup(direction, info, rule, learning_rate)."
-                )
-            raise InputError(f"info {what}: pass a tree of ParamInfo, {right}")
+            raise InputError(
+                f"info is {type(info).__name__}, with {type(leaf).__name__}: pass the tree of ParamInfo that "
+                "dm.audit(...).info or dm.param_info returns, as in adamw(learning_rate, info, rule) and "
+                "depthmup(direction, info, rule, learning_rate)."
+            )
 
 
 def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
@@ -113,22 +105,12 @@ def _unlike(info: InfoTree, tree: ArrayTree) -> str:
     ours = set(flatten_info(info))
     is_box = lambda x: isinstance(x, AxisMetadata)
     theirs = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_box)}
-    remedy = "pass the tree that info was made for; after param_info, flax.linen.unbox(variables)['params']."
-    if isinstance(tree, Mapping) and "params" in tree and "params" not in {path.split("/")[0] for path in ours}:
-        remedy = "pass variables['params'], not variables."
-    elif len(ours) != len(theirs) and _without_numbers(ours) == _without_numbers(theirs):
-        remedy = (
-            "these are the parameters of a network of another depth, such as the base model. Pass those of the network "
-            "that info was made for, or make info for this one."
-        )
     here, there = sorted(theirs - ours), sorted(ours - theirs)
     where = f"{here[0]!r} is not in info" if here else f"info has {there[0]!r}" if there else "their containers differ"
-    return f"the structure of the parameters is not that of info ({where}): {remedy}"
-
-
-def _without_numbers(paths: Iterable[str]) -> set[str]:
-    """Paths of layers without the numbers that count them."""
-    return {re.sub(r"\d+", "", path) for path in paths}
+    return (
+        f"the structure of the parameters is not that of info ({where}): pass variables['params'] of the network that "
+        "info was made for (not of the base model), after param_info unboxed by flax.linen.unbox."
+    )
 
 
 def matches(path: str, pattern: str) -> bool:

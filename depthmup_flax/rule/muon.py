@@ -7,7 +7,6 @@ are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the wi
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -58,8 +57,7 @@ def muon(
     Args:
       learning_rate, info, rule: as in `depthmup_flax.depthmup`, and so are ``weight_decay``,
         ``decay_width_exponent`` and ``clip_rms``.
-      beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``; optax before 0.2.7 has no
-        ``preconditioning`` but the default.
+      beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``.
       b1, b2: Adam's, ``adam_b1`` and ``adam_b2`` there.
       consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so
         that one learning rate suits both (arXiv:2502.16982). ``None``: ``max(1, fan_out / fan_in)^1/2`` times
@@ -83,7 +81,7 @@ def muon(
         beta=0.0,
         eps=eps,
         nesterov=False,
-        **_supported(preconditioning),
+        preconditioning=preconditioning,
         weight_dimension_numbers=MuonDimensionNumbers(1, 2),
     )
     orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
@@ -145,7 +143,6 @@ def _on_matrices(
     place: Place | None,
 ) -> optax.GradientTransformation:
     """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
-    is_older = _is_older()
 
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
         if isinstance(array, optax.MaskedNode):
@@ -158,7 +155,6 @@ def _on_matrices(
         x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
         orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
-        x = x / _shape_factor(fan_in, fan_out, None) if is_older else x
         x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
         x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)
         return x.transpose([order.index(axis) for axis in range(array.ndim)])
@@ -188,31 +184,14 @@ def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
 
 def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None) -> None:
     """Raises `InputError` for a setting that is out of range; traced arrays pass."""
+    if preconditioning not in _PRECONDITIONINGS:
+        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
     if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
         raise InputError(f"beta is {beta}: use a number of at least 0 and below 1, such as 0.95.")
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
         raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
-    if preconditioning not in _PRECONDITIONINGS:
-        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
     if isinstance(consistent_rms, numbers.Real) and not 0 < consistent_rms < math.inf:
         raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
-
-
-def _is_older() -> bool:
-    """Whether optax is older than 0.2.7, which has the default preconditioning and multiplies by a shape factor."""
-    return "preconditioning" not in inspect.signature(scale_by_muon).parameters
-
-
-def _supported(preconditioning: str) -> dict[str, Any]:
-    """The argument of ``scale_by_muon``, if optax has it."""
-    if not _is_older():
-        return {"preconditioning": preconditioning}
-    if preconditioning != _PRECONDITIONINGS[0]:
-        raise InputError(
-            f"preconditioning is {preconditioning!r}: optax {optax.__version__} has {_PRECONDITIONINGS[0]!r} alone. "
-            "Write: pip install 'optax>=0.2.8'."
-        )
-    return {}
 
 
 def _require_matrices(info: InfoTree, heads: Heads | None) -> None:

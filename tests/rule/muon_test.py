@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import inspect
 
 import flax.linen as nn
@@ -67,24 +66,6 @@ def test_at_the_base_model_it_is_the_muon_of_optax(consistent_rms):
         updates, state = our_update(grads, state, params)
         expected, other = their_update(grads, other, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7), updates, expected)
-
-
-def test_an_optax_without_preconditioning_has_the_default_alone(monkeypatch):
-    """And a factor of the shape, which is taken out: optax 0.2.6."""
-
-    def older(*, ns_steps, beta, eps, nesterov, weight_dimension_numbers):
-        matrices = orthogonalize(ns_steps=ns_steps, eps=eps, weight_dimension_numbers=weight_dimension_numbers)
-        return optax.chain(matrices, optax.scale(2**0.5))  # (fan_out / fan_in)^1/2
-
-    if "preconditioning" not in inspect.signature(optax.contrib.scale_by_muon).parameters:
-        pytest.skip("this is such an optax")
-    orthogonalize = functools.partial(optax.contrib.scale_by_muon, beta=0.0, nesterov=False)
-    grads, info = {"w": noise((8, 16))}, {"w": hidden((8, 16))}
-    expected = step(dm.muon(0.1, info, RULE), grads, grads)
-    monkeypatch.setattr("depthmup_flax.rule.muon.scale_by_muon", older)
-    np.testing.assert_allclose(step(dm.muon(0.1, info, RULE), grads, grads)["w"], expected["w"], rtol=1e-6)
-    with pytest.raises(dm.InputError, match=r"preconditioning is 'aol': optax .* Write: pip install 'optax>=0.2.8'"):
-        dm.muon(0.1, info, RULE, preconditioning="aol")
 
 
 def test_layers_of_a_stack_are_orthogonalized_one_by_one():
