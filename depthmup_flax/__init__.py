@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax.auditing import audit, infer_info, rescale_init
+    from depthmup_flax.auditing import audit, rescale_init
     from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
@@ -106,7 +106,6 @@ __all__ = [
     "forecast",
     "freeze",
     "get_parametrization",
-    "infer_info",
     "load_run",
     "make_report",
     "muon",
@@ -136,7 +135,7 @@ _NAMES = {
     "search.forecast.allocation": "Allocation recipe",
     "search.forecast.target_loss": "forecast",
     "report.sweep_report": "Report make_report",
-    "auditing": "audit infer_info rescale_init",
+    "auditing": "audit rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",

@@ -49,7 +49,7 @@ def build(width: int, depth: int, rule: dm.Parametrization) -> dm.Task:
         keys = dict(zip(("upper", "lower"), jax.random.split(key), strict=True))
         return {name: tower.init(key, jnp.zeros((1, 32)))["params"] for name, key in keys.items()}
 
-    def cosines(params, images):
+    def cosines(params, images, tower=tower):
         upper, lower = jnp.split(images, 2, axis=1)
         return tower.apply({"params": params["upper"]}, upper) @ tower.apply({"params": params["lower"]}, lower).T
 
@@ -58,15 +58,12 @@ def build(width: int, depth: int, rule: dm.Parametrization) -> dm.Task:
         loss = sum(optax.softmax_cross_entropy_with_integer_labels(x, labels).mean() for x in (logits, logits.T)) / 2
         return loss, {"loss": loss, "matched": (logits.argmax(1) == labels).mean()}
 
-    shapes_at = lambda width: jax.eval_shape(lambda key: new_params(key, Tower(width, depth, rule)), jax.random.key(0))
-    info = dm.infer_info(
-        shapes_at(width),
-        shapes_at(BASE_WIDTH),
-        in_branch="*/block_*",
-        depth_ratio=depth / BASE_DEPTH,
-        readout=(),
-        delta_params=shapes_at(2 * BASE_WIDTH),  # shows what grows when the base itself is trained
-    )
+    def auditable(tower):
+        shapes = jax.eval_shape(lambda key: new_params(key, tower), jax.random.key(0))
+        return lambda params, images: cosines(params, images, tower), shapes
+
+    base = Tower(BASE_WIDTH, BASE_DEPTH, rule)
+    info = dm.audit(auditable(tower), auditable(base), jnp.zeros((2, 64)), rule=rule).info
 
     def optimizer(hyper):
         return dm.depthmup(optax.scale_by_adam(), info, rule, hyper["learning_rate"])

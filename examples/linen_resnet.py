@@ -59,11 +59,6 @@ class ResNet(nn.Module):
         return nn.Dense(self.classes, name="head")(x)
 
 
-def in_branch(path: str) -> bool:
-    """The blocks, without the convolution and norm of the shortcut."""
-    return path.startswith("ResNetBlock_") and "_proj" not in path
-
-
 def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
@@ -75,14 +70,7 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
     )
     params, stats = variables["params"], variables["batch_stats"]
 
-    info = dm.infer_info(
-        params,
-        base_variables["params"],
-        in_branch=in_branch,
-        depth_ratio=sum(stages) / sum(BASE_STAGES),
-        readout="head",
-        delta_params=delta_params(stages) if width == BASE_WIDTH else None,
-    )
+    info = dm.audit(model, ResNet(10, BASE_WIDTH, BASE_STAGES), images[:2], rule=rule, train=True).info
     params = dm.rescale_init(params, base_variables["params"], info, rule)
     print(dm.param_table(info, rule, degree=1, weight_decay=1e-4))
 
@@ -109,12 +97,6 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
         losses.append(float(loss))
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     return losses
-
-
-def delta_params(stages: tuple[int, ...]) -> dict:
-    """Shapes at twice the base width: they show which dimensions grow if the base itself is trained."""
-    init = partial(ResNet(10, 2 * BASE_WIDTH, stages).init, train=True)
-    return jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))["params"]
 
 
 if __name__ == "__main__":

@@ -59,14 +59,7 @@ def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, depth)  # the base width, this depth
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
 
-    info = dm.infer_info(
-        params,
-        base_params,
-        in_branch="blocks",
-        depth_ratio=depth / BASE_DEPTH,
-        readout="head",
-        stacked="blocks",
-    )
+    info = dm.audit(model, ViT(10, BASE_WIDTH, BASE_DEPTH), images[:2], rule=RULE).info
     params = dm.rescale_init(params, base_params, info, RULE)
     optimizer = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
     print(dm.param_table(info, RULE, eps=1e-8, weight_decay=0.01))

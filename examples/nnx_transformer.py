@@ -54,13 +54,8 @@ def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     base = Transformer(BASE_WIDTH, depth, nnx.Rngs(0))  # the base width, this depth
     params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
 
-    info = dm.infer_info(
-        params,
-        base_params,
-        in_branch="blocks",
-        depth_ratio=depth / BASE_DEPTH,
-        readout="embed/embedding",  # tied: the embedding is the readout
-    )
+    tokens = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
+    info = dm.audit(model, Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0)), tokens, rule=RULE).info
     nnx.update(model, dm.rescale_init(params, base_params, info, RULE))
     tx = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)

@@ -3,6 +3,5 @@
 from depthmup_flax.auditing.audit import Audit, audit
 from depthmup_flax.auditing.audit_table import Finding, NotJudged
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied, rescale_init
-from depthmup_flax.auditing.roles_from_shapes import infer_info
 
-__all__ = ["Audit", "Finding", "NotJudged", "audit", "infer_info", "init_factors", "multiplied", "rescale_init"]
+__all__ = ["Audit", "Finding", "NotJudged", "audit", "init_factors", "multiplied", "rescale_init"]

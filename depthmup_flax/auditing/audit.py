@@ -22,7 +22,7 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_table import Finding, NotJudged, Results, Row, places, printed, summary
 from depthmup_flax.auditing.depth_ratios import DepthRatios, GivenRatio, depth_ratios
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
-from depthmup_flax.auditing.given_roles import different, misplaced
+from depthmup_flax.auditing.given_roles import misplaced
 from depthmup_flax.auditing.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.auditing.missing_factors import Comparison
 from depthmup_flax.auditing.not_judged import AXES, not_judged, scaled_axes
@@ -32,7 +32,6 @@ from depthmup_flax.auditing.roles_from_trace import layer_axes, traced_infos
 from depthmup_flax.auditing.traced_facts import Traced
 from depthmup_flax.auditing.traced_model import traced_pair
 from depthmup_flax.rule.annotations import Axes, require_axes
-from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.table import notebook_html
@@ -141,7 +140,6 @@ def audit(
     readout: Globs | None = None,
     overrides: Mapping[str, Axes] | None = None,
     in_branch: Globs | Callable[[str], bool] | None = None,
-    info: InfoTree | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
     known: Mapping[str, Callable[..., Any]] | None = None,
@@ -162,8 +160,7 @@ def audit(
         ``{"encoder": 2, "decoder": 4}``.
       readout: globs of the readouts, if the trace finds others.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
-      in_branch: what you pass to `infer_info`; differences from the trace are findings.
-      info: what `infer_info` or `param_info` returned; as above.
+      in_branch: the parameters that you take for those of branches; differences from the trace are findings.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
@@ -221,8 +218,6 @@ def audit(
     if in_branch is not None:
         inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__
         findings += misplaced(infos, [path for path in pairs if inside(path)], facts)
-    if info is not None:
-        findings += different(infos, flatten_info(info), facts)
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from depthmup_flax.auditing.audit_table import Finding, summary
-from depthmup_flax.auditing.branch_factors import close
 from depthmup_flax.auditing.traced_facts import Traced
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
@@ -28,19 +27,3 @@ def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Tr
 def same_role(a: ParamInfo, b: ParamInfo) -> bool:
     """Whether the rule treats both alike, widths aside."""
     return a.role == b.role or {a.role, b.role} <= {Role.INPUT, Role.VECTOR}
-
-
-def different(infos: Mapping[str, ParamInfo], given: Mapping[str, ParamInfo], facts: Traced) -> list[Finding]:
-    """Differences between the roles that the trace reads and those of a user's ``info``."""
-    inside = [path for path, leaf in given.items() if leaf.in_branch]
-    result = misplaced({path: leaf for path, leaf in infos.items() if path in given}, inside, facts)
-    same = lambda a, b: same_role(a, b) and close(a.width_in, b.width_in) and close(a.width_out, b.width_out)
-    for path, leaf in infos.items():
-        if path in given and not same(leaf, given[path]):
-            was = given[path]
-            text = (
-                f"info has {path} as {was.role} (m_in = {was.width_in:g}, m_out = {was.width_out:g}); the trace reads "
-                f"{leaf.role} (m_in = {leaf.width_in:g}, m_out = {leaf.width_out:g})."
-            )
-            result.append(Finding("wrong_role", (path,), text, "info = audit.info"))
-    return result

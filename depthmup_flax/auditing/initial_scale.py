@@ -36,8 +36,8 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
       base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
         depth, as in `audit`, or of the depth of ``params``.
-      info: ``audit.info``, or from `infer_info`.
-      parametrization: the rule.
+      info: ``audit.info``, or from `param_info`.
+      rule: the parametrization.
 
     Returns:
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.

@@ -1,12 +1,11 @@
 """Traces a forward pass, with shapes alone, into a `Graph`: nothing is computed or compiled.
 
-Calls (``jit``, ``remat``, custom derivatives, ``shard_map``) are inlined, and so are the bodies of Pallas kernels. The
-body of a loop occurs once, and its nodes say how often they run.
+Calls (``jit``, ``remat``, custom derivatives, ``shard_map``) are inlined. The body of a loop occurs once, and its nodes
+say how often they run. The body of a kernel is not read: what it computes is known by its name, or not at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -20,7 +19,6 @@ from jax.extend import core
 
 from depthmup_flax.auditing.called_names import called_names
 from depthmup_flax.auditing.dataflow import CONST, INPUT, PARAM, STATE, Graph, entries, folded, reduced, uniform_value
-from depthmup_flax.auditing.kernel_memory import KernelMemory, shapes_of
 from depthmup_flax.auditing.known_functions import KNOWN
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
@@ -76,7 +74,7 @@ class _Inliner(Interpreter[int]):
 
     def __init__(self, graph: Graph, known: Known):
         self.graph, self.loop_ids = graph, itertools.count()
-        self.memory, self.known = KernelMemory(graph), known
+        self.known = known
         self.callers: tuple[core.JaxprEqn, ...] = ()  # the equations around the current one, and itself
 
     def constant(self, array: Any) -> int:
@@ -91,26 +89,23 @@ class _Inliner(Interpreter[int]):
         return results
 
     def _results(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
-        """Those of a known function, of a kernel's body, of a part on one device, or as in `Interpreter`."""
+        """Those of a known function, of a part on one device, or as in `Interpreter`."""
         for called in called_names(eqn):
             if called in self.known:
                 self.graph.replaced.add(called)
                 return self._in_place(eqn, called, self.known[called], inputs)
             if called in KNOWN:
                 return self._in_place(eqn, called, KNOWN[called](eqn.params), inputs)
-        name, body, part = eqn.primitive.name, eqn.params.get("jaxpr"), self.memory.part
-        if name == "shard_map":  # shapes inside are those of one device
-            outs = self.run(body, list(map(part, inputs, shapes_of(opened(body)[0].invars))))
-            return list(map(part, outs, shapes_of(eqn.outvars)))
-        if name == "pallas_call":
-            with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-                references = self.memory.enter(eqn, inputs)
-                self.run(body, references)
-                return self.memory.leave(eqn, references)
-            return self.operation(eqn, inputs)  # a kernel of a form that is not known
-        if name == "run_scoped":
-            return self.run(body, [*inputs, *map(self.memory.new, shapes_of(opened(body)[0].invars))])
+        if eqn.primitive.name == "shard_map":  # shapes inside are those of one device
+            body = eqn.params["jaxpr"]
+            outs = self.run(body, list(map(self._part, inputs, shapes_of(opened(body)[0].invars))))
+            return list(map(self._part, outs, shapes_of(eqn.outvars)))
         return super().equation(eqn, inputs)
+
+    def _part(self, i: int, shape: tuple[int, ...]) -> int:
+        """An array as one device sees it, or put together from these parts."""
+        node = self.graph.nodes[i]
+        return i if node.shape == shape else self.graph.add("part", (i,), shape, value=node.value)
 
     def _in_place(
         self, eqn: core.JaxprEqn, name: str, function: Callable[..., Any], inputs: Sequence[int]
@@ -132,9 +127,6 @@ class _Inliner(Interpreter[int]):
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         """One node for each result."""
         name, shapes, add = eqn.primitive.name, shapes_of(eqn.outvars), self.graph.add
-        known = self.memory.operation(name, eqn.params, inputs, shapes)
-        if known is not None:
-            return known
         if len(shapes) == len(inputs) > 1 and name in _PARALLEL:
             return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
         operands = [self.graph.nodes[i] for i in inputs]
@@ -143,20 +135,12 @@ class _Inliner(Interpreter[int]):
             count = math.prod(operands[0].shape) / max(math.prod(shapes[0]), 1)
             value = folded(name, eqn.params, [node.value for node in operands], count)
             value = reduced(name, operands[0]) if value is None else value
-        arrays, params = self.memory.read(inputs), {**eqn.params, "callers": self.callers}
-        results = [add(name, arrays, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
-        if arrays != inputs:  # what an unknown operation does to the memory that it takes is unknown
-            self.memory.store_in_all(inputs, results[0] if results else add(name, arrays, (), {**params, "result": 0}))
-        return results
+        params = {**eqn.params, "callers": self.callers}
+        return [add(name, inputs, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
         """One node for each result, which reads those of all branches."""
-        results, before, after = [], self.memory.held, []
-        for branch in eqn.params["branches"]:
-            self.memory.held = dict(before)
-            results.append(self.run(branch, operands))
-            after.append(self.memory.held)
-        self.memory.join(index, after)
+        results = [self.run(branch, operands) for branch in eqn.params["branches"]]
         several = zip(shapes_of(eqn.outvars), *results, strict=True)
         return [self.graph.add("cond", (index, *outs), shape) for shape, *outs in several]
 
@@ -175,6 +159,11 @@ class _Inliner(Interpreter[int]):
         stacked = zip(outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]), strict=True)
         collected = [graph.add("scan_out", (i,), shape) for i, shape in stacked]
         return [*(graph.add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
+
+
+def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of a jaxpr's variables; of what is no array, ``()``."""
+    return [tuple(getattr(var.aval, "shape", ())) for var in variables]
 
 
 def _avals(variables: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Functions and primitives of libraries that are read as the mathematics that they compute.
 
-A kernel is read from its own body, so this table has only what hides its mathematics: a call of a library of NVIDIA's,
-and products in FP8, where arrays are divided by a scale, rounded, and multiplied by the same scale.
+They are a call of a library of NVIDIA's, and products in FP8, where arrays are divided by a scale, rounded, and
+multiplied by the same scale. For other kernels, a user passes ``known=`` to `audit`.
 """
 
 from __future__ import annotations

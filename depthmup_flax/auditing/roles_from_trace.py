@@ -14,7 +14,6 @@ from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_axes import (
     VECTOR_NAMES,
     ParamShapes,
-    infer_axes,
     infer_decay,
     overridden,
     own_annotation,
@@ -25,7 +24,6 @@ from depthmup_flax.auditing.traced_facts import Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations, model_width
-from depthmup_flax.util.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,8 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
     if not grows:
         return Reading(Role.FIXED)
     if all(use.kind == ENTRYWISE for use in uses):
-        return Reading(_entrywise_role(shapes), width_out=ratio(grows))
+        # A table of one vector per position is an input by convention; both have the same factors.
+        return Reading(Role.INPUT if shapes.is_table else Role.VECTOR, width_out=ratio(grows))
     contracting = [use for use in uses if use.kind != ENTRYWISE]
     union = lambda sides: frozenset().union(*sides) & grows.keys()
     into, out = union(use.into for use in contracting), union(use.out for use in contracting)
@@ -88,15 +87,6 @@ def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: boo
     return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
 
 
-def _entrywise_role(shapes: ParamShapes) -> Role:
-    """A vector, or a table of one vector per position, which is an input by convention; both have the same factors."""
-    try:
-        names = infer_axes(shapes, in_branch=False)
-    except InputError:
-        return Role.VECTOR
-    return Role.INPUT if "fixed_in" in names else Role.VECTOR
-
-
 def traced_infos(
     model: Model,
     traced: Traced,
@@ -114,14 +104,14 @@ def traced_infos(
     readout_parents = {path.rpartition("/")[0] for path in traced.readouts if "/" in path}
     for path, leaf in model.leaves.items():
         shape, uses = trees.shape_of(leaf), traced.uses.get(path, ())
-        shapes = ParamShapes(path, shape, shape, base[path], 0 in layers.get(path, frozenset()))
+        shapes = ParamShapes(path, shape, base[path], 0 in layers.get(path, frozenset()))
         inside = traced.inside.get(path, False)
         ratio = depth_ratios.of_path(path, traced)
         blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=ratio)
         own = own_annotation(leaf)
         box = overridden(path, own or blank, overrides)
         if own is not None or box is not blank:
-            box = with_readout_ratio(box, shapes, path in traced.readouts)
+            box = with_readout_ratio(box, shapes) if path in traced.readouts else box
             base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
             infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
             continue

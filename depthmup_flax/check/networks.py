@@ -87,7 +87,7 @@ def checked_network(
       model: a Linen module; a function of ``rngs`` or ``key`` that returns an NNX or Equinox module, such as
         ``lambda rngs: Net(64, rngs=rngs)``; a Haiku ``Transformed``; or a pair (init, apply).
       x: the batch; a tuple is passed as several arguments.
-      info: from `audit`, `infer_info` or `param_info`.
+      info: from `audit` or `param_info`.
       optimizer: complete optax optimizer.
       output: selects the outputs among several results: a key, an index, or a function of the result. ``None``: the
         model returns only the outputs.

@@ -11,11 +11,24 @@ import pytest
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax import InputError, get_parametrization, infer_info, rescale_init
+from depthmup_flax import InputError, ParamInfo, Role, get_parametrization, rescale_init
 from depthmup_flax.auditing import init_factors, multiplied
 
 RULE = get_parametrization("depth_mup")
 NORMAL = nn.initializers.normal(0.02)
+ROLES = {"stem": Role.INPUT, "w": Role.HIDDEN, "zero": Role.HIDDEN, "head": Role.OUTPUT, "bias": Role.VECTOR}
+
+
+def infos(params, m=4.0):
+    """The roles of `weights` and `adapters`, by their names."""
+
+    def one(path, leaf):
+        role = ROLES.get(path) or (Role.HIDDEN if path.endswith("down") else Role.INPUT)
+        width_in = m if role in (Role.HIDDEN, Role.OUTPUT) else 1.0
+        width_out = 1.0 if role is Role.OUTPUT or path.endswith("down") else m
+        return ParamInfo(role, leaf.shape, width_in, width_out, path.startswith("block"), model_width=m)
+
+    return {path: one(path, leaf) for path, leaf in params.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -38,7 +51,7 @@ def weights(init, n, rng):
 def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, factors):
     for seed in range(5):
         params, base = weights(init, 128, seed), weights(init, 32, seed + 100)
-        info = infer_info(params, base, depth_ratio=1.0, readout="head")
+        info = infos(params)
         new = rescale_init(params, base, info, RULE)
         for path, leaf in params.items():
             np.testing.assert_array_equal(new[path], leaf * np.float32(factors.get(path, 1.0)), err_msg=path)
@@ -47,7 +60,7 @@ def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, fac
 def test_a_correction_that_is_no_power_is_the_measured_one():
     init = nn.initializers.xavier_normal()
     params, base = weights(init, 128, 0), weights(init, 32, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    info = infos(params)
     new = rescale_init(params, base, info, RULE)
     assert float(new["head"].std()) == pytest.approx(float(base["head"].std()), rel=1e-5)
     np.testing.assert_array_equal(new["w"], params["w"])
@@ -55,7 +68,7 @@ def test_a_correction_that_is_no_power_is_the_measured_one():
 
 def test_the_standard_parametrization_changes_no_initial_value():
     params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    info = infos(params)
     new = rescale_init(params, base, info, get_parametrization("sp"))
     assert all(new[path] is params[path] for path in params)
 
@@ -70,7 +83,7 @@ def test_initial_values_of_an_nnx_model_can_be_corrected():
 
     wide, base = model(64), model(16)
     before = wide.layers[1].kernel[...]
-    info = infer_info(wide, base, depth_ratio=1.0, readout="layers/2")
+    info = dm.audit(wide, base, jnp.ones((2, 3))).info
     nnx.update(wide, rescale_init(wide, base, info, RULE))
     np.testing.assert_allclose(wide.layers[1].kernel[...], before / 2, rtol=1e-6)
 
@@ -79,7 +92,7 @@ def test_initial_values_of_an_nnx_model_can_be_corrected():
 def test_traced_initial_values_are_those_that_eager_calls_give(init):
     seeds = jnp.arange(3)
     base = weights(init, 32, 100)
-    info = infer_info(jax.eval_shape(lambda: weights(init, 128, 0)), base, depth_ratio=1.0, readout="head")
+    info = infos(jax.eval_shape(lambda: weights(init, 128, 0)))
     of_seed = lambda rng: rescale_init(weights(init, 128, rng), base, info, RULE)
     eager = [of_seed(int(rng)) for rng in seeds]
     together = jax.jit(jax.vmap(of_seed))(seeds)
@@ -93,14 +106,14 @@ def test_traced_initial_values_are_those_that_eager_calls_give(init):
 
 def test_a_traced_parameter_that_is_constant_in_one_model_alone_becomes_nan():
     params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    info = infos(params)
     new = jax.jit(lambda w: rescale_init({**params, "w": w}, base, info, RULE))(jnp.zeros((128, 128)))
     assert {path for path, leaf in new.items() if not np.isfinite(leaf).all()} == {"w"}
 
 
 def test_what_cannot_be_rescaled_is_named():
     params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
+    info = infos(params)
     abstract = jax.eval_shape(lambda: params)
     with pytest.raises(InputError, match="is a ShapeDtypeStruct, which has no values"):
         rescale_init(abstract, base, info, RULE)
@@ -115,7 +128,6 @@ def test_what_cannot_be_rescaled_is_named():
 
 
 RANK = 4
-AXES = {"block_*_down": dm.Axes(("width_in", "width_out")), "block_*_up": dm.Axes(("fixed_in", "width_out"))}
 
 
 def adapters(key, n, std):
@@ -144,14 +156,7 @@ def adapter_features(params, x, m):
 def adapter_change(key, n, std):
     """How far three steps of Adam move the features, when everything trains."""
     m = n / 32
-    info = dm.infer_info(
-        *(jax.eval_shape(lambda k, size=size: adapters(k, size, 1.0), key) for size in (n, 32)),
-        in_branch="block_*",
-        readout="head",
-        depth_ratio=1.0,
-        overrides=AXES,
-        **({"delta_params": jax.eval_shape(lambda k: adapters(k, 64, 1.0), key)} if n == 32 else {}),
-    )
+    info = infos(jax.eval_shape(lambda k: adapters(k, n, 1.0), key), m)
     x, labels = jax.random.normal(jax.random.key(1), (4, 12)), jnp.arange(4)
     optimizer = dm.adamw(3e-3, info, RULE)
     params = start = adapters(key, n, std)

@@ -7,13 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from depthmup_flax import (
-    InputError,
-    depthmup,
-    freeze,
-    get_parametrization,
-    infer_info,
-)
+from depthmup_flax import InputError, audit, depthmup, freeze, get_parametrization
 from depthmup_flax.rule.info_trees import flatten_info
 
 RULE = get_parametrization("depth_mup")
@@ -35,8 +29,7 @@ class TheirNNX(nnx.Module):
 
 def nnx_models():
     model, base = (TheirNNX(n, nnx.Rngs(0)) for n in (8, 4))
-    states = [nnx.state(m, nnx.Param) for m in (model, base)]
-    return model, infer_info(*states, in_branch="blocks", depth_ratio=4.0, readout="head")
+    return model, audit(model, base, jnp.ones((4, 3)), depth_ratio=4.0).info
 
 
 def nnx_loss(model):

@@ -211,9 +211,12 @@ def _kernels() -> dict[str, Kind]:
         name: Kind(stack((name, branch)), LONG if name in long else TOKENS, rare=name in kernels.RARE)
         for name, branch in kernels.KERNELS.items()
     }
-    kinds |= {f"{name}_mlp": Kind(stack((name, kernels.KERNELS[name]), "mlp"), LONG) for name in ("flash", "splash")}
     kinds |= {
-        f"{name}_scanned": Kind(stack((name, kernels.KERNELS[name]), "mlp", scan=True), LONG)
+        f"{name}_mlp": Kind(stack((name, kernels.KERNELS[name]), "mlp"), LONG, rare=True)
+        for name in ("flash", "splash")
+    }
+    kinds |= {
+        f"{name}_scanned": Kind(stack((name, kernels.KERNELS[name]), "mlp", scan=True), LONG, rare=True)
         for name in ("flash", "splash")
     }
     return kinds
@@ -224,8 +227,8 @@ NORMS["kernel"], WRITES["kernel"] = kernels.norm_kernel, kernels.sum_kernel
 
 def _more_kernels() -> dict[str, Kind]:
     return {
-        "norm_kernel": Kind(stack("attention", "mlp", norm="kernel"), TOKENS),
-        "end_norm_kernel": Kind(stack("attention", "mlp", norm="kernel", place="end"), TOKENS),
+        "norm_kernel": Kind(stack("attention", "mlp", norm="kernel"), TOKENS, rare=True),
+        "end_norm_kernel": Kind(stack("attention", "mlp", norm="kernel", place="end"), TOKENS, rare=True),
         "sum_kernel": Kind(stack("attention", "mlp", write_as="kernel"), TOKENS, rare=True),
     }
 

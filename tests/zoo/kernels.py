@@ -259,8 +259,11 @@ PRODUCTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }  # fmt: skip
 
 
-# No trace shows what a callback computes; own code for few bits is rare.
-RARE = ("callback", "ffi", "product_callback", "int8", "fp8", "scaled_fp8", "ternary")
+# No trace shows what a callback or a kernel computes; own code for few bits is rare.
+RARE = (
+    "callback", "ffi", "product_callback", "own_kernel", "kernel_scaled_before", "flash", "splash", "gpu",
+    "product_kernel", "grouped_product", "int8", "fp8", "scaled_fp8", "ternary",
+)  # fmt: skip
 
 
 def mlp_by(product: Callable[[jax.Array, jax.Array], jax.Array]) -> Branch:
