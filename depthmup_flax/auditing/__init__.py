@@ -1,7 +1,19 @@
-"""Roles and initial values of any model: Linen, NNX, or any pytree of parameters."""
+"""The audit of any model: Linen, NNX, Equinox, or a function of a pytree of parameters. Nothing is computed.
 
-from depthmup_flax.auditing.audit import Audit, audit
-from depthmup_flax.auditing.audit_table import Finding, NotJudged
+In the order in which `model_audit.audit` calls them:
+
+1. trace: `trace` makes the graph of a forward pass, `uses` says how it uses each parameter, `stream_paths` and
+   `residual_sums` find the streams and their branches, `factors` the constants that multiply each array, and
+   `read_facts` puts together the `facts` of one model.
+2. roles: `matching` pairs the parameters of a model and its base; `roles` gives each its role.
+3. factors: `comparison` divides those of the model by those of its base.
+4. verdict: `findings` compares them with the rule, and `table` holds and prints the result.
+
+`network_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
+"""
+
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied, rescale_init
+from depthmup_flax.auditing.model_audit import audit
+from depthmup_flax.auditing.table import Audit, Finding, NotJudged
 
 __all__ = ["Audit", "Finding", "NotJudged", "audit", "init_factors", "multiplied", "rescale_init"]

@@ -12,12 +12,10 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.auditing.dataflow import INPUT, Graph
-from depthmup_flax.auditing.parameter_uses import ACTIVATION, MOVES, SAME_PLACE, SUMS, Uses
 from depthmup_flax.auditing.stream_paths import ResidualSum, StreamPaths, stacked
-
-# From one array of a stream to the next, if a sum of it is not read.
-_CARRIES = SAME_PLACE | MOVES | SUMS | {"mul", "div", "select_n", "scatter-add", "concatenate", "reduce_sum"}
+from depthmup_flax.auditing.trace import INPUT, Graph
+from depthmup_flax.auditing.uses import ACTIVATION, Uses
+from depthmup_flax.util.primitives import CARRIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +152,7 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
     most, last = 0.0, -1
     for i, node in enumerate(nodes):
         reads = [j for j in node.inputs if paths.kinds[j] == ACTIVATION]
-        if not paths.needed[i] or not reads or i in paths.products or node.op not in _CARRIES:
+        if not paths.needed[i] or not reads or i in paths.products or node.op not in CARRIES:
             continue
         times = lambda j, node=node: math.prod(length for _, length in nodes[j].loops[len(node.loops) :])
         before = [count[j] * times(j) for j in reads]

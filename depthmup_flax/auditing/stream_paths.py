@@ -9,20 +9,10 @@ import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from depthmup_flax.auditing.dataflow import INPUT, PARAM, Graph, Loop, Node
 from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Use, Uses
-
-# Linear operations without parameters: what they make of the stream is still the stream.
-_KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
-NONLINEAR = frozenset(
-    {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "atan2",
-     "sinh", "cosh", "asinh", "sign", "clamp", "max", "min", "abs", "pow", "reduce_window_max"}
-)  # fmt: skip
-# Operations whose entries depend on one entry of each operand.
-_ENTRYWISE = (SAME_PLACE | NONLINEAR | SUMS | {"mul", "div", "integer_pow", "square", "sqrt", "rsqrt", "select_n"}) - {
-    "reduce_window_max"
-}
+from depthmup_flax.auditing.trace import INPUT, PARAM, Graph, Loop, Node
+from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT, Use, Uses
+from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_STREAM, MOVES, NONLINEAR, SAME_PLACE, SCALES, SUMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +95,7 @@ class StreamPaths:
             self.after[i] |= self.after[j]
             self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
             self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
-            self.by_mixing[i] |= self.by_mixing[j] if node.op in _ENTRYWISE else self.after[j]
+            self.by_mixing[i] |= self.by_mixing[j] if node.op in ENTRYWISE else self.after[j]
         starts_empty = node.op == "carry" and not reads  # but becomes an activation
         self.learned[i] = starts_empty or any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
@@ -118,7 +108,7 @@ class StreamPaths:
         if found is not None:
             self.sums[i], reads = found, [found.shortcut]
             self.after[i] = self.after[found.shortcut]
-        elif is_product or self._spreads(node) or not (node.op in _KEEPS_STREAM | SUMS or scales):
+        elif is_product or self._spreads(node) or not (node.op in KEEPS_STREAM | SUMS or scales):
             return
         common = lambda paths: functools.reduce(operator.and_, (paths[j] for j in reads)) if reads else 0
         self.same[i] = common(self.same)
@@ -307,7 +297,7 @@ class StreamPaths:
             if one.op.startswith("reduce_") and "window" not in one.op:
                 return is_spread and not self.by_mixing[reads[0]] & bit
             is_spread |= one.op == "broadcast_in_dim"
-            if one.op in SAME_PLACE | MOVES | {"concatenate", "log", "mul", "div"}:
+            if one.op in SAME_PLACE | MOVES | SCALES | {"concatenate", "log"}:
                 stack += reads
         return False
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from depthmup_flax.auditing.audit import audit
-from depthmup_flax.auditing.audit_table import summary
-from depthmup_flax.auditing.given_roles import same_role
+from depthmup_flax.auditing.model_audit import audit
+from depthmup_flax.auditing.roles import same_role
+from depthmup_flax.auditing.table import summary
 from depthmup_flax.check.layers import Layers, SizedNetwork
 from depthmup_flax.check.records import BRANCHES, EVERYTHING
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
@@ -74,15 +74,12 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     (base_source, source), info = (one.traced.network.source for one in (base, network)), network.info
     if source is None or base_source is None:
         return None
-    inside = {path for path, leaf in info.items() if leaf.in_branch}
     try:
         result = audit(
             source.model,
             base_source.model if source.base is None else source.base,
             source.x,
             rule=rule,
-            # At one depth, a branch that every depth has once looks like the others.
-            in_branch=inside.__contains__ if inside and axis == "depth" else None,
             depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
             output=source.output,
             axes=axis,
@@ -91,6 +88,19 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     except Exception:  # the measurements count even if the model cannot be read
         return None
     findings = [(f.name, f.paths, f"{f.text} Write: {f.code}") for f in result.findings if f.certain]
+    if axis == "depth" and any(leaf.in_branch for leaf in info.values()):
+        # At one depth, a branch that every depth has once looks like the others.
+        placed = [
+            row for row in result.rows if row.info and row.path in info and row.in_branch != info[row.path].in_branch
+        ]
+        lacking = tuple(row.path for row in placed if row.in_branch)
+        extra = tuple(row.path for row in placed if row.uses and not row.in_branch)
+        for name, paths, text in (
+            ("in_branch_incomplete", lacking, "outside of branches, and the trace finds them inside"),
+            ("shortcut_in_branch", extra, "inside of branches, and the trace finds them outside"),
+        ):
+            if paths:
+                findings.append((name, paths, f"info has {summary(paths)} {text}. Write: info = audit.info"))
     wrong: dict[tuple[Role, Role], list[str]] = {}  # at one width, the trace would read roles by place
     for row in result.rows if axis == "width" else ():
         if row.info and row.path in info and not same_role(row.info, info[row.path]):

@@ -18,26 +18,8 @@ from jax.extend import core
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop
+from depthmup_flax.util.primitives import KEEPS_ORDER, OF_ONE_ENTRY
 from depthmup_flax.util.types import ArrayTree
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Every entry of the result depends on the same entry of each operand.
-_ENTRYWISE = _names(
-    "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp complex conj "
-    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
-    "imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pow real "
-    "reduce_precision rem round rsqrt select_n sharding_constraint sign sin sinh sqrt square sub tan tanh xor "
-    "add_any device_put population_count shift_left shift_right_logical shift_right_arithmetic"
-)
-# They keep the order of the entries where they keep their number, as a sum over an axis of size 1 does.
-_KEEPS_ORDER = _names(
-    "reshape squeeze expand_dims broadcast_in_dim slice concatenate dynamic_slice reduce_sum reduce_max reduce_min "
-    "reduce_prod reduce_and reduce_or"
-)
 
 
 class _Gradients(enum.IntEnum):
@@ -120,7 +102,7 @@ class _Reader(Interpreter[_Source]):
             return [source] * len(eqn.outvars)
         size = _size(eqn.outvars[0])
         aligned = all(_size(v) == size for v, s in zip(eqn.invars, inputs, strict=True) if s.gradient >= 0)
-        if aligned and name in _ENTRYWISE | _KEEPS_ORDER:
+        if aligned and name in OF_ONE_ENTRY | KEEPS_ORDER:
             return [source]
         return [_mixed(source)] * len(eqn.outvars)
 

@@ -22,7 +22,7 @@ from user_networks import (
 )
 
 from depthmup_flax import Role, audit
-from depthmup_flax.auditing.audited_roles import audited
+from depthmup_flax.auditing.network_audit import audited
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.networks.model_functions import model_functions
 from depthmup_flax.rule.info_trees import flatten_info, is_info

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax import InputError, audit
-from depthmup_flax.auditing.known_functions import KNOWN
+from depthmup_flax.auditing.trace import KNOWN
 
 HEAD_DIM, HEADS, LENGTH = 64, 2, 128  # of the base model; the head dimension grows
 

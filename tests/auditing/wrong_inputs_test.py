@@ -67,7 +67,7 @@ WRONG = {  # call -> parts of the sentence
         "ScopeCollectionNotFound",
         "lambda params, x: module.apply({'params': params}, x)",
     ),
-    "a misspelt argument": (lambda: audit(X, depth_raito=2), "unexpected keyword", "did you mean 'depth_ratio'"),
+    "a misspelt argument": (lambda: audit(X, depth_raito=2), "unexpected keyword argument 'depth_raito'"),
     "a result that is not there": (lambda: audit(X, output="logits"), "the model returns float32[2, 3] alone"),
     "names without Axes": (
         lambda: audit(X, overrides={"stem/kernel": ("fixed_in", "width_out")}),
@@ -127,11 +127,3 @@ def test_a_name_that_is_not_there_is_answered_by_the_closest(name, meant):
         getattr(dm, name)
     assert str(error.value).count(repr(meant)) == 1
     assert not hasattr(dm, "__no_such_hook__")
-
-
-@pytest.mark.parametrize("name", ["coord_check", "sweep", "tune", "report"])
-def test_a_module_that_is_called_names_its_functions(name):
-    module = getattr(dm, name)
-    with pytest.raises(TypeError, match=rf"{module.__name__} is a module: use a dm\.Study") as error:
-        module(1, learning_rate=1e-3)
-    assert any(function in str(error.value) for function in module.__all__)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup_flax as dm
-from depthmup_flax.auditing.audit import Audit
+from depthmup_flax.auditing.table import Audit
 
 RULE = dm.get_parametrization("depth_mup")
 WIDTH, DEPTH, LENGTH = 8, 2, 6  # of the base model; of sequences

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import depthmup_flax as dm
-from depthmup_flax.auditing.audit import Audit
 from depthmup_flax.auditing.given_model import as_model
+from depthmup_flax.auditing.table import Audit
 
 from .scales import Scales, fault, possible
 from .scope import NAMINGS, as_pair

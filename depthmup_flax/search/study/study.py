@@ -18,9 +18,9 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.audit import Audit
-from depthmup_flax.auditing.audited_roles import audited
+from depthmup_flax.auditing.network_audit import audited
 from depthmup_flax.auditing.parameter_trees import flatten
+from depthmup_flax.auditing.table import Audit
 from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.models import MODELS, create_model

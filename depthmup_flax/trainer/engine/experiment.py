@@ -16,8 +16,8 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.audit_table import places
-from depthmup_flax.auditing.audited_roles import Audited
+from depthmup_flax.auditing.network_audit import Audited
+from depthmup_flax.auditing.table import places
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices.sharding import MESH_AXES, on_whole_matrices, state_shardings

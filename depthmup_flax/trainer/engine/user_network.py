@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.audited_roles import Audited, audited
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
+from depthmup_flax.auditing.network_audit import Audited, audited
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.fields import model_fields, parameters
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions

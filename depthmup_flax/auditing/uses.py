@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.dataflow import CONST, INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.auditing.parameter_trees import grouped
+from depthmup_flax.auditing.trace import CONST, INPUT, PARAM, STATE, Graph, Node
+from depthmup_flax.util.primitives import EXPERT_PRODUCTS, LOOKUPS, MOVES, PRODUCTS, SAME_PLACE, SCALES
 
 # Kinds of arrays, by what they depend on. Activations depend on the batch, or are looked up or learned tokens.
 ACTIVATION = "activation"
@@ -17,19 +18,6 @@ ACTIVATION = "activation"
 PRODUCT, LOOKUP, ENTRYWISE = "product", "lookup", "entrywise"
 
 Axis: TypeAlias = frozenset[int]  # axes of a parameter that an array's axis is made of
-
-SUMS = frozenset({"add", "add_any", "sub"})
-# Operations whose result has the entries of the first operand, in the same places.
-SAME_PLACE = frozenset(
-    {"convert_element_type", "copy", "copy_p", "carry", "neg", "stop_gradient", "reduce_precision", "name",
-     "sharding_constraint", "optimization_barrier", "mesh_cast", "reshard", "pvary", "pcast", "psum", "psum2",
-     "psum_invariant", "pmax", "pmin", "real", "imag"}
-)  # fmt: skip
-MOVES = frozenset(
-    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out",
-     "stack", "unstack", "pad", "split", "dynamic_slice", "all_gather", "part", "tile"}
-)  # fmt: skip
-_LOOKUPS = frozenset({"gather", "dynamic_slice"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +158,7 @@ class Uses:
             (j,) = node.inputs
             moves = node.op in MOVES | SAME_PLACE and ins[0] == ACTIVATION
             return tuple(_moved(v, node, self._graph.nodes[j].shape, v) for v in self._views[j]) if moves else ()
-        if node.op not in ("mul", "div") or len(node.inputs) != 2:
+        if node.op not in SCALES or len(node.inputs) != 2:
             return ()
         for weight, other in (node.inputs, node.inputs[::-1])[: 2 if node.op == "mul" else 1]:
             views, shape = self._views[weight], self._graph.nodes[weight].shape
@@ -197,7 +185,7 @@ class Uses:
         if node.op == PARAM:
             return (_whole(node),)
         first, shapes = node.inputs[0], [self._graph.nodes[j].shape for j in node.inputs]
-        takes_a_layer = node.op in _LOOKUPS and ins[0] == PARAM and self._takes_a_layer(node)
+        takes_a_layer = node.op in LOOKUPS and ins[0] == PARAM and self._takes_a_layer(node)
         if takes_a_layer or (node.op == "gather" and ins[0] == PARAM):
             take = _layer if takes_a_layer else _chosen
             return tuple(_moved(v, node, shapes[0], take(v, self._taken(node))) for v in self._views[first])
@@ -246,7 +234,7 @@ class Uses:
         first, operand = not any(self._has_params[j] for j in others), others[0] if others else -1
         result = []
         of_params = [(place, j) for place, (j, kind) in enumerate(zip(node.inputs, ins, strict=True)) if kind == PARAM]
-        if node.op in ("dot_general", "conv_general_dilated"):
+        if node.op in PRODUCTS:
             of_example = [
                 (place, j) for place, j in enumerate(node.inputs) if ins[place] == ACTIVATION and self._views[j]
             ]
@@ -262,9 +250,9 @@ class Uses:
                 elif node.op == "conv_general_dilated":
                     _, *into = node.params["dimension_numbers"].rhs_spec  # all but the output: channels and window
                     result.append(_product(v, into, [], at))
-                elif node.op.startswith("ragged_dot") and place == 1:  # experts, input, output
+                elif node.op in EXPERT_PRODUCTS and place == 1:  # experts, input, output
                     result.append(_product(v, [1], [0], at))
-                elif node.op in _LOOKUPS and place == 0:
+                elif node.op in LOOKUPS and place == 0:
                     axes = v.axes(self._taken(node))
                     result.append(at(kind=LOOKUP, into=axes, out=v.axes() - axes))
                 else:

@@ -9,16 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.activation_products import read_scores
-from depthmup_flax.auditing.called_names import source_line
-from depthmup_flax.auditing.dataflow import PARAM, Graph
-from depthmup_flax.auditing.forward_factors import Homogeneity, Terms, forward_factors, scaled
+from depthmup_flax.auditing.factors import Homogeneity, Terms, forward_factors, scaled
+from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, UnreadSums, joined, read_scores, unread_operations
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.auditing.residual_sums import residual_streams
 from depthmup_flax.auditing.stream_paths import ResidualSum
-from depthmup_flax.auditing.traced_facts import Branch, OfPaths, Traced, UnreadSums, joined
-from depthmup_flax.auditing.unread_places import unread_operations
+from depthmup_flax.auditing.trace import PARAM, Graph, source_line
+from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 
 _MOST_SKIPS = 8  # connections around each other
 

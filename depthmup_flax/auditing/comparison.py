@@ -1,4 +1,4 @@
-"""The factors of residual branches and of their shortcuts, relative to the base model.
+"""The factors of a model over those of its base model: of branches and shortcuts, and around products.
 
 A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonlinearity reads it has a branch with
 ``b k`` and a shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads it, ``b / a`` alone counts.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import product
 
+from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
 from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.parameter_uses import PRODUCT
-from depthmup_flax.auditing.traced_facts import Branch, OfPaths, Traced, joined
+from depthmup_flax.auditing.uses import PRODUCT
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 
@@ -141,3 +141,41 @@ class BranchFactors:
             return one.shortcut * one.onward
         is_wrong = not close(one.relative, wanted) and close(one.branch, wanted)
         return one.shortcut if is_wrong else 1.0
+
+
+class ProductFactors:
+    """The factors of a model over those of its base model; ``pairs`` are the base model's paths.
+
+    ``few`` are weights from the width to a fixed number of features. What a readout reads has the readout's factor,
+    unless it is such features.
+
+    Attributes:
+      paths: the parameters with factors behind them.
+    """
+
+    def __init__(self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str]):
+        self._pairs, self._facts, self._base = pairs, facts, base
+        in_front = {path: facts.before_readouts[path] for path in few if path in facts.before_readouts}
+        self._behind = {**in_front, **facts.factors}
+        self._base_behind = {**base.before_readouts, **base.factors}
+        self.paths = self._behind.keys()
+
+    def behind(self, path: str) -> float | None:
+        """The ratio of the factors of a parameter up to what reads it."""
+        return self._ratio(path, self._behind, self._base_behind)
+
+    def in_front(self, path: str) -> float:
+        """The ratio of the factors of the norm or the stream that a product reads; 1 if it is of products, or unknown.
+
+        Products have factors of their own.
+        """
+        ratio = self._ratio(path, self._facts.inputs, self._base.inputs)
+        return 1.0 if ratio is None else ratio
+
+    def around(self, path: str) -> float | None:
+        """The ratio in front of a product times that behind it."""
+        behind = self.behind(path)
+        return None if behind is None else behind * self.in_front(path)
+
+    def _ratio(self, path: str, factors: OfPaths, base: OfPaths) -> float | None:
+        return ratio_of(factors.get(path), base.get(self._pairs[path]) or by_series(base).get(series(path)))

@@ -7,127 +7,37 @@ role, sums with the stream give the branches, and constant factors, compared bet
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.audit_table import Finding, NotJudged, Results, Row, places, printed, summary
-from depthmup_flax.auditing.depth_ratios import DepthRatios, GivenRatio, depth_ratios
+from depthmup_flax.auditing.facts import Traced
+from depthmup_flax.auditing.findings import AXES, Comparison, not_judged, scaled_axes
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
-from depthmup_flax.auditing.given_roles import misplaced
-from depthmup_flax.auditing.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
-from depthmup_flax.auditing.missing_factors import Comparison
-from depthmup_flax.auditing.not_judged import AXES, not_judged, scaled_axes
+from depthmup_flax.auditing.matching import (
+    DepthRatios,
+    GivenRatio,
+    base_sizes,
+    contradictions,
+    depth_ratios,
+    doubtful,
+    matched,
+    width_ratio,
+)
 from depthmup_flax.auditing.parameter_trees import Globs, series
-from depthmup_flax.auditing.parameter_uses import LOOKUP
-from depthmup_flax.auditing.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.auditing.traced_facts import Traced
-from depthmup_flax.auditing.traced_model import traced_pair
+from depthmup_flax.auditing.read_facts import traced_pair
+from depthmup_flax.auditing.roles import layer_axes, traced_infos
+from depthmup_flax.auditing.table import Audit, Row, summary
+from depthmup_flax.auditing.uses import LOOKUP
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
-from depthmup_flax.util.errors import InputError, closest
-from depthmup_flax.util.table import notebook_html
-from depthmup_flax.util.types import ArrayTree, InfoTree
-
-
-@dataclasses.dataclass(frozen=True)
-class Audit:
-    """The result of `audit`; ``print(audit)`` shows it as a table.
-
-    Attributes:
-      rows: one per parameter; "?" is what the trace does not tell.
-      findings: what is missing or wrong, each with the code to write.
-      not_judged: what was not read, each with the parameters that it concerns and what to do.
-      notes: initial values to set, and what else to know.
-      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
-      rule: with which the forward pass was compared.
-    """
-
-    rows: Sequence[Row]
-    findings: tuple[Finding, ...]
-    not_judged: tuple[NotJudged, ...]
-    notes: tuple[str, ...]
-    width_ratio: float
-    depth_ratio: float
-    structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
-    rule: Parametrization = dataclasses.field(repr=False)
-
-    @property
-    def verdict(self) -> Literal["ok", "missing", "not judged"]:
-        """``ok``: all factors were read, and are the rule's. ``missing``: some are not. Else ``not judged``.
-
-        Findings that are not ``certain``, because they depend on the optimizer, do not count.
-        """
-        if any(finding.certain for finding in self.findings):
-            return "missing"
-        return "not judged" if self.not_judged else "ok"
-
-    @property
-    def ok(self) -> bool:
-        """Whether the verdict is ``ok``, which is also ``bool(audit)``."""
-        return self.verdict == "ok"
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def require(self) -> None:
-        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
-        if not self.ok:
-            raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
-
-    @property
-    def _headline(self) -> str:
-        """The verdict in one sentence."""
-        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
-        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
-        return f"{self.verdict}: {what}."
-
-    def require_roles(self) -> None:
-        """Raises `InputError` if the role of a parameter could not be read."""
-        for row in self.rows:
-            if row.info is None:
-                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
-                raise InputError(
-                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
-                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
-                )
-
-    @functools.cached_property
-    def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the model's containers.
-
-        Optimizers take it for the rule of this audit alone.
-
-        Raises:
-          InputError: a role could not be read.
-        """
-        self.require_roles()
-        infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
-        return jax.tree_util.tree_unflatten(self.structure, infos)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return notebook_html(*printed(self._results))
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, printed(self._results)))
-
-    @property
-    def _results(self) -> Results:
-        found = self.rows, self.findings, self.not_judged, self.notes
-        return Results(self._headline, *found, self.width_ratio, self.depth_ratio)
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
 
 
 def audit(
@@ -139,7 +49,6 @@ def audit(
     depth_ratio: GivenRatio = None,
     readout: Globs | None = None,
     overrides: Mapping[str, Axes] | None = None,
-    in_branch: Globs | Callable[[str], bool] | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
     known: Mapping[str, Callable[..., Any]] | None = None,
@@ -160,7 +69,6 @@ def audit(
         ``{"encoder": 2, "decoder": 4}``.
       readout: globs of the readouts, if the trace finds others.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
-      in_branch: the parameters that you take for those of branches; differences from the trace are findings.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
@@ -173,16 +81,9 @@ def audit(
     require_parametrization(rule)
     scaled, known = scaled_axes(axes), known or {}
     require_axes("overrides", overrides or {})
-    try:
-        mine, base_model = (
-            as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
-        )
-    except InputError as error:
-        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        own = wrong and closest(wrong[1], inspect.signature(audit).parameters)
-        if not own:
-            raise
-        raise InputError(f"{error}. Did you mean {own!r}, an argument of audit?") from error
+    mine, base_model = (
+        as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
+    )
     for name in known.keys() - mine.graph.replaced - base_model.graph.replaced:
         raise InputError(
             f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
@@ -215,9 +116,6 @@ def audit(
     infos |= compared.as_readouts()
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
-    if in_branch is not None:
-        inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__
-        findings += misplaced(infos, [path for path in pairs if inside(path)], facts)
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}

@@ -9,24 +9,110 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.dataflow import INPUT, PARAM, STATE, Graph, Node
-from depthmup_flax.auditing.numbers_in_code import Numbers
-from depthmup_flax.auditing.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, SUMS, Uses
 from depthmup_flax.auditing.stream_paths import ResidualSum
+from depthmup_flax.auditing.trace import CONST, INPUT, PARAM, STATE, Graph, Node, folded
+from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, Uses
+from depthmup_flax.util.primitives import (
+    DRAWS,
+    GREATER,
+    LESS,
+    LINEAR,
+    MOVES,
+    POWERS,
+    PRODUCTS,
+    SAME_PLACE,
+    SCALES,
+    SUMS,
+)
+
+
+class Numbers:
+    """The numbers of a graph. Those that are unknown are drawn between 0.3 and 0.7, so a keep rate is one, too.
+
+    Attributes:
+      masks: a random mask -> the mean of its entries, its keep rate; 1 for a mask over its keep rate.
+      drawn: whether a number is unknown.
+    """
+
+    def __init__(self, graph: Graph, kinds: Sequence[str], seed: int):
+        self._nodes, self._kinds, self._seed = graph.nodes, kinds, seed
+        self._known: dict[int, float | None] = {}
+        self._random: set[int] = set()
+        self._factors: dict[int, float | None] = {}
+        self.masks: dict[int, float] = {}
+        self.drawn = False
+
+    def of(self, i: int) -> float | None:
+        """The number that all entries of a constant are, or that a random mask is multiplied by; else ``None``.
+
+        It is called for all constants of a graph, in its order.
+        """
+        self._factors[i] = result = self._read(i)
+        return result
+
+    def _read(self, i: int) -> float | None:
+        node, kind = self._nodes[i], self._kinds[i]
+        if node.op in DRAWS or any(j in self._random for j in node.inputs):
+            self._random.add(i)
+            return self._of_mask(i, node)
+        if node.value is None and kind in (CONST, STATE):
+            return self._computed(i, node)
+        return node.value
+
+    def _of_mask(self, i: int, node: Node) -> float | None:
+        """The number that a mask is multiplied by, apart from its keep rate; ``None`` of other random arrays."""
+        mean = self._mean(node)
+        if mean is not None:
+            self.masks[i] = mean
+            return 1.0
+        mask = next((j for j in node.inputs if j in self.masks), None)
+        if mask is None or node.op not in SAME_PLACE | MOVES | SCALES:
+            return None
+        self.masks[i], factor = self.masks[mask], self._factors[mask] or 1.0
+        other = next((self._number(j) for j in node.inputs if j != mask), None)
+        if node.op in SCALES and other:
+            other = 1 / other if node.op == "div" else other
+            if math.isclose(other * self.masks[i], 1, rel_tol=1e-5):
+                self.masks[i] = 1.0
+            else:
+                factor *= other
+        return factor
+
+    def _computed(self, i: int, node: Node) -> float | None:
+        values = list(map(self._number, node.inputs))
+        count = math.prod(self._nodes[node.inputs[0]].shape) / max(math.prod(node.shape), 1) if node.inputs else 1.0
+        value = folded(node.op, node.params, values, count)
+        if value is None and math.prod(node.shape) == 1:
+            value, self.drawn = random.Random(f"{self._seed} {i}").uniform(0.3, 0.7), True
+        self._known[i] = value
+        return value
+
+    def _number(self, i: int) -> float | None:
+        return self._known.get(i, self._nodes[i].value)
+
+    def _mean(self, node: Node) -> float | None:
+        """The mean of a mask that compares uniform random numbers with a number."""
+        if node.op in LESS | GREATER:
+            place = next((k for k, j in enumerate(node.inputs) if j not in self._random), None)
+            bound = None if place is None else self._number(node.inputs[place])
+            is_below = (node.op in LESS) == (place == 1)  # the mask is where the random number is less
+            return bound if bound is None or is_below else 1 - bound
+        if node.op == "floor":  # of a keep rate plus a random number
+            inner = self._nodes[node.inputs[0]]
+            rates = [self._number(j) for j in inner.inputs if j not in self._random]
+            return rates[0] if inner.op == "add" and rates else None
+        if node.op == "not" and node.inputs[0] in self.masks:
+            return 1 - self.masks[node.inputs[0]]
+        return None
+
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
 Terms: TypeAlias = Mapping[int, frozenset[float]]
 
-_LINEAR = (
-    SAME_PLACE
-    | MOVES
-    | {"concatenate", "select_n", "reduce_max", "reduce_min", "reduce_window_sum", "cumsum", "sort", "cond", "gather",
-       "scatter", "scatter-add", "dynamic_update_slice"}
-)  # fmt: skip
-_POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
 _SMALL = 1e-2  # the largest epsilon in a norm
 _MOST_TERMS = 64
 _NEAR = 8  # operations between a mask and the division by its keep rate
@@ -61,7 +147,7 @@ class Homogeneity:
                     rooted.add(i)
                 continue
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
-            if node.op in ("mul", "div") and len(reads) == 1 and reads_root:
+            if node.op in SCALES and len(reads) == 1 and reads_root:
                 self.norms[i] = reads[0]
             elif i not in products and reads:
                 self._read(i, reads)
@@ -99,7 +185,7 @@ class Homogeneity:
     def _pieces(self, i: int, reads: Sequence[int]) -> _Pieces | None:
         node, nodes = self.graph.nodes[i], self.graph.nodes
         if len(reads) == 1 and reads[0] in self._mixed:
-            return self._mixed[reads[0]] if node.op in SAME_PLACE or node.op in ("mul", "div") else None
+            return self._mixed[reads[0]] if node.op in SAME_PLACE or node.op in SCALES else None
         degrees = [self.degrees[j] for j in reads]
         one_root = len(reads) == len(node.inputs) and len({self.roots[j] for j in reads}) == 1
         if node.op not in ("concatenate", "stack") or not one_root or len(set(degrees)) == 1:
@@ -131,7 +217,7 @@ class Homogeneity:
 
 def _power(node: Node, otherwise: float) -> float:
     """The power that an operation takes its operand to."""
-    return node.params["y"] if node.op == "integer_pow" else _POWERS.get(node.op, otherwise)
+    return node.params["y"] if node.op == "integer_pow" else POWERS.get(node.op, otherwise)
 
 
 def _summed(graph: Graph, i: int, j: int) -> float:
@@ -203,7 +289,7 @@ class ForwardFactors:
             if result is None or len(result) > _MOST_TERMS:
                 result = {i: frozenset({1.0})}
             elif i in at:  # a scale, which is multiplied with its array; or a bias or a position, which is not
-                result = _union([result, {i: frozenset({common(result) if node.op in ("mul", "div") else 1.0})}])
+                result = _union([result, {i: frozenset({common(result) if node.op in SCALES else 1.0})}])
             self.terms[i] = result
 
     def forget_what_differs(self, other: ForwardFactors) -> None:
@@ -240,7 +326,7 @@ class ForwardFactors:
         if node.op in ("select_n", "cond") and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
             kept = self.numbers.masks[node.inputs[0]]
             return self._masked(i, reads[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
-        if node.op in SUMS or node.op in _LINEAR:
+        if node.op in SUMS or node.op in LINEAR:
             if len(reads) == 1 and reads[0] in self.masked:
                 self.masked[i] = self.masked[reads[0]]
             return _union(terms)
@@ -252,7 +338,7 @@ class ForwardFactors:
         if node.op in ("max", "min") and len(reads) == 1:
             bound = self.graph.nodes[others[0]].value if others else None
             return terms[0] if bound is not None and (bound == 0 or math.isinf(bound)) else None
-        if len(reads) == 1 and node.op in ("mul", "div", "dot_general", "conv_general_dilated"):
+        if len(reads) == 1 and node.op in SCALES | PRODUCTS:
             value = self.of_param[others[-1]] if others else 1.0
             if value == 0 or math.isinf(value) or (node.op == "div" and node.inputs[0] != reads[0]):
                 return None
@@ -288,15 +374,15 @@ class ForwardFactors:
         node = self.graph.nodes[i]
         reads = [j for j in node.inputs if j not in self.of_param]
         others = [self.of_param[j] for j in node.inputs if j in self.of_param]
-        if len(reads) != 1 or node.op not in SAME_PLACE | MOVES | {"mul", "div"}:
+        if len(reads) != 1 or node.op not in SAME_PLACE | MOVES | SCALES:
             return None, 1.0
-        value = others[-1] if others and node.op in ("mul", "div") else 1.0
+        value = others[-1] if others and node.op in SCALES else 1.0
         return reads[0], 1 / value if node.op == "div" and value else value
 
     def _inside(self, node: Node, kind: str) -> float:
         """The constant factor in an array of parameters or constants."""
         nodes, known = self.graph.nodes, [self.of_param.get(j, 1.0) for j in node.inputs]
-        if node.op in ("mul", "div") and _is_vector(node) and math.isnan(sum(known)) and kind == PARAM:
+        if node.op in SCALES and _is_vector(node) and math.isnan(sum(known)) and kind == PARAM:
             return 1.0  # a vector over its own norm, which makes a matrix's spectral norm
         if node.op in ("mul", "dot_general"):
             return math.prod(known)

@@ -1,0 +1,244 @@
+"""The printed form of an audit: one line per parameter, equal layers in one line, and what to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+
+from depthmup_flax.auditing.parameter_trees import grouped, template
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.table import Table, notebook_html
+from depthmup_flax.util.types import InfoTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is missing or wrong."""
+
+    name: str
+    paths: tuple[str, ...]  # of parameters
+    text: str
+    code: str  # what to write
+    certain: bool = True  # False: it depends on the optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class NotJudged:
+    """One thing that an audit could not judge."""
+
+    name: str  # of a kernel, function or primitive; or "width", "depth", "factor", "role", "sizes"
+    paths: tuple[str, ...]  # of parameters
+    text: str
+    code: str  # what to do
+    source: str = ""  # where it is in the code, file.py:12
+
+    @property
+    def place(self) -> str:
+        """Its name, and where it is in the code."""
+        return f"{self.name} in {self.source}" if self.source else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What an audit says about one parameter. Factors are relative to the base model; ``None`` is unknown."""
+
+    path: str
+    shape: tuple[int, ...]
+    info: ParamInfo | None
+    uses: float
+    found: float | None
+    wanted: float | None
+    missing: tuple[str, ...] = ()  # names of findings
+    why_not: str = ""  # why there is no info
+
+    @property
+    def in_branch(self) -> bool:
+        """Whether it is inside a residual branch."""
+        return self.info is not None and self.info.in_branch
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """The result of `audit`; ``print(audit)`` shows it as a table.
+
+    Attributes:
+      rows: one per parameter; "?" is what the trace does not tell.
+      findings: what is missing or wrong, each with the code to write.
+      not_judged: what was not read, each with the parameters that it concerns and what to do.
+      notes: initial values to set, and what else to know.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
+      rule: with which the forward pass was compared.
+    """
+
+    rows: Sequence[Row]
+    findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
+    notes: tuple[str, ...]
+    width_ratio: float
+    depth_ratio: float
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
+    rule: Parametrization = dataclasses.field(repr=False)
+
+    @property
+    def verdict(self) -> Literal["ok", "missing", "not judged"]:
+        """``ok``: all factors were read, and are the rule's. ``missing``: some are not. Else ``not judged``.
+
+        Findings that are not ``certain``, because they depend on the optimizer, do not count.
+        """
+        if any(finding.certain for finding in self.findings):
+            return "missing"
+        return "not judged" if self.not_judged else "ok"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is ``ok``, which is also ``bool(audit)``."""
+        return self.verdict == "ok"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
+        if not self.ok:
+            raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
+
+    @property
+    def _headline(self) -> str:
+        """The verdict in one sentence."""
+        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
+        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
+        return f"{self.verdict}: {what}."
+
+    def require_roles(self) -> None:
+        """Raises `InputError` if the role of a parameter could not be read."""
+        for row in self.rows:
+            if row.info is None:
+                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
+                raise InputError(
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
+                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                )
+
+    @functools.cached_property
+    def info(self) -> InfoTree:
+        """The `ParamInfo` of every parameter, in the model's containers.
+
+        Optimizers take it for the rule of this audit alone.
+
+        Raises:
+          InputError: a role could not be read.
+        """
+        self.require_roles()
+        infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
+        return jax.tree_util.tree_unflatten(self.structure, infos)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._parts))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return notebook_html(*self._parts)
+
+    @property
+    def _parts(self) -> list[str | Table]:
+        """The verdict in one line, the table, findings, what was not judged, and notes."""
+        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
+        parts += ["\n".join(["", *lines]) for lines in listed(self.findings, self.not_judged)]
+        for note in self.notes:
+            sentences, *code = f"Note: {note}".split("\n")
+            parts.append("\n".join(["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]))
+        return parts
+
+    @property
+    def _ratios(self) -> str:
+        """The ratios of the two models; of streams with depth ratios of their own, each with the parts of the model."""
+        parts: dict[float, list[str]] = {}
+        for row in self.rows:
+            if row.info is not None and row.in_branch:
+                parts.setdefault(row.info.depth_ratio, []).append(row.path.split("/")[0])
+        several = [f"{ratio:g} in {summary(list(dict.fromkeys(names)))}" for ratio, names in parts.items()]
+        depth = " and ".join(several) if len(several) > 1 else f"{self.depth_ratio:g}"
+        return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """Equal layers in one row."""
+    columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
+    return Table(columns, list(map(_cells, grouped(rows, _same).values())), "<<<>>><", ruled=True)
+
+
+def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
+    """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
+    texts = []
+    for n, one in enumerate(findings, start=1):
+        texts.append([*_wrapped(f"{n}. {one.name}: {one.text}", "   "), f"   write: {one.code}"])
+    for other in not_judged:
+        what = _wrapped(f"?  not judged, {other.place}: {other.text}", "   ")
+        texts.append([*what, *_wrapped(f"do: {other.code}", "   ")])
+    return texts
+
+
+def places(not_judged: Sequence[NotJudged]) -> str:
+    """What was not judged, in one line."""
+    return "; ".join(f"{one.place} ({summary(one.paths)})" if one.paths else one.place for one in not_judged)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _same(row: Row) -> str:
+    """What equal layers have in common."""
+    info = row.info and dataclasses.replace(row.info, shape=())
+    return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
+
+
+def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
+    """The line of equal layers."""
+    row = rows[0]
+    role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
+    return (
+        collapsed([row.path for row in rows]),
+        _shapes(rows),
+        role,
+        "?" if math.isnan(row.uses) else f"{row.uses:g}",
+        number(row.found) if row.wanted is not None else "-",
+        number(row.wanted) if row.wanted is not None else "-",
+        ", ".join(row.missing),
+    )
+
+
+def number(x: float | None) -> str:
+    """Four digits, or "?"."""
+    return "?" if x is None else f"{x:.4g}"
+
+
+def _shapes(rows: Sequence[Row]) -> str:
+    """The shapes of equal layers, with "*" for sizes that differ: ``3x3x*x*``."""
+    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(rows[0].shape))]
+    return "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar"
+
+
+def collapsed(paths: Sequence[str]) -> str:
+    """One name for paths that differ in numbers alone: ``block_*/kernel``."""
+    parts = [re.split(r"(\d+)", path) for path in paths]
+    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True))
+
+
+def summary(paths: Sequence[str]) -> str:
+    """At most three names for a sentence, one for equal layers."""
+    names = [collapsed(group) for group in grouped(paths, template).values()]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,363 @@
+"""The forward pass as a graph of array operations, traced with shapes alone. Nothing is computed or compiled.
+
+Calls (``jit``, ``remat``, custom derivatives, ``shard_map``) are inlined. The body of a loop occurs once, and its nodes
+say how often they run. The body of a kernel is not read: what it computes is known by its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
+from depthmup_flax.util.primitives import KEEPS_NUMBER, PARALLEL
+from depthmup_flax.util.types import ArrayTree
+
+PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
+
+# The number of a loop in the graph, and of its iterations; NaN is unknown (``while``).
+Loop: TypeAlias = tuple[int, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One array: the operation that makes it, and the arrays that the operation reads (numbers of nodes)."""
+
+    op: str
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    params: Mapping[str, Any]  # of the primitive, with its equations in "callers"; for `PARAM` its path
+    loops: tuple[Loop, ...]  # that it runs in, the outermost first
+    value: float | None = None  # of a constant whose entries are all equal
+
+
+@dataclasses.dataclass
+class Graph:
+    """Nodes in an order in which they can be computed. The body of a loop occurs once."""
+
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    output: int = -1
+    loops: tuple[Loop, ...] = ()  # that new nodes run in
+    replaced: set[str] = dataclasses.field(default_factory=set)  # names of functions in whose place others are traced
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        shape: tuple[int, ...],
+        params: Mapping[str, Any] | None = None,
+        value: float | None = None,
+    ) -> int:
+        """The number of a new node."""
+        self.nodes.append(Node(op, tuple(inputs), tuple(shape), params or {}, self.loops, value))
+        return len(self.nodes) - 1
+
+    def needed(self) -> list[bool]:
+        """Whether the output depends on each node."""
+        needed, stack = [False] * len(self.nodes), [self.output]
+        while stack:
+            i = stack.pop()
+            if not needed[i]:
+                needed[i], node = True, self.nodes[i]
+                stack += node.inputs
+                if node.op == "carry":  # made by the other rounds of its loop, too
+                    stack.append(node.params["next"])
+        return needed
+
+
+_LARGEST = 100_000  # entries of a constant that are compared
+
+
+def uniform_value(array: Any) -> float | None:
+    """The number that all entries of a constant are, if they are."""
+    if isinstance(array, (bool, int, float)):
+        return float(array)
+    if not 0 < math.prod(np.shape(array)) <= _LARGEST or isinstance(array, jax.ShapeDtypeStruct):
+        return None
+    try:
+        entries = np.asarray(array).ravel()
+        number = entries[0].real if np.iscomplexobj(entries) and not entries[0].imag else entries[0]
+        return float(number) if (entries == number).all() else None
+    except (TypeError, ValueError):  # a random key, or a number of another kind
+        return None
+
+
+_FEW = 8  # entries of a constant that are kept, such as the lengths of a Fourier transform
+_REDUCED: Mapping[str, Callable[..., Any]] = {"reduce_prod": np.prod, "reduce_sum": np.sum}
+
+
+def entries(array: Any) -> tuple[float, ...]:
+    """The entries of a short list of numbers, else nothing."""
+    is_short = len(np.shape(array)) == 1 and np.shape(array)[0] <= _FEW and not isinstance(array, jax.ShapeDtypeStruct)
+    return tuple(map(float, np.real(np.asarray(array)))) if is_short and np.asarray(array).dtype.kind in "iufc" else ()
+
+
+def reduced(op: str, of: Node) -> float | None:
+    """The sum or the product of a short list of numbers, or ``None``."""
+    known = of.params.get("entries", ())
+    return float(_REDUCED[op](known)) if known and op in _REDUCED else None
+
+
+FOLDS: Mapping[str, Callable[..., float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "max": max,
+    "min": min,
+    "pow": lambda a, b: a**b,
+    "neg": lambda a: -a,
+    "abs": abs,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda a: a**-0.5,
+    "cbrt": lambda a: math.copysign(abs(a) ** (1 / 3), a),
+    "exp": math.exp,
+    "log": math.log,
+    "square": lambda a: a * a,
+}
+
+
+def folded(op: str, params: Mapping[str, Any], values: Sequence[float | None], count: float) -> float | None:
+    """The value of an operation on constants, or ``None``; ``count`` entries of the first are one of the result."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) != len(values):
+        return None
+    try:
+        if op in KEEPS_NUMBER:
+            return known[0]
+        if op in ("reduce_sum", "reduce_prod"):
+            return known[0] * count if op == "reduce_sum" else known[0] ** count
+        if op == "integer_pow":
+            return float(known[0] ** params["y"])
+        return float(FOLDS[op](*known)) if op in FOLDS else None
+    except (ValueError, OverflowError, ZeroDivisionError, TypeError):  # such as log(-1), or a complex root
+        return None
+
+
+_JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+# Directories of libraries, whose lines a user did not write.
+_LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]depthmup_flax[/\\]|^<")
+
+
+def called_names(eqn: core.JaxprEqn) -> list[str]:
+    """Names of a function, kernel, callback or foreign call, and of the primitive, the most telling first.
+
+    A function also has the name ``file.py:function``, which tells apart functions of several libraries.
+    """
+    return [*dict.fromkeys(_names(eqn)), eqn.primitive.name]
+
+
+def _names(eqn: core.JaxprEqn) -> Iterator[str]:
+    params = eqn.params
+    for name in (params.get("name"), params.get("target_name"), _function_name(params.get("callback"))):
+        if isinstance(name, str) and name:
+            yield name
+    for inner in (params[key] for key in _JAXPRS if params.get(key) is not None):
+        # "attention at /path/file.py:12"
+        source = getattr(getattr(opened(inner)[0], "debug_info", None), "func_src_info", None) or ""
+        name, _, place = source.partition(" at ")
+        if name.isidentifier():
+            yield name
+            yield f"{pathlib.PurePath(place.rpartition(':')[0]).name}:{name}"
+
+
+def _function_name(callback: Any) -> str | None:
+    """The name of what a callback calls."""
+    return getattr(getattr(callback, "callback_func", callback), "__name__", None)
+
+
+def source_line(callers: Sequence[core.JaxprEqn]) -> str:
+    """``file.py:12`` of the innermost line outside of libraries that made the last of these equations; "" if none is.
+
+    An equation of a function that JAX has traced before does not know who called it.
+    """
+    for eqn in reversed(callers):
+        for frame in getattr(getattr(eqn.source_info, "traceback", None), "frames", ()):
+            if not _LIBRARIES.search(frame.file_name):
+                return f"{pathlib.PurePath(frame.file_name).name}:{frame.line_num}"
+    return ""
+
+
+def _cudnn_attention(params: Mapping[str, Any]) -> Callable[..., Any]:
+    """Attention of `jax.nn.dot_product_attention` with ``implementation="cudnn"``."""
+    heads_first, has_bias = bool(params["layout"]), bool(params["variadic_args"][0])
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, *_: jax.Array) -> jax.Array:
+        q, k, v = (x.swapaxes(1, 2) if heads_first else x for x in (q, k, v))  # [batch, length, heads, features]
+        groups = q.shape[2] // k.shape[2]
+        k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
+        scores = params["scale"] * jnp.einsum("bthd,bshd->bhts", q, k)
+        weights = jax.nn.softmax(scores + bias if has_bias else scores)
+        out = jnp.einsum("bhts,bshd->bthd", weights, v)
+        return out.swapaxes(1, 2) if heads_first else out
+
+    return attention
+
+
+# Name, or file:name -> (parameters of the equation) -> a function of the same arrays.
+KNOWN: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
+    "dot_product_attention_fwd_wrapper": _cudnn_attention,
+    # flax.linen.Fp8DotGeneralOp, Fp8DirectDotGeneralOp, Fp8Einsum
+    "fp8_ops.py:in_qdq": lambda params: lambda x, scale, history: x,
+    "fp8_ops.py:out_qdq": lambda params: lambda x, scale, history: x,
+    "fp8_ops.py:in_q": lambda params: lambda x, scale, history: (x, jnp.ones_like(scale)),
+    "fp8_ops.py:out_dq": lambda params: lambda scale, other_scale, x: x,
+}
+
+
+# Name of a function, kernel or primitive -> a function of the same arrays, which is traced in its place.
+Known = Mapping[str, Callable[..., Any]]
+
+
+def trace(
+    function: Callable[..., Any],
+    params: Mapping[str, Any],
+    state: ArrayTree,
+    inputs: ArrayTree,
+    known: Known,
+    axis_name: str = "",
+) -> Graph:
+    """The graph of ``function(params, state, inputs)``, which returns one array.
+
+    ``params`` maps paths to shapes; ``state`` (running averages) and ``inputs`` (the batch) are trees of shapes.
+    ``axis_name`` is a mapped axis that the function sums over, as in a BatchNorm over devices. `Graph.replaced` are the
+    names of ``known`` that are called.
+    """
+    called = function
+    if axis_name:
+        called = lambda *args: jax.vmap(function, in_axes=None, axis_size=1, axis_name=axis_name)(*args)[0]
+    try:
+        closed = jax.make_jaxpr(called)(dict(params), state, inputs)
+    except NameError as error:  # JAX names the axis in a sentence
+        unbound = re.search(r"unbound axis name:? *'?(\w+)", str(error))
+        if unbound is None or axis_name:
+            raise
+        return trace(function, params, state, inputs, known, unbound.group(1))
+    if len(closed.jaxpr.outvars) != 1:
+        raise InputError(
+            f"the model returns {len(closed.jaxpr.outvars)} arrays: name the one that the loss reads, such as "
+            "output=0, output='logits' or a function of what the model returns."
+        )
+    graph = Graph()
+    # Dictionaries are flattened in the order of their keys.
+    leaves = [graph.add(PARAM, (), params[path].shape, {"path": path}) for path in sorted(params)]
+    for op, tree in ((STATE, state), (INPUT, inputs)):
+        leaves += [graph.add(op, (), leaf.shape, {"dtype": leaf.dtype}) for leaf in jax.tree.leaves(tree)]
+    (graph.output,) = _Inliner(graph, known).run(closed, leaves)
+    return graph
+
+
+class _Inliner(Interpreter[int]):
+    """Adds the operations of a jaxpr, and of those that it calls, to a graph; values are numbers of nodes."""
+
+    def __init__(self, graph: Graph, known: Known):
+        self.graph, self.loop_ids = graph, itertools.count()
+        self.known = known
+        self.callers: tuple[core.JaxprEqn, ...] = ()  # the equations around the current one, and itself
+
+    def constant(self, array: Any) -> int:
+        """One node per reader."""
+        return self.graph.add(CONST, (), np.shape(array), {"entries": entries(array)}, uniform_value(array))
+
+    def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
+        """The results of any equation, which knows its callers."""
+        outside, self.callers = self.callers, (*self.callers, eqn)
+        results = self._results(eqn, inputs)
+        self.callers = outside
+        return results
+
+    def _results(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
+        """Those of a known function, of a part on one device, or as in `Interpreter`."""
+        for called in called_names(eqn):
+            if called in self.known:
+                self.graph.replaced.add(called)
+                return self._in_place(eqn, called, self.known[called], inputs)
+            if called in KNOWN:
+                return self._in_place(eqn, called, KNOWN[called](eqn.params), inputs)
+        if eqn.primitive.name == "shard_map":  # shapes inside are those of one device
+            body = eqn.params["jaxpr"]
+            outs = self.run(body, list(map(self._part, inputs, shapes_of(opened(body)[0].invars))))
+            return list(map(self._part, outs, shapes_of(eqn.outvars)))
+        return super().equation(eqn, inputs)
+
+    def _part(self, i: int, shape: tuple[int, ...]) -> int:
+        """An array as one device sees it, or put together from these parts."""
+        node = self.graph.nodes[i]
+        return i if node.shape == shape else self.graph.add("part", (i,), shape, value=node.value)
+
+    def _in_place(
+        self, eqn: core.JaxprEqn, name: str, function: Callable[..., Any], inputs: Sequence[int]
+    ) -> list[int]:
+        """The results of a function of the same arrays, traced in place of an equation."""
+        arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in _avals(eqn.invars)]
+        try:
+            closed = jax.make_jaxpr(function)(*arrays)
+        except TypeError as error:
+            raise InputError(f"known[{name!r}] fails on the arrays of {name}, {_listed(arrays)}: {error}") from error
+        if shapes_of(closed.jaxpr.outvars) != shapes_of(eqn.outvars):
+            returned, wanted = (_listed(_avals(one.outvars)) for one in (closed.jaxpr, eqn))
+            raise InputError(f"known[{name!r}] returns {returned}: it must return what {name} does, {wanted}.")
+        known, self.known = self.known, {key: value for key, value in self.known.items() if key != name}
+        results = self.run(closed, inputs)  # the function may call one of the same name
+        self.known = known
+        return results
+
+    def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
+        """One node for each result."""
+        name, shapes, add = eqn.primitive.name, shapes_of(eqn.outvars), self.graph.add
+        if len(shapes) == len(inputs) > 1 and name in PARALLEL:
+            return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
+        operands = [self.graph.nodes[i] for i in inputs]
+        value = None
+        if len(shapes) == 1 and operands:
+            count = math.prod(operands[0].shape) / max(math.prod(shapes[0]), 1)
+            value = folded(name, eqn.params, [node.value for node in operands], count)
+            value = reduced(name, operands[0]) if value is None else value
+        params = {**eqn.params, "callers": self.callers}
+        return [add(name, inputs, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
+
+    def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
+        """One node for each result, which reads those of all branches."""
+        results = [self.run(branch, operands) for branch in eqn.params["branches"]]
+        several = zip(shapes_of(eqn.outvars), *results, strict=True)
+        return [self.graph.add("cond", (index, *outs), shape) for shape, *outs in several]
+
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[int]) -> list[int]:
+        """One round; what is carried says which node the next round reads."""
+        _, consts, carry, xs = loop.split(inputs)
+        graph, number = self.graph, next(self.loop_ids)
+        nodes, outside = graph.nodes, graph.loops
+        graph.loops = (*outside, (number, loop.length))
+        enter = [graph.add("carry", (i,), nodes[i].shape) for i in carry]
+        sliced = [graph.add("scan_in", (i,), nodes[i].shape[1:], {"loop": number}, nodes[i].value) for i in xs]
+        outs = self.run(loop.body, [*consts, *enter, *sliced])
+        graph.loops = outside
+        for i, out in zip(enter, outs, strict=False):
+            nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
+        stacked = zip(outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]), strict=True)
+        collected = [graph.add("scan_out", (i,), shape) for i, shape in stacked]
+        return [*(graph.add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
+
+
+def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of a jaxpr's variables; of what is no array, ``()``."""
+    return [tuple(getattr(var.aval, "shape", ())) for var in variables]
+
+
+def _avals(variables: Sequence[Any]) -> list[Any]:
+    return [var.aval for var in variables]
+
+
+def _listed(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
