@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from depthmup_flax.auditing.table import Audit
 RULE = dm.get_parametrization("depth_mup")
 WIDTH, DEPTH, LENGTH = 8, 2, 6  # of the base model; of sequences
 BATCH = jax.ShapeDtypeStruct((2, LENGTH, 5), jnp.float32)
-EDGES = jax.ShapeDtypeStruct((2, 8, 5), jnp.float32)
 SENDERS, RECEIVERS = np.array([0, 1, 2, 3, 4, 5, 0, 2]), np.array([1, 2, 3, 4, 5, 0, 3, 5])
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -87,13 +85,6 @@ def as_list(shapes: Shapes) -> tuple[Any, Callable[[Any], Mapping[str, Any]]]:
     return list(shapes.values()), lambda tree: dict(zip(shapes, tree, strict=True))
 
 
-def as_haiku(shapes: Shapes) -> tuple[Any, Callable[[Any], Mapping[str, Any]]]:
-    """``block0``, ``block1`` as ``block``, ``block_1``."""
-    number = lambda found: f"_{found[1]}" if found[1] != "0" else ""
-    new = {name: re.sub(r"(\d+)(?=/)", number, name, count=1) for name in shapes}
-    return {new[name]: shape for name, shape in shapes.items()}, lambda tree: {n: tree[new[n]] for n in new}
-
-
 @functools.cache
 def _shapes(body: Body, sizes: tuple[int, int], x: tuple[Any, ...]) -> Shapes:
     """Of the parameters, which no mistake changes."""
@@ -122,38 +113,13 @@ def audited(
 # --- branches without weights
 
 
-def _ema(y: jax.Array) -> jax.Array:
-    step = lambda state, a: (0.9 * state + 0.1 * a, 0.9 * state + 0.1 * a)
-    return jax.lax.scan(step, jnp.zeros_like(y[:, 0]), y.swapaxes(0, 1))[1].swapaxes(0, 1)
-
-
 def _pool(y: jax.Array) -> jax.Array:
     return jax.lax.reduce_window(y, 0.0, jax.lax.add, (1, 3, 1), (1, 1, 1), "SAME") / 3
 
 
-_DCT = np.cos(np.pi / LENGTH * np.outer(np.arange(LENGTH), np.arange(LENGTH) + 0.5)).astype("float32")
-_FILTER = np.array([1, 0.5, 0.2, 0.1])[:, None]
-MIXERS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    "pool": _pool,
+MIXERS: Mapping[str, Callable[[jax.Array], jax.Array]] = {  # that the zoo lacks
     "pool_minus_itself": lambda y: _pool(y) - y,
-    "fourier": lambda y: jnp.fft.fft2(y, axes=(1, 2)).real / y.shape[-1] ** 0.5,
-    "sort": lambda y: jnp.sort(y, 1),
-    "shift": lambda y: jnp.pad(y, ((0, 0), (1, 0), (0, 0)))[:, :-1],
-    "mean": lambda y: jnp.broadcast_to(y.mean(1, keepdims=True), y.shape),
-    "max": lambda y: jnp.broadcast_to(y.max(1, keepdims=True), y.shape),
-    "max_pool": lambda y: jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 3, 1), (1, 1, 1), "SAME"),
     "absolute_fourier": lambda y: jnp.abs(jnp.fft.fft(y, axis=1)),
-    "filter": lambda y: jnp.fft.irfft(jnp.fft.rfft(y, axis=1) * _FILTER, n=LENGTH, axis=1),
-    "roll": lambda y: jnp.roll(y, 1, 1),
-    "shift_channels": lambda y: jnp.concatenate([jnp.roll(y[..., ::2], 1, 1), jnp.roll(y[..., 1::2], -1, 1)], -1),
-    "flip": lambda y: y[:, ::-1],
-    "permute": lambda y: y[:, np.array([3, 1, 2, 0, 5, 4])],
-    "cumulative_sum": lambda y: jnp.cumsum(y, 1),
-    "cumulative_mean": lambda y: jnp.cumsum(y, 1) / jnp.arange(1, LENGTH + 1)[:, None],
-    "cumulative_max": lambda y: jax.lax.cummax(y, 1),
-    "attention": lambda y: jax.nn.softmax(y @ y.swapaxes(1, 2) / y.shape[-1]) @ y,
-    "cosine": lambda y: jnp.einsum("ts,bsd->btd", _DCT, y),
-    "moving_average": _ema,
     "gate": lambda y: y * jax.nn.sigmoid(y.mean(1, keepdims=True)),
     "resize": lambda y: jax.image.resize(jax.image.resize(y, (y.shape[0], 3, y.shape[2]), "linear"), y.shape, "linear"),
     "neighbors": lambda y: jax.vmap(lambda a: jax.ops.segment_sum(a[SENDERS], RECEIVERS, LENGTH))(y),
@@ -162,52 +128,37 @@ MIXERS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }  # fmt: skip
 
 
-def mixed(mixer: str, *, post_norm: bool = False) -> Body:
+def mixed(mixer: str) -> Body:
     """Blocks of a mixer without weights and a feed-forward network."""
 
     def body(net: Net, x: jax.Array) -> jax.Array:
         h = net.dense("stem", x)
         for i in range(net.depth):
             for site, branch in (("mix", MIXERS[mixer]), ("mlp", lambda y, i=i: net.mlp(f"block{i}/mlp", y))):
-                c, name = net.multiplier(site, i), f"block{i}/{site}_norm"
-                h = net.norm(name, h + c * branch(h)) if post_norm else h + c * branch(net.norm(name, h))
+                h = h + net.multiplier(site, i) * branch(net.norm(f"block{i}/{site}_norm", h))
         return net.head(net.norm("norm", h))
 
     return body
 
 
-def mixed_alone(net: Net, x: jax.Array) -> jax.Array:
-    """Blocks of poolings alone."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        h = h + net.multiplier("mix", i) * _pool(net.norm(f"block{i}/norm", h))
-    return net.head(net.norm("norm", h))
-
-
 # --- several streams
 
 
-def relative_bias(net: Net, name: str) -> jax.Array:
-    """A learned number for each distance of two positions."""
-    return net.param(name, LENGTH)[np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))]
-
-
-def translator(encoder: int = 2, decoder: int = 2, *, shared_bias: bool = False) -> Body:
-    """A pre-norm encoder and decoder of these depth ratios; ``shared_bias``: of the scores of all layers, as in T5."""
+def translator(encoder: int, decoder: int) -> Body:
+    """A pre-norm encoder and decoder of these depth ratios."""
 
     def body(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
         blocks = lambda ratio: DEPTH if net.depth == DEPTH else ratio * DEPTH
-        bias, other = (relative_bias(net, n) if shared_bias else 0.0 for n in ("encoder/bias", "decoder/bias"))
         h, g, n_encoder, n_decoder = net.dense("stem", x), net.dense("other_stem", y), blocks(encoder), blocks(decoder)
         for i in range(n_encoder):
             n = net.norm(f"encoder/{i}/n1", h)
-            h = h + net.multiplier("read", i, n_encoder) * net.attend(f"encoder/{i}/self", n, n, bias)
+            h = h + net.multiplier("read", i, n_encoder) * net.attend(f"encoder/{i}/self", n, n)
             y = net.mlp(f"encoder/{i}/mlp", net.norm(f"encoder/{i}/n2", h))
             h = h + net.multiplier("encode", i, n_encoder) * y
         memory = net.norm("encoder/norm", h)
         for i in range(n_decoder):
             n = net.norm(f"decoder/{i}/n1", g)
-            g = g + net.multiplier("self", i, n_decoder) * net.attend(f"decoder/{i}/self", n, n, other)
+            g = g + net.multiplier("self", i, n_decoder) * net.attend(f"decoder/{i}/self", n, n)
             y = net.attend(f"decoder/{i}/cross", net.norm(f"decoder/{i}/n2", g), memory)
             g = g + net.multiplier("cross", i, n_decoder) * y
         return net.head(net.norm("norm", g))
@@ -215,93 +166,7 @@ def translator(encoder: int = 2, decoder: int = 2, *, shared_bias: bool = False)
     return body
 
 
-def post_norm_translator(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
-    """As BART."""
-    h, g = net.norm("n1", net.dense("stem", x)), net.norm("n2", net.dense("other_stem", y))
-    for i in range(net.depth):
-        h = net.norm(f"encoder{i}/n1", h + net.multiplier("read", i) * net.attend(f"encoder{i}/self", h, h))
-        h = net.norm(f"encoder{i}/n2", h + net.multiplier("encode", i) * net.mlp(f"encoder{i}/mlp", h))
-    for i in range(net.depth):
-        g = net.norm(f"decoder{i}/n1", g + net.multiplier("self", i) * net.attend(f"decoder{i}/self", g, g))
-        g = net.norm(f"decoder{i}/n2", g + net.multiplier("cross", i) * net.attend(f"decoder{i}/cross", g, h))
-    return net.head(g)
-
-
-def graph(net: Net, x: jax.Array, edges: jax.Array) -> jax.Array:
-    """Edges read their nodes, and nodes the sums of their edges, as in a MeshGraphNet."""
-    n, e = net.dense("stem", x), net.dense("edge_stem", edges)
-    for i in range(net.depth):
-        y = net.mlp(f"block{i}/edge", jnp.concatenate([e, n[:, SENDERS], n[:, RECEIVERS]], -1))
-        e = e + net.multiplier("edges", i) * net.norm(f"block{i}/edge_norm", y)
-        total = jax.vmap(lambda e: jax.ops.segment_sum(e, RECEIVERS, LENGTH))(e)
-        y = net.mlp(f"block{i}/node", jnp.concatenate([n, total], -1))
-        n = n + net.multiplier("nodes", i) * net.norm(f"block{i}/node_norm", y)
-    return net.head(n)
-
-
-def scanned_graph(net: Net, x: jax.Array, edges: jax.Array) -> jax.Array:
-    """The same in a loop."""
-    n, e, w = net.dense("stem", x), net.dense("edge_stem", edges), net.width
-    layers = [net.param(f"blocks/{k}", net.depth, *shape) for k, shape in enumerate([(3 * w, w), (w, w), (2 * w, w)])]
-
-    def step(carry: tuple[jax.Array, jax.Array], layer: list[jax.Array]) -> tuple[tuple[jax.Array, jax.Array], None]:
-        n, e = carry
-        y = jax.nn.relu(jnp.concatenate([e, n[:, SENDERS], n[:, RECEIVERS]], -1) @ layer[0]) @ layer[1]
-        e = e + net.multiplier("edges", 0) * y
-        total = jax.vmap(lambda e: jax.ops.segment_sum(e, RECEIVERS, LENGTH))(e)
-        return (n + net.multiplier("nodes", 0) * (jnp.concatenate([n, total], -1) @ layer[2]), e), None
-
-    (n, _), _ = jax.lax.scan(step, (n, e), layers)
-    return net.head(net.norm("norm", n))
-
-
-def towers(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Two streams that attend to each other, of which the output reads one."""
-    h, g = net.dense("stem", x), net.dense("other_stem", y)
-    for i in range(net.depth):
-        a, b = net.norm(f"block{i}/a", h), net.norm(f"block{i}/b", g)
-        h = h + net.multiplier("one", i) * net.attend(f"block{i}/one", a, b)
-        g = g + net.multiplier("other", i) * net.attend(f"block{i}/other", b, net.norm(f"block{i}/c", h))
-    return net.head(net.norm("norm", h))
-
-
-def reversible(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Two streams of which each adds what a layer makes of the other."""
-    a, b = net.dense("stem", x), net.dense("other_stem", y)
-    for i in range(net.depth):
-        a = a + net.multiplier("one", i) * net.mlp(f"block{i}/one", net.norm(f"block{i}/n1", b))
-        b = b + net.multiplier("other", i) * net.mlp(f"block{i}/other", net.norm(f"block{i}/n2", a))
-    return net.head(net.norm("norm", jnp.concatenate([a, b], -1)))
-
-
-def pairs(net: Net, x: jax.Array) -> jax.Array:
-    """A stream of pairs that biases the attention and reads outer products of the nodes, as in AlphaFold."""
-    h = net.dense("stem", x)
-    z = net.dense("left", x)[:, :, None] + net.dense("right", x)[:, None]
-    for i in range(net.depth):
-        n = net.norm(f"block{i}/n1", h)
-        bias = net.dense(f"block{i}/bias", net.norm(f"block{i}/nz", z), 1)[..., 0]
-        h = h + net.multiplier("att", i) * net.attend(f"block{i}/att", n, n, bias)
-        a, b = (net.dense(f"block{i}/{n}", net.norm(f"block{i}/n{n}", h), 4) for n in "ab")
-        outer = jnp.einsum("bic,bjd->bijcd", a, b).reshape(*z.shape[:3], 16)
-        z = z + net.multiplier("pairs", i) * net.dense(f"block{i}/outer", outer)
-    return net.head(net.norm("norm", h) + net.norm("norm_z", z).mean(2))
-
-
 # --- skip connections around streams
-
-
-def u_net(net: Net, x: jax.Array) -> jax.Array:
-    """Stages at two resolutions, with an added skip connection."""
-
-    def stage(h: jax.Array, name: str) -> jax.Array:
-        for i in range(net.depth):
-            h = h + net.multiplier(name, i) * net.mlp(f"{name}/{i}/mlp", net.norm(f"{name}/{i}/norm", h))
-        return h
-
-    h = stage(net.dense("stem", x), "down")
-    low = stage(net.dense("pool", h.reshape(2, LENGTH // 2, -1)), "low")
-    return net.head(net.norm("norm", stage(h + net.dense("unpool", low, 2 * net.width).reshape(h.shape), "up")))
 
 
 def long_skip(net: Net, x: jax.Array) -> jax.Array:
@@ -332,15 +197,6 @@ def numbered(ratio: int) -> Body:
 # --- sums that no multiplier of a branch corrects
 
 
-def highway(net: Net, x: jax.Array) -> jax.Array:
-    """Learned gates between a layer and its input."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        gate = jax.nn.sigmoid(net.dense(f"block{i}/gate", h))
-        h = gate * jnp.tanh(net.dense(f"block{i}/layer", h)) + (1 - gate) * h
-    return net.head(h)
-
-
 def recalled(net: Net, x: jax.Array) -> jax.Array:
     """Each block adds the stream's first value."""
     stem = h = net.dense("stem", x)
@@ -357,23 +213,6 @@ def stacked(net: Net, x: jax.Array) -> jax.Array:
     return net.head(net.norm("norm", h))
 
 
-def multiplied_sums(net: Net, x: jax.Array) -> jax.Array:
-    """The multiplier is behind the sum, and its inverse on the shortcut."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        c = net.multiplier("mlp", i)
-        h = (h / c + net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))) * c
-    return net.head(h)
-
-
-def deep_norm(net: Net, x: jax.Array) -> jax.Array:
-    """Norms behind sums whose shortcuts are multiplied by the inverse."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        h = net.norm(f"block{i}/norm", h / net.multiplier("mlp", i) + net.mlp(f"block{i}/mlp", h))
-    return net.head(h)
-
-
 def bent(of_sums: bool) -> Body:
     """A nonlinearity behind each sum; ``of_sums``: which is multiplied as a whole."""
 
@@ -384,19 +223,6 @@ def bent(of_sums: bool) -> Body:
             y = net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", h)
             h = jnp.tanh(c * h + c * y)
         return net.head(h)
-
-    return body
-
-
-def velocity(damping: float) -> Body:
-    """Branches are added to a velocity, which the stream follows."""
-
-    def body(net: Net, x: jax.Array) -> jax.Array:
-        h, v = net.dense("stem", x), 0.0
-        for i in range(net.depth):
-            v = damping * v + net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))
-            h = h + v
-        return net.head(net.norm("norm", h))
 
     return body
 
@@ -447,16 +273,6 @@ def last_pairs(net: Net, x: jax.Array) -> jax.Array:
         a = net.dense(f"block{i}/a", net.norm(f"block{i}/na", h))
         z = z + net.multiplier("pairs", i) * net.dense(f"block{i}/outer", a[:, :, None] * a[:, None])
     return net.head(net.norm("norm", h))
-
-
-def skips(net: Net, x: jax.Array) -> jax.Array:
-    """The output reads a sum over all layers, as in WaveNet."""
-    h, total = net.dense("stem", x), 0.0
-    for i in range(net.depth):
-        y = jnp.tanh(net.dense(f"block{i}/layer", h))
-        total = total + net.dense(f"block{i}/skip", y)
-        h = h + net.multiplier("mlp", i) * net.dense(f"block{i}/out", y)
-    return net.head(jax.nn.relu(total))
 
 
 # --- others
