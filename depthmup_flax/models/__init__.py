@@ -29,9 +29,6 @@ def create_model(name: str, *, num_classes: int, rule: Parametrization, **fields
     """A model of `MODELS`; the docstring of its class lists its ``fields``.
 
     ``num_classes`` is the number of outputs: classes, or tokens of a language model.
-
-    Raises:
-      InputError: unknown model or field, or a wrong value of a field.
     """
     known = model_fields(name)
     for field in fields:

@@ -16,9 +16,8 @@ import numpy as np
 from depthmup_flax.devices.sharding import gathered
 from depthmup_flax.nn.attention import ATTENTIONS
 from depthmup_flax.nn.blocks import REMAT, LayerConfig, TransformerConfig
-from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
-from depthmup_flax.nn.transformer import Transformer
+from depthmup_flax.nn.transformer import MLPS, Transformer
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import Dtype
@@ -45,6 +44,12 @@ class LanguageModel(nn.Module):
     vocab_size: int
 
 
+def require(valid: bool, sentence: str) -> None:
+    """Raises `InputError` with ``sentence``, which follows "model.", unless ``valid``."""
+    if not valid:
+        raise InputError(f"model.{sentence}")
+
+
 def _require_floating(field: str, value: Any) -> None:
     """Raises `InputError` unless ``value`` is a floating dtype, or its name, in which layers can compute."""
     widths = (16, 32, 64) if jax.config.jax_enable_x64 else (16, 32)  # type: ignore[attr-defined]
@@ -52,8 +57,7 @@ def _require_floating(field: str, value: Any) -> None:
         usable = jnp.issubdtype(jnp.dtype(value), jnp.floating) and jnp.finfo(value).bits in widths
     except TypeError:
         usable = False
-    if not usable:
-        raise InputError(f"model.{field} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+    require(usable, f"{field} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
 
 
 class ResidualNetwork(nn.Module):
@@ -95,27 +99,26 @@ class ResidualNetwork(nn.Module):
     param_dtype: Dtype = jnp.float32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, Parametrization):
-            raise InputError(f"model.rule is {self.rule!r}: use get_parametrization(name).")
+        require(isinstance(self.rule, Parametrization), f"rule is {self.rule!r}: use get_parametrization(name).")
         for name in ("dtype", "param_dtype"):
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 _require_floating(name, value)
-        if isinstance(self.sigma, numbers.Real) and not 0 < self.sigma < math.inf:
-            raise InputError(f"model.sigma is {self.sigma!r}: use a number above 0, such as 1.")
+        sigma = self.sigma
+        require(
+            not isinstance(sigma, numbers.Real) or 0 < sigma < math.inf, f"sigma is {sigma!r}: use a number above 0."
+        )
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), 0 if field.default == 0 else 1
-            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if field.type == "int" and not (whole and value >= least):
+            if field.type == "int":
+                whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
                 allowed = "a positive whole number" + ("" if least else ", or 0 for the model's own")
-                raise InputError(f"model.{field.name} is {value!r}: use {allowed}.")
-            if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
-                raise InputError(f"model.{field.name} is {value!r}: use True or False.")
-        if self.scan not in (True, False, "auto"):
-            raise InputError(f"model.scan is {self.scan!r}: use auto, True or False.")
+                require(whole and value >= least, f"{field.name} is {value!r}: use {allowed}.")
+            if field.type == "bool":
+                require(isinstance(value, (bool, np.bool_)), f"{field.name} is {value!r}: use True or False.")
+        require(self.scan in (True, False, "auto"), f"scan is {self.scan!r}: use auto, True or False.")
         for name, names in self.choices.items():
-            if getattr(self, name) not in names:
-                raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")
+            value = getattr(self, name)
+            require(value in names, f"{name} is {value!r}: {did_you_mean(value, names)}")
         super().__post_init__()
 
     def base(self) -> Self:
@@ -164,7 +167,7 @@ class TransformerNetwork(ResidualNetwork):
 
     The defaults are the papers' blocks. Recent language models (Llama, Qwen) use ``positions="rotary"``,
     ``norm="rms"``, ``mlp="swiglu"``, ``qk_norm=True`` and ``num_kv_heads`` below ``num_heads``; see
-    `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.feed_forward` for their rules.
+    `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.transformer` for their rules.
 
     Attributes:
       width: n, the model dimension.
@@ -181,7 +184,7 @@ class TransformerNetwork(ResidualNetwork):
       mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
         ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
       experts: number of feed-forward networks in a layer, the same at every size; 0: one without router. All are
-        computed (`depthmup_flax.nn.feed_forward.MixtureOfExperts`).
+        computed (`depthmup_flax.nn.transformer.MixtureOfExperts`).
       experts_per_token: number of experts that the router chooses for a token.
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
@@ -227,48 +230,36 @@ class TransformerNetwork(ResidualNetwork):
             _require_floating("stream_dtype", self.stream_dtype)
         name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
         for field, value in (("width", self.width), ("base_width", self.base_width)):
-            if value % divisor:
-                example = f"For example: {max(1, round(value / divisor)) * divisor}."
-                raise InputError(f"model.{field} is {value}: use a multiple of model.{name}, {divisor}. {example}")
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            raise InputError(f"model.dropout is {self.dropout!r}: use a probability of at least 0 and below 1.")
-        if self.positions == "sincos" and self.width % self.position_divisor:
-            need = f"positions 'sincos' need a multiple of {self.position_divisor}."
-            raise InputError(f"model.width is {self.width}: {need}")
-        for width in {self.width, self._base_width} if self.positions == "rotary" else ():
+            example = f"For example: {max(1, round(value / divisor)) * divisor}."
+            require(value % divisor == 0, f"{field} is {value}: use a multiple of model.{name}, {divisor}. {example}")
+        probability = isinstance(self.dropout, (int, float)) and not isinstance(self.dropout, bool)
+        require(
+            probability and 0 <= self.dropout < 1,
+            f"dropout is {self.dropout!r}: use a probability of at least 0 and below 1.",
+        )
+        divisor, base = self.position_divisor, self._base_width
+        if self.positions == "sincos":
+            need = f"positions 'sincos' need a multiple of {divisor}."
+            require(self.width % divisor == 0, f"width is {self.width}: {need}")
+        for width in {self.width, base} if self.positions == "rotary" else ():
             head_dim = width // self._heads(width)
-            if head_dim % self.position_divisor:
-                raise InputError(
-                    f"heads have dimension {head_dim} at width {width}: positions 'rotary' need a multiple of "
-                    f"{self.position_divisor}. Change model.width or model.{name}."
-                )
+            need = f"heads have dimension {head_dim} at width {width}: use a multiple of {divisor}"
+            require(head_dim % divisor == 0, f"positions is 'rotary', but {need}. Change model.width or model.{name}.")
         if self.num_kv_heads:
-            self._require_kv_heads()
-        base = self._base_width
-        if self.mlp_features * self.width % base:
-            raise InputError(
-                f"model.mlp_features is {self.mlp_features} at the base width {base}: use a multiple of "
-                f"{base // math.gcd(self.width, base)}, so that the number at width {self.width} is whole."
-            )
-        if self.experts and self.experts_per_token > self.experts:
-            raise InputError(
-                f"model.experts_per_token is {self.experts_per_token}: use at most model.experts, {self.experts}."
-            )
-
-    def _require_kv_heads(self) -> None:
-        base_heads = self._heads(self._base_width)
-        if base_heads % self.num_kv_heads:
-            divisors = ", ".join(str(n) for n in range(1, base_heads + 1) if base_heads % n == 0)
-            raise InputError(
-                f"model.num_kv_heads is {self.num_kv_heads}: use a divisor of the {base_heads} heads of width "
-                f"{self._base_width}, one of {divisors}."
-            )
-        group = base_heads // self.num_kv_heads
-        if self._heads(self.width) % group:
-            raise InputError(
-                f"model.width is {self.width}: use a multiple of {group * self.head_dim}, as model.num_kv_heads="
-                f"{self.num_kv_heads} makes groups of {group} heads at the base width."
-            )
+            heads, group = self._heads(base), self._heads(base) // self.num_kv_heads
+            field = f"num_kv_heads is {self.num_kv_heads}: "
+            require(heads % self.num_kv_heads == 0, f"{field}use a divisor of the {heads} heads of width {base}.")
+            groups = f"{field}it makes groups of {group} heads at the base width, so the width must be a multiple of "
+            require(self._heads(self.width) % group == 0, f"{groups}{group * self.head_dim}, not {self.width}.")
+        multiple = base // math.gcd(self.width, base)  # with which the number at this width is whole
+        require(
+            self.mlp_features % multiple == 0,
+            f"mlp_features is {self.mlp_features} at the base width {base}: use a multiple of {multiple}.",
+        )
+        require(
+            not self.experts or self.experts_per_token <= self.experts,
+            f"experts_per_token is {self.experts_per_token}: use at most model.experts, {self.experts}.",
+        )
 
     @property
     def _base_width(self) -> int:
@@ -289,11 +280,7 @@ class TransformerNetwork(ResidualNetwork):
         return self.sigma / math.sqrt(self._base_width)
 
     def position_table(self, count: int) -> jax.Array:
-        """``[count, width]``: learned positions, not decayed; as many as the model is initialized with.
-
-        Raises:
-          InputError: ``count`` exceeds them.
-        """
+        """``[count, width]``: learned positions, not decayed; as many as the model is initialized with."""
         stored: Any = self.get_variable("params", "positions")
         rows = count if stored is None else nn.unbox(stored).shape[0]
         if count > rows:
@@ -304,7 +291,7 @@ class TransformerNetwork(ResidualNetwork):
     def transform(self, h: jax.Array, *, grid: tuple[int, ...], train: bool, causal: bool) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm.
 
-        ``grid``: sides of the grid that the last tokens form; see `depthmup_flax.nn.positions.rotated`.
+        ``grid``: sides of the grid that the last tokens form; see `depthmup_flax.nn.attention.rotated`.
         """
         heads, base_heads = self._heads(self.width), self._heads(self._base_width)
         config = self.config(

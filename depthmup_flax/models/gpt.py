@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
+from depthmup_flax.nn.attention import sincos_positions
 from depthmup_flax.nn.layers import LogitFactors
-from depthmup_flax.nn.positions import sincos_positions
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.util.errors import InputError
 

@@ -9,10 +9,9 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.devices.sharding import inner, stream
-from depthmup_flax.models.base import Classifier, ResidualNetwork
+from depthmup_flax.models.base import Classifier, ResidualNetwork, require
 from depthmup_flax.nn.blocks import LayerConfig, stacked
-from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
-from depthmup_flax.nn.pooling import max_pool
+from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv, max_pool
 from depthmup_flax.util.errors import InputError
 
 STAGES = 4  # of ResNet by default, each with half the resolution and twice the channels of the previous one
@@ -84,12 +83,11 @@ class SimpleResNet(ConvNetwork, Classifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("width", "base_width"):
-            if getattr(self, name) % 2**POOLINGS:
-                need = f"use a multiple of {2**POOLINGS}, as channels double three times."
-                raise InputError(f"model.{name} is {getattr(self, name)}: {need}")
+            value = getattr(self, name)
+            require(value % 2**POOLINGS == 0, f"{name} is {value}: use a multiple of 8: channels double three times.")
         for name in ("depth", "base_depth"):
-            if 0 < getattr(self, name) < POOLINGS:
-                raise InputError(f"model.{name} is {getattr(self, name)}: three poolings need a depth of at least 3.")
+            value = getattr(self, name)
+            require(value == 0 or value >= POOLINGS, f"{name} is {value}: three poolings need a depth of at least 3.")
 
     @property
     def depth_ratio(self) -> float:
@@ -170,13 +168,12 @@ class ResNet(ConvNetwork, Classifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stage_sizes and (sum(self.stage_sizes) != self.depth or min(self.stage_sizes) < 1):
-            raise InputError(
-                f"model.stage_sizes is {tuple(self.stage_sizes)}: use numbers of at least 1 that sum to model.depth, "
-                f"{self.depth}, or () for four equal stages."
-            )
-        if not self.stage_sizes and self.depth < STAGES:
-            raise InputError(f"model.depth is {self.depth}: four stages need a depth of at least 4.")
+        sizes, depth = tuple(self.stage_sizes), self.depth
+        require(
+            not sizes or (sum(sizes) == depth and min(sizes) >= 1),
+            f"stage_sizes is {sizes}: use numbers of at least 1 that sum to model.depth, {depth}, or ().",
+        )
+        require(bool(sizes) or depth >= STAGES, f"depth is {depth}: four stages need a depth of at least 4.")
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:

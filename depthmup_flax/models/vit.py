@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, TransformerNetwork
+from depthmup_flax.nn.attention import sincos_positions_2d
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
-from depthmup_flax.nn.positions import sincos_positions_2d
 from depthmup_flax.util.errors import InputError
 
 

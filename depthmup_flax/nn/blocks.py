@@ -61,7 +61,7 @@ class TransformerConfig(LayerConfig):
       base_head_dim: the base model's head dimension; 0: this model's.
       causal: a position attends to itself and to earlier ones.
       rotary: sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid
-        are not. Empty: no rotation. See `depthmup_flax.nn.positions.rotary_angles`.
+        are not. Empty: no rotation. See `depthmup_flax.nn.attention.rotary_angles`.
       mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
       stream_dtype: of the stream between blocks; "": that of the input.

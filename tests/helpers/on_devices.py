@@ -20,7 +20,7 @@ from depthmup_flax.config import default_config
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import conv_same
-from depthmup_flax.nn.own_gradient import with_gradient_of
+from depthmup_flax.nn.layers import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes

@@ -132,11 +132,6 @@ def test_simple_resnet_is_the_papers_recursion():
     np.testing.assert_allclose(apply(model, {"params": p}, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
 
 
-def test_a_switch_is_true_or_false():
-    with pytest.raises(dm.InputError, match=r"model\.qk_norm is 'no': use True or False\."):
-        dm.GPT(10, width=8, depth=1, qk_norm="no")
-
-
 @pytest.mark.parametrize(
     ("depth", "expected"),
     [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])],
@@ -359,84 +354,64 @@ def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
     assert even_stages(depth) == expected
 
 
+WRONG_FIELDS = [
+    ("ResMLP", "width", {"width": 0}),
+    ("ResMLP", "width", {"width": 12.5}),
+    ("ResMLP", "base_width", {"base_width": -1}),
+    ("ResMLP", "nonlinearity", {"nonlinearity": "rleu"}),
+    ("ResMLP", "norm", {"norm": "batch"}),
+    ("ResMLP", "dtype", {"dtype": "bf17"}),
+    ("ResMLP", "zero_init_branch", {"zero_init_branch": True}),
+    ("SimpleResNet", "width", {"width": 20}),
+    ("SimpleResNet", "base_width", {"base_width": 4}),
+    ("SimpleResNet", "depth", {"depth": 2}),
+    ("ResNet", "stem", {"stem": "imagnet"}),
+    ("ResNet", "depth", {"depth": 3}),
+    ("ResNet", "stage_sizes", {"stage_sizes": (3, 4, 6, 3)}),
+    ("ViT", "width", {"width": 30}),
+    ("ViT", "base_width", {"width": 64, "base_width": 30}),
+    ("ViT", "width", {"width": 30, "head_dim": 8}),
+    ("ViT", "pool", {"pool": "max"}),
+    ("ViT", "dropout", {"dropout": 1.0}),
+    ("ViT", "positions", {"width": 32, "base_width": 8, "num_heads": 4, "positions": "rotary"}),
+    ("GPT", "positions", {"width": 36, "num_heads": 4, "positions": "rotary"}),
+    ("GPT", "qk_norm", {"qk_norm": "no"}),
+    ("GPT", "stream_dtype", {"stream_dtype": "int8"}),
+    ("GPT", "num_kv_heads", {"width": 32, "num_heads": 4, "num_kv_heads": 3}),
+    ("GPT", "num_kv_heads", {"width": 40, "base_width": 32, "head_dim": 8, "num_kv_heads": 2}),
+    ("GPT", "mlp_features", {"width": 48, "base_width": 32, "mlp_features": 85}),
+    ("GPT", "experts_per_token", {"experts": 2, "experts_per_token": 3}),
+    ("GPT", "experts_per_token", {"experts": 4, "experts_per_token": 0}),
+    ("GPT", "zero_init_readout", {"tied": True, "zero_init_readout": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "field", "fields"), WRONG_FIELDS)
+def test_a_wrong_field_is_named_before_anything_is_traced(model, field, fields):
+    with pytest.raises(dm.InputError, match=rf"^model\.{field} is "):
+        getattr(dm, model)(10, **fields)
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("model", "x", "named"),
     [
-        (lambda: dm.ResMLP(10, width=0), "model.width is 0: use a positive whole number"),
-        (lambda: dm.ResMLP(10, depth=-3), "model.depth is -3: use a positive whole number"),
-        (lambda: dm.ResMLP(10, width=12.5), "model.width is 12.5"),
-        (lambda: dm.ResMLP(10, base_width=-1), "model.base_width is -1: use a positive whole number, or 0"),
-        (lambda: dm.ResMLP(10, nonlinearity="rleu"), "model.nonlinearity is 'rleu': did you mean 'relu'?"),
-        (lambda: dm.ResMLP(10, norm="batch"), "model.norm is 'batch': use one of layer, none"),
-        (lambda: dm.ResMLP(10, dtype="bf17"), "model.dtype is 'bf17': use 'float32', 'bfloat16' or 'float16'"),
-        (lambda: dm.GPT(10, stream_dtype="int8"), "model.stream_dtype is 'int8': use 'float32', 'bfloat16'"),
-        (lambda: dm.ResMLP(10, zero_init_branch=True), "model.zero_init_branch is True"),
-        (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: use a multiple of 8"),
-        (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),
-        (lambda: dm.SimpleResNet(10, depth=2), "model.depth is 2: three poolings need a depth of at least 3"),
-        (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use one of batch, layer, none"),
-        (lambda: dm.ResNet(10, stem="imagnet"), "model.stem is 'imagnet': did you mean 'imagenet'?"),
-        (lambda: dm.ResNet(10, depth=3), "model.depth is 3: four stages need a depth of at least 4"),
-        (
-            lambda: dm.ResNet(10, stage_sizes=(3, 4, 6, 3)),
-            "model.stage_sizes is (3, 4, 6, 3): use numbers of at least 1 that sum to model.depth, 8",
-        ),
-        (lambda: dm.ResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
-        (lambda: dm.ViT(10, width=30), "model.width is 30: use a multiple of model.num_heads, 4. For example: 32"),
-        (lambda: dm.ViT(10, width=64, base_width=30), "model.base_width is 30"),
-        (lambda: dm.ViT(10, width=30, head_dim=8), "model.width is 30: use a multiple of model.head_dim, 8"),
-        (lambda: dm.ViT(10, head_dim=-1), "model.head_dim is -1"),
-        (lambda: dm.ViT(10, pool="max"), "model.pool is 'max': use one of mean, token"),
-        (lambda: dm.ViT(10, positions="alibi"), "model.positions is 'alibi': use one of learned, rotary, sincos"),
-        (lambda: dm.ViT(10, norm="batch"), "model.norm is 'batch': use one of layer, none, rms"),
-        (
-            lambda: dm.GPT(10, width=36, num_heads=4, positions="rotary"),
-            "heads have dimension 9 at width 36: positions 'rotary' need a multiple of 2. Change model.width or",
-        ),
-        (
-            lambda: dm.ViT(10, width=32, base_width=8, num_heads=4, positions="rotary"),
-            "heads have dimension 2 at width 8: positions 'rotary' need a multiple of 4",
-        ),
-        (
-            lambda: dm.GPT(10, width=32, num_heads=4, num_kv_heads=3),
-            "model.num_kv_heads is 3: use a divisor of the 4 heads of width 32, one of 1, 2, 4",
-        ),
-        (
-            lambda: dm.GPT(10, width=40, base_width=32, head_dim=8, num_kv_heads=2),
-            "model.width is 40: use a multiple of 16, as model.num_kv_heads=2 makes groups of 2 heads",
-        ),
-        (
-            lambda: dm.GPT(10, width=48, base_width=32, mlp_features=85),
-            "model.mlp_features is 85 at the base width 32: use a multiple of 2, so that the number at width 48",
-        ),
-        (lambda: dm.GPT(10, mlp="swish"), "model.mlp is 'swish': use one of gelu, swiglu"),
-        (
-            lambda: dm.GPT(10, experts=2, experts_per_token=3),
-            "model.experts_per_token is 3: use at most model.experts, 2",
-        ),
-        (lambda: dm.GPT(10, experts=4, experts_per_token=0), "model.experts_per_token is 0: use a positive whole"),
-        (lambda: dm.ViT(10, dropout=1.0), "model.dropout is 1.0: use a probability"),
-        (
-            lambda: dm.ViT(10, patch_size=7).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))),
-            "model.patch_size is 7: use a divisor of the images' height and width, 32 x 32",
-        ),
-        (lambda: dm.GPT(10, tied=True, zero_init_readout=True), "model.zero_init_readout is True: a tied readout"),
-        (lambda: dm.GPT(10).init(jax.random.key(0), jnp.zeros((1, 4))), "give tokens [B, T]"),
-        (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
-        (
-            lambda: create_model("resmlp", num_classes=2, rule=None),
-            "model.name is 'resmlp': did you mean 'res_mlp'?",
-        ),
-        (
-            lambda: create_model("res_mlp", num_classes=2, rule=dm.get_parametrization(), dpeth=3),
-            "model has no field 'dpeth' for 'res_mlp': did you mean 'depth'?",
-        ),
+        (dm.ResNet(10), jnp.zeros((1, 4, 4, 3)), "at least 8 x 8 pixels"),
+        (dm.SimpleResNet(10), jnp.zeros((1, 4, 4, 3)), "at least 8 x 8 pixels"),
+        (dm.ViT(10, patch_size=7), jnp.zeros((1, 32, 32, 3)), "model.patch_size is 7"),
+        (dm.ViT(10, width=16, patch_size=4), jnp.zeros((32, 32, 3)), r"\(32, 32, 3\)"),
+        (dm.GPT(10), jnp.zeros((1, 4)), "tokens"),
     ],
 )
-def test_bad_sizes_and_names_are_refused_before_anything_is_traced(call, message):
-    with pytest.raises(dm.InputError) as error:
-        call()
-    assert message in str(error.value)
+def test_an_input_of_a_wrong_shape_is_named(model, x, named):
+    with pytest.raises(dm.InputError, match=named):
+        jax.eval_shape(model.init, jax.random.key(0), x)
+
+
+def test_a_wrong_name_of_a_model_or_a_field_is_told_what_was_meant():
+    with pytest.raises(dm.InputError, match="'resmlp': did you mean 'res_mlp'"):
+        create_model("resmlp", num_classes=2, rule=None)
+    with pytest.raises(dm.InputError, match="'dpeth' for 'res_mlp': did you mean 'depth'"):
+        create_model("res_mlp", num_classes=2, rule=dm.get_parametrization(), dpeth=3)
 
 
 def test_every_model_field_can_be_set_by_a_config():

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.nn import feed_forward
+from depthmup_flax.nn import transformer as feed_forward
 from depthmup_flax.nn.blocks import TransformerConfig
-from depthmup_flax.nn.feed_forward import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
+from depthmup_flax.nn.transformer import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
 
 X = jax.random.normal(jax.random.key(1), (2, 5, 8))
 

@@ -11,9 +11,9 @@ from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
-from depthmup_flax.nn.attention import SelfAttention
+from depthmup_flax.nn import blocks as blocks_module
+from depthmup_flax.nn.attention import SelfAttention, sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.blocks import TransformerConfig
-from depthmup_flax.nn.positions import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import flatten_info
 
@@ -203,3 +203,14 @@ def test_sincos_positions_are_the_transformers():
 def test_attention_whose_heads_do_not_divide_the_width_is_refused():
     with pytest.raises(dm.InputError, match="num_heads is 3: it must divide the width 16"):
         SelfAttention(TransformerConfig(num_heads=3)).init(jax.random.key(0), jnp.zeros((1, 4, 16)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "at_a_time"),
+    [("gpu", 12, 12), ("gpu", 64, 64), ("gpu", 65, blocks_module.GROUP), ("tpu", 12, 1), ("cpu", 12, 1), (None, 12, 1)],
+)
+def test_auto_unrolls_blocks_on_gpus_alone(platform, length, at_a_time, monkeypatch):
+    monkeypatch.setattr(blocks_module, "target_platform", lambda: platform)
+    assert blocks_module.layers_at_a_time("auto", length) == at_a_time
+    assert blocks_module.layers_at_a_time(True, length) == 1
+    assert blocks_module.layers_at_a_time(False, length) == length
