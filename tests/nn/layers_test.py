@@ -1,4 +1,4 @@
-"""Gradients in float32 of layers that compute in bfloat16, and maxima over windows as programs for GPUs compute them."""
+"""Gradients in float32 of layers that compute in bfloat16, and maxima over windows as programs for GPUs have them."""
 
 import functools
 
