@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
+from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
 from depthmup_flax.report.verdict import (
     DOES_NOT_TRANSFER,
     NO_EVIDENCE,
@@ -69,12 +70,12 @@ def is_contrast(one: Verdict, main: Verdict, against: Iterable[Contrast]) -> boo
 
 def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> Contrast | None:
     """``None`` if one of them was not run at the base's best x, or the rule does not train there."""
-    pair = _largest_pair(analysis, rule, control, axis)
-    if pair is None:
+    line, of_size = analysis.along(axis), {row.size: row for row in control.rows if row is not control.base}
+    rows = [row for row in (line.rows(rule.rows) if line else rule.rows) if row.size in of_size]
+    ours = max(rows, key=lambda row: row.size[::-1], default=None)
+    if ours is None or not isinstance(ours.regret, Estimate):
         return None
-    ours, theirs = pair
-    if not isinstance(ours.regret, Estimate):
-        return None
+    theirs = of_size[ours.size]
     result = functools.partial(Contrast, control.name)
     if theirs.regret == UNTRAINED or theirs.optimum is None:
         return result(UNTRAINED, None, f"{control.name} does not train at {sizes([theirs], axis)}")
@@ -85,7 +86,14 @@ def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) ->
     difference = theirs.regret - ours.regret
     if same := same_runs(analysis, control, rule, axis):
         return result(SAME, difference, same)
-    verdict, text = _compared_costs(difference)
+    low, high = difference.interval or (-math.inf, math.inf)
+    verdict, text = NOT_RESOLVED, f"differs by {in_words(difference)}, which is not resolved"
+    if difference.value == 0 and (difference.draws is None or not difference.draws.any()):
+        verdict, text = SAME, "costs the same"
+    elif low > 0:
+        verdict, text = SHOWN, f"costs {in_words(difference)} more"
+    elif high < 0:
+        verdict, text = OPPOSITE, f"costs {in_words(-difference)} less"
     decisive = {SHOWN: ours, OPPOSITE: theirs}.get(verdict)
     if decisive and not decisive.bracketed:  # this regret may be larger than measured
         verdict, text = NOT_RESOLVED, f"{text} on this grid, at whose edge an optimum is"
@@ -94,18 +102,6 @@ def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) ->
             verdict = NOT_RESOLVED
             text = f"is not compared, as {whose} best {analysis.scale.name} at the base is the {base.edge}"
     return result(verdict, difference, f"{control.name} {text}")
-
-
-def _compared_costs(estimate: Estimate) -> tuple[str, str]:
-    """What the interval of a difference shows, and that in words."""
-    ends = estimate.interval
-    if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
-        return SAME, "costs the same"
-    if ends and ends[0] > 0:
-        return SHOWN, f"costs {in_words(estimate)} more"
-    if ends and ends[1] < 0:
-        return OPPOSITE, f"costs {in_words(-estimate)} less"
-    return NOT_RESOLVED, f"differs by {in_words(estimate)}, which is not resolved"
 
 
 def rule_of(analysis: Analysis) -> tuple[Variant, list[Variant]]:
@@ -180,14 +176,6 @@ def _compared(own: Verdict, against: Sequence[Contrast]) -> str:
     else:
         first = f"{own.claim}, {'but ' * (better != '' and own.verdict == DOES_NOT_TRANSFER)}{first}"
     return ", ".join([first, *others])
-
-
-def _largest_pair(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
-    line = analysis.along(axis)
-    rows = line.rows(rule.rows) if line else rule.rows
-    theirs = {row.size: row for row in control.rows if row is not control.base}
-    pairs = [(row, theirs[row.size]) for row in rows if row.size in theirs]
-    return max(pairs, key=lambda pair: pair[0].size[::-1], default=None)
 
 
 def same_runs(analysis: Analysis, variant: Variant, other: Variant, axis: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.transfer import Analysis
@@ -15,8 +15,6 @@ _SIZES = ("model.width", "model.depth", "model.stage_sizes")
 _OF_TEXT = ("data.context", "data.tokenizer")
 _MOST_VALUES = 8  # of a field that are listed
 _IN_A_LINE = ("model", "rule", "optimizer", "frozen layers", "training", "data")
-
-Values: TypeAlias = Mapping[str, list[Any]]  # dotted config field -> its values in the curves, each once
 
 
 def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
@@ -35,17 +33,27 @@ def settings_of_run(config: Json, without: Collection[str] = ()) -> dict[str, st
 
 def _rows(points: Sequence[Json], without: Collection[str]) -> dict[str, str]:
     """The settings of several points; each is dotted config field -> value."""
-    values = _values(points, {SEED, *EXECUTION, *without})
-    fixed = "optimizer.frozen" in values and values["optimizer.frozen"] == [[]]
+    hidden, values = {SEED, *EXECUTION, *without}, dict[str, list[Any]]()
+    for point in points:
+        for path, value in point.items():
+            if path not in hidden and value not in values.setdefault(path, []):
+                values[path].append(value)
+    if not any(str(name).startswith("text:") for name in values.get("data.name", [])):
+        values = {path: of_path for path, of_path in values.items() if path not in _OF_TEXT}
+    one = lambda path: _one(values.get(path, []))
+    listed = lambda section, first: ", ".join(filter(None, (one(f"{section}.{first}"), _fields(section, values))))
+    steps, epochs, batch = (one(f"train.{name}") for name in ("steps", "epochs", "batch_size"))
+    length = f"{steps} steps" if steps not in ("", "0") else f"{epochs} epochs in steps" if epochs else ""
+    none_frozen = values.get("optimizer.frozen") == [[]]
     rows = {
-        "model": _one("model.name", values),
+        "model": one("model.name"),
         "fields of the model": _fields("model", values),
-        "rule": _listed(_one("parametrization.preset", values), _fields("parametrization", values)),
-        "optimizer": _listed(_one("optimizer.name", values), _fields("optimizer", values)),
-        "frozen layers": "none, every layer is trained" if fixed else _one("optimizer.frozen", values),
-        "training": _length(values),
-        "data": _listed(_one("data.name", values), _fields("data", values)),
-        "loss": _one("loss", values),
+        "rule": listed("parametrization", "preset"),
+        "optimizer": listed("optimizer", "name"),
+        "frozen layers": "none, every layer is trained" if none_frozen else one("optimizer.frozen"),
+        "training": f"{length} of {batch} examples" if length and batch else length,
+        "data": listed("data", "name"),
+        "loss": one("loss"),
         "hyper": _fields("hyper", values),
     }
     return {name: text for name, text in rows.items() if text}
@@ -56,16 +64,6 @@ def sentence(rows: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {rows[name]}" for name in _IN_A_LINE if name in rows)
 
 
-def _values(points: Sequence[Json], without: Collection[str]) -> Values:
-    values: dict[str, list[Any]] = {}
-    for point in points:
-        for path, value in point.items():
-            if path not in without and value not in values.setdefault(path, []):
-                values[path].append(value)
-    is_text = any(str(name).startswith("text:") for name in values.get("data.name", []))
-    return {path: of_path for path, of_path in values.items() if is_text or path not in _OF_TEXT}
-
-
 def _flat(tree: Json, path: str = "") -> Json:
     """Dotted config field -> value."""
     flat: Json = {}
@@ -74,35 +72,21 @@ def _flat(tree: Json, path: str = "") -> Json:
     return flat
 
 
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else number(value)
-
-
-def _one(path: str, values: Values) -> str:
+def _one(values: Sequence[Any]) -> str:
     """``adam``, ``adam or muon``, or ``0.25 to 4 (48 values)``."""
-    found = values.get(path, [])
-    numbers = all(isinstance(value, (int, float)) for value in found)
-    if numbers and len(found) > _MOST_VALUES:
-        return f"{number(min(found))} to {number(max(found))} ({len(found)} values)"
-    return " or ".join(map(_shown, sorted(found) if numbers else found))
+    numbers = all(isinstance(value, (int, float)) for value in values)
+    if numbers and len(values) > _MOST_VALUES:
+        return f"{number(min(values))} to {number(max(values))} ({len(values)} values)"
+    shown = lambda value: ", ".join(map(str, value)) if isinstance(value, list) else number(value)
+    return " or ".join(map(shown, sorted(values) if numbers else values))
 
 
-def _listed(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def _fields(section: str, values: Values) -> str:
+def _fields(section: str, values: Mapping[str, list[Any]]) -> str:
     """The fields of a section that are set and have no place of their own: ``norm=none, sigma=1``."""
-    named = (f"{section}.name", "parametrization.preset", "optimizer.frozen")
-    paths = [path for path in values if path.startswith(f"{section}.") and path not in named]
+    named = (f"{section}.name", "parametrization.preset", "optimizer.frozen", "data.suffixes")
     off: tuple[Any, ...] = (None, "", [], *([] if section == "parametrization" else [0]))
-    shown = {path: len(values[path]) > 1 or values[path][0] not in off for path in paths}
-    short = lambda path: path.removeprefix(f"{section}.").removeprefix("kwargs.")
-    return ", ".join(f"{short(path)}={_one(path, values)}" for path in paths if shown[path])
-
-
-def _length(values: Values) -> str:
-    """``200 steps of 64 examples``, or ``20 epochs in steps of 64 examples``."""
-    steps, epochs, batch = (_one(f"train.{name}", values) for name in ("steps", "epochs", "batch_size"))
-    length = f"{steps} steps" if steps not in ("", "0") else f"{epochs} epochs in steps" if epochs else ""
-    return f"{length} of {batch} examples" if length and batch else length
+    texts = []
+    for path, of_path in values.items():
+        if path.startswith(f"{section}.") and path not in named and (len(of_path) > 1 or of_path[0] not in off):
+            texts.append(f"{path.removeprefix(f'{section}.').removeprefix('kwargs.')}={_one(of_path)}")
+    return ", ".join(texts)
