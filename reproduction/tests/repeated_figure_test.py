@@ -19,7 +19,9 @@ RATE, DEPTH = "optimizer.learning_rate", "model.depth"
 @pytest.mark.parametrize(("name", "data"), [("digits", None), pytest.param("ode_sde", "tfds/cifar10", id="ode_sde")])
 def test_a_seed_trained_again_has_the_recorded_losses(name, data, tmp_path):
     recorded = read_sweep([ROOT / "reproduction" / "records" / f"{name}-cpu"]).records
-    config = from_file(ROOT / "configs" / "sweeps" / f"{name}.py", "cpu")
+    places = (ROOT, ROOT / "reproduction")
+    path = next(path for place in places if (path := place / f"configs/sweeps/{name}.py").exists())
+    config = from_file(path, "cpu")
     if data:
         config.base.data.data_dir = str(real_data(data).parent)
     (grid,) = config.grids.values()
