@@ -23,9 +23,6 @@ EXECUTION = (
     "model.attention",
     "data.data_dir",
     "data.placement",
-    "data.device_limit_mib",
-    "data.read_threads",
-    "data.on_bad_example",  # "error" trains on no bad example: a run that met one may be resumed with "skip"
     "train.eval_every",
     "train.eval_batch_size",
     "train.log_every",
@@ -34,7 +31,6 @@ EXECUTION = (
     "train.checkpoint",
     "train.checkpoint_every",
     "train.keep_checkpoints",
-    "train.stall_timeout_s",
     "train.stop_on_divergence",
     "train.compare_replicas",
 )
