@@ -35,7 +35,6 @@ from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, OUTPUT, R
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
-from depthmup_flax.util import notebook_html
 from depthmup_flax.util import table as text_table
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The same screen in a notebook."""
-        return "".join(
-            part.html() if isinstance(part, text_table.Table) else notebook_html.paragraphs([part])
-            for part in self._parts(_SHOWN_FAILURES, _SHOWN_PASSED)
-        )
+        return text_table.notebook_html(*self._parts(_SHOWN_FAILURES, _SHOWN_PASSED))
 
     def _text(self, failures: int, passed: int) -> str:
         return "\n".join(map(str, self._parts(failures, passed)))
