@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import numbers
-import os
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,7 +11,6 @@ from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.text import TOKENIZERS, load_text
 from depthmup_flax.data.user_data import load_python
-from depthmup_flax.networks.named import is_import_path, is_module
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 
@@ -134,28 +132,6 @@ def find_source(name: str) -> tuple[Source, str]:
     source = SOURCES.get(word)
     if source is not None and (bool(place) if source.has_place else not colon):
         return source, place
-    guess = _meant(name)
-    hint = " Data from elsewhere, such as Hugging Face, come from a function of yours."
-    if guess != name:
-        hint = f" Did you mean {guess!r}?"
-    *most, last = (source.form for source in SOURCES.values())
-    raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}.{hint}")
-
-
-def _meant(name: str) -> str:
-    """What a wrong ``data.name`` probably means; itself if nothing is probable."""
-    word, colon, place = name.partition(":")
-    meant, module = closest(word, SOURCES), word.partition(".")[0]
-    if os.path.isdir(os.path.expanduser(name)):
-        return f"folder:{name}"
-    if name.endswith(".txt"):
-        return f"text:{name}"
-    if meant is not None:
-        return f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
-    if module.isidentifier() and is_module(module):  # which is not imported
-        path = name if colon else ":".join(word.rsplit(".", 1))
-        if is_import_path(path):
-            return f"python:{path}"
-    if colon or os.path.splitext(name)[1] or not name:
-        return name
-    return f"folder:{name}" if os.sep in name else f"tfds:{name}"
+    meant, (*most, last) = closest(word, SOURCES), (source.form for source in SOURCES.values())
+    hint = f"Did you mean {SOURCES[meant].form}?" if meant else "Data from elsewhere come from a function of yours."
+    raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}. {hint}")

@@ -134,11 +134,6 @@ def _modules_in(package: str) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(path)]
 
 
-def is_module(name: str) -> bool:
-    """Whether a top-level module can be found; it is not imported."""
-    return name in sys.modules or name in _modules_in("") or importlib.util.find_spec(name) is not None
-
-
 @functools.cache
 def _module_digest(module: str) -> str:
     file = getattr(sys.modules[module], "__file__", None)

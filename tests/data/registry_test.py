@@ -91,54 +91,37 @@ def test_the_comment_of_data_name_lists_the_forms_of_all_sources():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("digit", "digits"), ("cifar10", "tfds:cifar10"), ("foldr:/x", "folder:/x"), ("/x.txt", "text:/x.txt")],
-)
+@pytest.mark.parametrize(("name", "meant"), [("digit", "digits"), ("foldr:/x", "folder:<dir>"), ("digits:", "digits")])
 def test_an_unknown_name_lists_the_forms_and_the_closest(name, meant):
     message = error(load, name)
     assert message.startswith(f"data.name is {name!r}: ")
     assert "digits, synthetic, tfds:<set>, folder:<dir>, text:<file> or python:<module>:<function>" in message
-    assert f"{meant!r}" in message
+    assert message.endswith(f"Did you mean {meant}?")
 
 
-@pytest.mark.parametrize("name", ["folder:", "", "digits:"])
-def test_a_name_without_the_place_that_it_needs_or_with_one_too_many_is_refused(name):
-    message = error(load, name)
-    assert message.startswith(f"data.name is {name!r}: ")
-    assert ("Did you mean" in message) == (name == "digits:")
+@pytest.mark.parametrize("name", ["folder:", "", "hf:mnist", "cifar10"])
+def test_a_name_without_the_place_that_it_needs_or_of_no_source_is_refused(name):
+    assert error(load, name).startswith(f"data.name is {name!r}: there is no such data set")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "remedy"),
-    [
-        ("augment", "cifer", "'cifar'"),
-        ("augment", "shift", "cifar, imagenet, none, resized_crop"),
-        ("context", 32, "text:<file>"),
-        ("context", 2.5, "text:<file>"),
-        ("tokenizer", "byte", "'char'"),
-        ("placement", "gpu", "auto, device, stream"),
-        ("train_examples", -1, "0"),
-        ("test_examples", 298, "297"),
-        ("image_size", -8, "0"),
-        ("image_size", 8.5, "whole number"),
-    ],
-)
-def test_bad_field_is_named_with_its_value_and_remedy(field, value, remedy):
-    message = error(load, **{field: value})
-    assert message.startswith(f"data.{field} is {value!r}")
-    assert remedy in message
+WRONG = [
+    ("digits", "augment", "cifer"),
+    ("digits", "augment", "shift"),
+    ("digits", "context", 32),
+    ("digits", "tokenizer", "byte"),
+    ("digits", "placement", "gpu"),
+    ("digits", "train_examples", -1),
+    ("digits", "test_examples", 298),
+    ("digits", "image_size", -8),
+    ("digits", "image_size", 8.5),
+    ("folder:x", "data_dir", "x"),
+    ("text:a.txt", "image_size", 32),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("folder:x", "data_dir", "x"),
-        ("text:a.txt", "image_size", 32),
-    ],
-)
-def test_fields_of_other_sources_are_refused(name, field, value):
-    assert error(load, name=name, **{field: value}).startswith(f"data.{field} is {value!r}: only ")
+@pytest.mark.parametrize(("name", "field", "value"), WRONG)
+def test_a_wrong_field_or_one_of_other_sources_is_named_with_its_value(name, field, value):
+    assert error(load, name=name, **{field: value}).startswith(f"data.{field} is {value!r}")
 
 
 @pytest.mark.parametrize(

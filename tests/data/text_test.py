@@ -135,21 +135,18 @@ def test_a_streamed_text_gives_the_batches_of_one_in_memory(file):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "says"),
+    ("field", "value"),
     [
-        ("context", 0, "a whole number of at least 1"),
-        ("context", 2.5, "a whole number of at least 1"),
-        ("tokenizer", "bpe", "byte, char"),
-        ("augment", "cifar", "none, shift"),
-        ("placement", "gpu", "auto, device, stream"),
-        ("test_examples", 99, "has 1."),
-        ("context", 400, "at most 99"),
+        ("context", 0),
+        ("context", 2.5),
+        ("context", 400),
+        ("tokenizer", "bpe"),
+        ("augment", "cifar"),
+        ("test_examples", 99),
     ],
 )
-def test_bad_fields_of_a_text_are_named_with_the_remedy(file, field, value, says):
-    message = error(load, file, **{field: value})
-    assert message.startswith(f"data.{field} is {value!r}")
-    assert says in message
+def test_a_wrong_field_of_a_text_is_named(file, field, value):
+    assert error(load, file, **{field: value}).startswith(f"data.{field} is {value!r}")
 
 
 def test_files_that_are_absent_empty_or_not_utf8_are_named(tmp_path):

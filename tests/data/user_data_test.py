@@ -364,12 +364,9 @@ def test_an_exception_of_load_names_load(given):
         load(NAME)
 
 
-@pytest.mark.parametrize(("name", "says"), [("python:their_data:laod", "their_data:load"), ("their_data:load", NAME)])
-def test_a_misspelled_name_is_told_what_was_meant(given, name, says):
+def test_a_misspelled_name_is_told_what_was_meant(given):
     given.module.load = lambda: PAIR
-    message = error(load, name)
-    assert "data.name" in message
-    assert says in message
+    assert "their_data:load" in error(load, "python:their_data:laod")
 
 
 def test_the_chance_of_a_users_targets_is_that_of_the_prepared_ones_and_numbers_have_none(given):
