@@ -66,44 +66,17 @@ def test_links_to_files_that_are_no_pages_lead_to_the_repository():
     ("text", "power"),
     [
         ("h + r^-1/2 branch", "\N{MINUS SIGN}1/2"),
-        ("as r^-0.05; it", "\N{MINUS SIGN}0.05"),
         ("r^(-0.34 ± 0.48).", "\N{MINUS SIGN}0.34 ± 0.48"),
-        ("(m_out / m_in)^1/2,", "1/2"),
         ("lr ~ FLOPs^1.17 x", "1.17"),
     ],
 )
 def test_powers_become_superscripts(text, power):
     typography = pytest.importorskip("typography", reason="Sphinx is not installed")
+    assert not any(map(typography.with_powers, ("x ^ y", "^(+0.51)", "depth 4 to 64, 2 ^", "a^")))
     before, raised, after = typography.with_powers(text)
     assert (raised.tagname, raised.astext()) == ("superscript", power)
     assert text.startswith(before)
     assert text.endswith(after)
-
-
-def test_text_without_powers_stays_as_it_is():
-    typography = pytest.importorskip("typography", reason="Sphinx is not installed")
-    assert not any(map(typography.with_powers, ("x ^ y", "^(+0.51)", "depth 4 to 64, 2 ^", "a^")))
-
-
-def test_on_a_phone_a_cell_says_its_column():
-    nodes = pytest.importorskip("docutils.nodes")
-    label_cells = importlib.import_module("typography").label_cells
-
-    def row(*texts):
-        return nodes.row("", *(nodes.entry("", *([nodes.paragraph("", text)] if text else [])) for text in texts))
-
-    body = nodes.tbody("", row("adam", "0.1", ""))
-    table = nodes.table("", nodes.tgroup("", nodes.thead("", row("name", "rate", "decay")), body))
-    label_cells(table)
-    cells = [[part.astext() for part in entry] for entry in body.findall(nodes.entry)]
-    assert cells == [["adam"], ["rate", "0.1"], []]
-
-
-def test_signatures_have_short_values():
-    references = pytest.importorskip("references", reason="Sphinx is not installed")
-    rule = depthmup_flax.PRESETS["depth_mup"]
-    long = f"(rule: Rule = {rule!r}, dtype: Dtype = <class 'jax.numpy.float32'>, f: ~a.B = <function C.<lambda>>)"
-    assert references.short_signature(long) == "(rule: Rule = depth_mup, dtype: Dtype = float32, f: ~a.B = ...)"
 
 
 def test_comments_of_fields_are_shown():

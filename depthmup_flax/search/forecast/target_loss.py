@@ -259,7 +259,10 @@ def forecast(
     loss = _objective(objective, tuned, built)
     sizes = plan.sizes(target, parameters)
     rungs = [Rung(size.width, size.depth, size.steps, parameters(size)) for size in (*sizes, target)]
-    _log_plan(rungs, plan.seeds)
+    share = plan.seeds * sum(rung.cost for rung in rungs[:-1]) / rungs[-1].cost
+    log.info("the ladder: %d sizes, %.3g %% of the target's operations", len(sizes), 100 * share)
+    if share > 1:
+        log.warning("The ladder costs more than the target: train the target, or forecast a larger one.")
     for length in sorted({size.steps for size in (*sizes, target)}):
         if (length, batch_size) != (built.total_steps, tuned.train.batch_size):
             config = tuned.copy_and_resolve_references()
@@ -321,15 +324,3 @@ def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
     if objective != TRAIN and (objective != evaluated or not built.workload.evaluates):
         raise InputError(f"--objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
     return objective
-
-
-def _log_plan(rungs: list[Rung], seeds: int) -> None:
-    *ladder, target = rungs
-    share = seeds * sum(rung.cost for rung in ladder) / target.cost
-    log.info(
-        "target: width %d, depth %d, %s steps, %s parameters; ladder: %d sizes, seeds of each: %d, %.3g %% of the "
-        "target's operations (parameters times examples)",
-        *(target.width, target.depth, f"{target.steps:,}", f"{target.parameters:,}", len(ladder), seeds, 100 * share),
-    )
-    if share > 1:
-        log.warning("The ladder costs more than the target: train the target, or forecast a larger one.")
