@@ -154,15 +154,18 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             raise ValueError(f"it is not in {config.data_dir or 'the default TFDS directory'}")
     # Unknown sets, configs and versions; some sets need TensorFlow until they are prepared.
     except (ImportError, ValueError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotHere(
             f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
             f"{build} once."
         ) from error
-    features, keys = builder.info.features, builder.info.supervised_keys
-    image, label = (features[key] for key in keys) if keys and len(keys) == 2 else (None, None)
-    eight_bits = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
-    if not (eight_bits and isinstance(label, tfds.features.ClassLabel)):
+    features, keys = dict(builder.info.features), builder.info.supervised_keys or ()
+    image, label = map(features.get, keys if len(keys) == 2 else ("", ""))
+    if not (
+        isinstance(image, tfds.features.Image)
+        and image.np_dtype == np.uint8
+        and isinstance(label, tfds.features.ClassLabel)
+    ):
         raise InputError(f"{field}: its supervised keys are {keys}, not 8-bit images and classes. Use such a set.")
     # TFDS's decoder without TensorFlow returns gray files of a color set with two axes, so images stay encoded.
     open_split = functools.partial(builder.as_data_source, decoders={keys[0]: tfds.decode.SkipDecoding()})

@@ -31,7 +31,7 @@ from depthmup_flax.data.user_splits import (
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.named import resolve
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Batch, HostBatch
+from depthmup_flax.util.types import Batch
 
 # A key (None: evaluation) and the user's batch -> inputs and targets, or what their own training step reads.
 UserPrepare = Callable[[jax.Array | None, Any], Any]
@@ -93,7 +93,7 @@ class UserDataset(Dataset):
             )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
-    def labels(self, batch: HostBatch) -> jax.Array:
+    def labels(self, batch: Any) -> jax.Array:
         """See the base class."""
         return self.prepare("none", None, batch)[1]
 

@@ -15,6 +15,7 @@ from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.data.user_splits import BatchStream
+from depthmup_flax.networks.named import register
 from depthmup_flax.util.errors import UserCodeError
 
 NAME = "python:their_data:load"
@@ -205,10 +206,7 @@ def test_the_kind_and_the_classes_are_those_that_our_models_need(given, kind):
     split, classes = KIND_CASES[kind]
     dataset = given(split, None)
     assert (dataset.input_kind, dataset.num_classes) == (kind, classes)
-
-
-def test_a_class_that_only_the_test_has_counts(given):
-    assert given((X, Y * 0), (X, Y)).num_classes == 5
+    assert given((X, Y * 0), (X, Y)).num_classes == 5  # a class that only the test has counts
 
 
 def test_another_dict_is_the_batch_itself_of_which_a_model_is_told_the_names(given):
@@ -221,16 +219,10 @@ def test_another_dict_is_the_batch_itself_of_which_a_model_is_told_the_names(giv
     assert "float32[]" in error(lambda: dataset.input_spec)
 
 
-def test_data_themselves_may_be_named(given):
+def test_data_themselves_and_objects_of_this_process_may_be_named(given):
     given.module.splits = PAIR
-    assert len(load("python:their_data:splits").train) == 30
-
-
-def test_objects_of_this_process_are_named_by_register():
-    from depthmup_flax.networks.named import register
-
-    assert len(load(f"python:{register(lambda: PAIR, 'data')}").train) == 30
-    assert len(load(f"python:{register(PAIR, 'data')}").train) == 30
+    for name in ("their_data:splits", register(lambda: PAIR, "data"), register(PAIR, "data")):
+        assert len(load(f"python:{name}").train) == 30
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -273,24 +265,17 @@ def ends(seed):
     [
         ((PAIR[0],), ["(train, test, prepare)"]),
         ((*PAIR, 3), ["prepare", "a int"]),
-        (((X, Y, Y), None), ["train", "a tuple of 3"]),
-        (({}, None), ["train", "pair"]),
         (((X, Y[:9]), None), ["train", "[0] [40, 3, 2], [1] [9]"]),
         (((X[:0], Y[:0]), None), ["train", "[0, 3, 2]"]),
-        (({"x": X, "y": 3}, None), ["train", "['y'] []"]),
         (([], None), ["train", "0 records"]),
         (((X, np.array(["a"] * 40)), None), ["train[1]", "<U1", "numbers"]),
-        (((X, [[1], [1, 2]]), None), ["train[1]", "no array"]),
         (((X, np.full(40, 2**40)), None), ["train[1]", str(2**40), "int32"]),
         (((X, Y), (X[:, :2], Y)), ["test", "float32[2, 2]", "float32[3, 2]"]),
-        (((X, Y), (X.astype(np.uint8), Y)), ["test", "uint8[3, 2]", "float32[3, 2]"]),
         (((X, Y), {"x": X, "y": Y}), ["test", "['x']", "[0]"]),
         (((X, Y), X), ["test", "float32[40, 3, 2]", "None"]),
-        (((X, Y), lambda: None), ["test", "function"]),
         (((X, Y), iter([])), ["test", "no batches"]),
         ((batches_of(0), None), ["train", "generator", "batches(seed)"]),
         ((3, None), ["train", "a int", "batches(seed)"]),
-        (([3, 4], None), ["train[0]", "a int", "pair"]),
         (([{"x": None}], None), ["train[0]['x']", "NoneType", "numbers"]),
         ((lambda seed: iter([]), None), ["train(0)", "ends after 0"]),
         ((lambda seed: batches_of(None), None), ["train(0)", "differ", "seed"]),
@@ -356,9 +341,6 @@ def test_exceptions_of_the_user_keep_their_traceback_below_the_name_of_the_funct
         given(*parts)
     assert named in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_an_exception_of_load_names_load(given):
     given.module.load = fails
     with pytest.raises(UserCodeError, match=r"their_data:load.*theirs"):
         load(NAME)
