@@ -12,12 +12,6 @@ from depthmup_flax import audit, get_parametrization
 
 RULE = get_parametrization("depth_mup")
 WIDTH, DEPTH = 16, 2  # of the base model
-RIGHT_AND_WRONG = {
-    "": "ok",
-    "no_multiplier": "missing_branch_multiplier",
-    "no_readout": "readout_not_scaled",
-    "root_embedding": "embedding_scaled_with_width",
-}
 
 
 def _dense(features: int, name: str) -> Any:
@@ -56,10 +50,10 @@ class Net(nn.Module):
         return 1.0 if self.edit == "no_multiplier" else float(RULE.residual_multiplier(self.depth / DEPTH))
 
 
-def audited(edit: str = "", model: Any = Net, **parts: Any) -> Any:
+def audited(edit: str = "", model: Any = Net, known: Any = None, **parts: Any) -> Any:
     """The audit of a network, twice as wide and deep as its base."""
     large, base = model(2 * WIDTH, 2 * DEPTH, edit, **parts), model(WIDTH, DEPTH, edit, **parts)
-    return audit(large, base, jnp.ones((4, 8)))
+    return audit(large, base, jnp.ones((4, 8)), known=known)
 
 
 def said(result: Any) -> str:
