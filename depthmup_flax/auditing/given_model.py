@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import numbers
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -15,7 +13,7 @@ import jax
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.auditing.trace import Graph, Known, trace
-from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, is_network, module_classes
+from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, is_network
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
@@ -39,52 +37,25 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
     or does not return ``output``.
     """
-    _require_batch(x)
+    if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
+        raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
     inputs = jax.tree.map(abstract, x)
     try:
         return _as_model(model, inputs, argument, output, kwargs, known)
     except InputError:
         raise
     except Exception as error:
-        raise InputError(_failed_call(model, inputs, argument, error)) from error
-
-
-def _require_batch(x: Any) -> None:
-    """Raises `InputError` for what is no batch, such as its shape."""
-    leaves = jax.tree.leaves(x)
-    are_numbers = bool(leaves) and all(isinstance(leaf, numbers.Number) for leaf in leaves)
-    if are_numbers and isinstance(x, (tuple, list)) and all(isinstance(n, int) for n in x):
-        example = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
-        raise InputError(f"x is {x!r}, which is a shape: pass a batch, or its shape and type, such as {example}.")
-    known = all(hasattr(leaf, "shape") or isinstance(leaf, numbers.Number) for leaf in leaves)
-    if x is None or are_numbers or not known:
-        raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
-
-
-def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
-    message = (str(error).strip().splitlines() or [""])[0]
-    text = f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}"
-    is_pair = isinstance(model, tuple)
-    call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
-    if message.startswith(f"{call}() missing"):
-        values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
-        text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
-    if type(error).__name__ == "ScopeCollectionNotFound":
-        text += " Write the function as lambda params, x: module.apply({'params': params}, x)."
-    elif isinstance(inputs, dict):
-        text += ". The model gets the dictionary: pass one of its entries, or a tuple, whose parts are arguments."
-    elif isinstance(inputs, tuple):
-        text += ". The parts of a tuple are arguments of the model."
-    return text
+        message = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(
+            f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}. The parts of "
+            "a tuple are the model's arguments; audit passes keyword arguments on."
+        ) from error
 
 
 def _typed(x: Any) -> str:
-    """``float32[2, 8]``, ``{'image': float32[2, 8]}``: a batch in an error."""
-    if isinstance(x, dict):
-        return f"{{{', '.join(f'{name!r}: {_typed(value)}' for name, value in x.items())}}}"
-    if isinstance(x, (tuple, list)):
-        return f"({', '.join(map(_typed, x))})"
-    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+    """``float32[2, 8]``, ``{'image': float32[2, 8]}``: arrays in an error."""
+    text = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf), x)
+    return str(text).replace("'", "")
 
 
 def _as_model(
@@ -100,7 +71,8 @@ def _as_model(
         call = lambda: Call(jax.random.key(0), kwargs=kwargs)
         apply = lambda params, state, batch: adapter.apply(params, state, batch, call())[0]
     else:
-        raise InputError(f"{argument} is {shown(model)}: {_instead(model)}.")
+        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
+        raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
     leaves, structure = trees.flatten(params, argument)
     inner = jax.tree.structure(params)
 
@@ -109,18 +81,6 @@ def _as_model(
 
     graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
     return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
-
-
-def _instead(model: Any) -> str:
-    """What to pass in place of what is no model."""
-    if isinstance(model, type) and issubclass(model, module_classes()):
-        return f"pass an instance, {model.__name__}(...), with its width and depth"
-    if isinstance(getattr(model, "__self__", None), module_classes()):
-        return "pass the module itself, without a method"
-    right = "a Linen, NNX or Equinox module, or a pair (function, parameters) with function(parameters, x)"
-    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
-        return f"pass {right}, in this order"
-    return f"pass what it returns, {right}" if callable(model) else f"pass {right}"
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -134,12 +94,8 @@ def selected(result: Any, output: Output) -> Any:
     try:
         return result[output]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"{_typed(result)} alone"
-        if isinstance(result, Mapping):
-            has = f"the keys {sorted(map(str, result))}"
-        elif isinstance(result, tuple | list):
-            has = f"a {type(result).__name__} of {len(result)}"
-        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
+        names = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else _typed(result)
+        raise InputError(f"output is {output!r}, but the model returns {names}: name one of its results.") from error
 
 
 _MOST_FIELDS = 4

@@ -199,10 +199,12 @@ def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: Giv
     every = [b for several in counted for b in several]
     together = _ratio(total(mine, every), total(theirs, every))
     if isinstance(given, Mapping):
-        trees.matching("depth_ratio", tuple(given), list(paths))
-        numbers = {pattern: trees.depth_ratio_number(ratio) for pattern, ratio in given.items()}
-    else:
-        numbers = {} if given is None else {"**": trees.depth_ratio_number(given)}
+        trees.matching("depth_ratio", tuple(given), paths)
+    numbers: dict[str, float] = {}
+    for pattern, number in given.items() if isinstance(given, Mapping) else () if given is None else [("**", given)]:
+        numbers[pattern] = float(number)
+        if not 0 < numbers[pattern] < math.inf:
+            raise InputError(f"depth_ratio is {number!r}: use depth / base_depth, a number above 0.")
     together = numbers.get("**", together)
     ratios: dict[int, float] = {}
     for several, ratio in zip(counted, own, strict=True):

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -111,33 +111,22 @@ def audited(
         return Audited(annotated_info, (), (place,), (), None)
     notes = list(result.notes)
     if larger_sizes != sizes:
+        same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
-        notes.insert(0, f"audited at {at}, because {_same(sizes, base_sizes)}.")
-    shapes_of = lambda sizes: [leaf.shape for leaf in jax.tree.leaves(functions(sizes).shapes(inputs)[0])]
-    _require_growth(shapes_of, result, sizes, base_sizes, larger_sizes)
-    certain = tuple(finding for finding in result.findings if finding.certain)
-    return Audited(info, certain, result.not_judged, tuple(notes), result)
-
-
-def _require_growth(
-    shapes_of: Callable[[Sizes], list[tuple[int, ...]]], result: Audit, sizes: Sizes, base_sizes: Sizes, larger: Sizes
-) -> None:
-    """Raises `InputError` if the user's code ignores a size that differs from the base's; at the base's, both sizes.
-
-    That is, if it makes the same parameters, and no other number of residual sums, which may share parameters.
-    """
+        notes.insert(0, f"audited at {at}, because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's.")
+    # Code that ignores a size makes the same parameters, and no other number of residual sums, which may share them.
     ignored = result.width_ratio == 1, result.depth_ratio == 1
-    if sizes == base_sizes:
-        others = [larger] if all(ignored) else []
-    else:
-        at_base = (base_sizes[0], sizes[1]), (sizes[0], base_sizes[1])
-        others = [at_base[k] for k in (0, 1) if ignored[k] and at_base[k] != sizes]
+    others = [(base_sizes[0], sizes[1]), (sizes[0], base_sizes[1])]
+    others = [larger_sizes] * all(ignored) if sizes == base_sizes else list(itertools.compress(others, ignored))
+    shapes_of = lambda sizes: [leaf.shape for leaf in jax.tree.leaves(functions(sizes).shapes(inputs)[0])]
     for other in others:
-        if shapes_of(other) == shapes_of(sizes):
+        if other != sizes and shapes_of(other) == shapes_of(sizes):
             raise InputError(
                 f"model.width is {sizes[0]} and model.depth is {sizes[1]}: the network has the parameters of width "
                 f"{other[0]}, depth {other[1]}. Let its code use the width and the depth."
             )
+    certain = tuple(finding for finding in result.findings if finding.certain)
+    return Audited(info, certain, result.not_judged, tuple(notes), result)
 
 
 def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:
@@ -154,11 +143,6 @@ def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -
             if not any(map(is_branch, again.findings)):
                 return again
     return result
-
-
-def _same(sizes: Sizes, base_sizes: Sizes) -> str:
-    equal = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
-    return f"{' and '.join(equal)} {'are' if len(equal) > 1 else 'is'} the base's"
 
 
 def _annotated_info(
@@ -194,7 +178,9 @@ def _larger(
         return sizes, own
     tried: list[str] = []
     error: Exception | None = None
-    for larger in _candidates(sizes, base_sizes):
+    # Sizes that differ from the base's, at the network's own where that differs.
+    grown = lambda times, size, base: size if size != base else times * size
+    for larger in dict.fromkeys(tuple(map(grown, times, sizes, base_sizes)) for times in _MULTIPLES):
         try:
             model = functions(larger)
             model.outputs(inputs)
@@ -207,16 +193,6 @@ def _larger(
         f"model.width is {width} and model.depth is {depth}: roles are read from a larger network, but "
         f"{own.name} fails at width x depth {', '.join(tried)} ({error}). Make one of these sizes work."
     ) from error
-
-
-def _candidates(sizes: Sizes, base_sizes: Sizes) -> Iterator[Sizes]:
-    """Sizes that differ from the base's, at the network's own where that differs."""
-    grown = lambda k, size, base: size if size != base else k * size
-    return iter(
-        dict.fromkeys(
-            (grown(times[0], sizes[0], base_sizes[0]), grown(times[1], sizes[1], base_sizes[1])) for times in _MULTIPLES
-        )
-    )
 
 
 def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import flax.linen as nn
@@ -41,12 +40,13 @@ def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_u
     if not leaves:
         raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
     for path, leaf in leaves.items():
-        if is_nnx(leaf, "RngState", "BatchStat"):
-            raise InputError(f"{path!r} of {argument} is not a parameter: pass nnx.state(model, nnx.Param).")
-        if not hasattr(value_of(leaf), "shape") and not isinstance(value_of(leaf), numbers.Number):
-            kind = type(value_of(leaf)).__name__
-            what = f"{argument} has a {kind} at {path!r}" if path else f"{argument} is a {kind}"
-            raise InputError(f"{what}: pass parameters, or their shapes, such as jax.eval_shape(init, key).")
+        value, is_state = value_of(leaf), is_nnx(leaf, "RngState", "BatchStat")
+        if is_state or not (hasattr(value, "shape") or isinstance(value, numbers.Number)):
+            kind = type(leaf if is_state else value).__name__
+            raise InputError(
+                f"{argument} has a {kind} at {path!r}: pass parameters alone, as in nnx.state(model, nnx.Param), or "
+                "their shapes."
+            )
     return leaves, structure
 
 
@@ -84,16 +84,6 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, 
     return groups
 
 
-def depth_ratio_number(given: Any) -> float:
-    """A depth ratio, a number or a concrete array of rank 0, as a float."""
-    is_array = isinstance(given, (np.ndarray, jax.Array)) and not isinstance(given, jax.core.Tracer)
-    number = given.item() if is_array and given.ndim == 0 else given
-    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
-    if not 0 < ratio < math.inf:
-        raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
-    return ratio
-
-
 def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:
     """Raises `InputError` unless both trees have the same paths, and the same rank at each."""
     for path in (*one, *other):
@@ -108,28 +98,12 @@ def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_n
             )
 
 
-def examples(paths: Sequence[str]) -> str:
-    """A few paths, one from each part of the model."""
-    first = {path.split("/")[0]: path for path in reversed(paths)}
-    return ", ".join(repr(path) for path in list(reversed(first.values()))[:4])
-
-
-def globs(argument: str, patterns: Globs, paths: Sequence[str]) -> list[str]:
-    """One glob or several as a list."""
-    if isinstance(patterns, str):
-        return [patterns]
-    if not isinstance(patterns, Collection) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputError(f"{argument} is {patterns!r}: use globs of paths, such as {examples(paths)}.")
-    return list(patterns)
-
-
-def matching(argument: str, patterns: Globs, paths: Sequence[str]) -> set[str]:
+def matching(argument: str, patterns: Globs, paths: Collection[str]) -> set[str]:
     """The paths that match a pattern; raises `InputError` for a pattern that matches none."""
     union = set()
-    for pattern in globs(argument, patterns, paths):
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matched = {path for path in paths if matches(path, pattern)}
         if not matched:
-            use = f"use a glob of paths, such as {examples(paths)}"
-            raise InputError(f"{argument} has {pattern!r}, which matches no parameter: {use}.")
+            raise InputError(f"{argument} has {pattern!r}, which matches no parameter, such as {next(iter(paths))!r}.")
         union |= matched
     return union

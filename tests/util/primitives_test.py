@@ -4,21 +4,10 @@ import itertools
 
 from depthmup_flax.util import primitives
 
-READERS = [
-    "SAME_PLACE",
-    "RAISED",
-    "NONLINEAR",
-    "PARALLEL",
-    "KEEPS_NUMBER",
-    "ENTRYWISE",
-    "LINEAR",
-    "KEEPS_STREAM",
-    "CARRIES",
-    "LOOKUPS",
-    "UNDERSTOOD",
-    "OF_ONE_ENTRY",
-    "KEEPS_ORDER",
-]
+READERS = (
+    "SAME_PLACE", "RAISED", "NONLINEAR", "PARALLEL", "KEEPS_NUMBER", "ENTRYWISE", "LINEAR", "KEEPS_STREAM", "CARRIES",
+    "LOOKUPS", "UNDERSTOOD", "OF_ONE_ENTRY", "KEEPS_ORDER",
+)  # fmt: skip
 
 
 def test_every_primitive_is_in_one_row():
