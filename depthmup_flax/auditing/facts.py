@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from jax.extend import core
@@ -146,13 +146,14 @@ def _bits(variable: Any) -> int:
 
 
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
+_Key = TypeVar("_Key")
 
 
-def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
-    """Path -> all of its factors."""
-    result: dict[str, frozenset[float]] = {}
-    for path, factors in pairs:
-        result[path] = result.get(path, frozenset()) | factors
+def joined(pairs: Iterable[tuple[_Key, frozenset[float]]]) -> dict[_Key, frozenset[float]]:
+    """Path or term -> all of its factors."""
+    result: dict[_Key, frozenset[float]] = {}
+    for key, factors in pairs:
+        result[key] = result.get(key, frozenset()) | factors
     return result
 
 

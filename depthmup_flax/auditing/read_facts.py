@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.auditing.factors import Homogeneity, Terms, forward_factors, scaled
@@ -132,15 +132,11 @@ class _Reader:
 
     def _paths_at(self, node: int) -> set[str]:
         """The parameters that an operation reads, and those of the latest products that reach it."""
-        nodes, paths, seen, stack = self.graph.nodes, set[str](), {node}, [node]
-        while stack:
-            i = stack.pop()
-            paths |= {use.path for use in self.at.get(i, ())} | (
-                {nodes[i].params["path"]} if nodes[i].op == PARAM else set()
-            )
-            if i == node or all(use.kind == ENTRYWISE for use in self.at.get(i, ())):
-                stack += set(nodes[i].inputs) - seen
-                seen |= set(nodes[i].inputs)
+        paths, is_product = set[str](), lambda use: use.kind != ENTRYWISE
+        for i in self.graph.upstream(node, lambda i: i != node and any(map(is_product, self.at.get(i, ())))):
+            paths.update(use.path for use in self.at.get(i, ()))
+            if self.graph.nodes[i].op == PARAM:
+                paths.add(self.graph.nodes[i].params["path"])
         return paths
 
     def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:
@@ -181,11 +177,15 @@ class _Reader:
 
         That is where the next layer of its stream or a loop's next round starts, or in a nonlinearity; not in a norm.
         """
-        arrays = {s.before for s in self.streams.sums}
+        arrays, sums = {s.before for s in self.streams.sums}, {s.node for s in self.streams.sums}
         rounds = [node.params["next"] for node in self.graph.nodes if node.op == "carry"]
-        sums = {s.node for s in self.streams.sums}
-        bent = _joined_terms(terms for i, terms, by_product in self._absorbed(()) if not by_product and i not in sums)
-        return {**bent, **_joined_terms(self.factors.terms[i] for i in (*arrays, *rounds))}
+        bent = joined(
+            term
+            for i, terms, by_product in self._absorbed(())
+            if not by_product and i not in sums
+            for term in terms.items()
+        )
+        return {**bent, **joined(term for i in (*arrays, *rounds) for term in self.factors.terms[i].items())}
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes.
@@ -280,22 +280,7 @@ class _Reader:
     def _projections(self, inside: Mapping[str, bool]) -> set[str]:
         """The parameters between the start and the end of projected shortcuts."""
         result: set[str] = set()
-        for s in self.streams.sums:
-            stack, seen = [s.shortcut] if s.projected else [], {s.start}
-            while stack:
-                i = stack.pop()
-                if i in seen or i < s.start:
-                    continue
-                seen.add(i)
-                result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
-                stack += self.graph.nodes[i].inputs
+        for s in (s for s in self.streams.sums if s.projected):
+            for i in self.graph.upstream(s.shortcut, lambda i, s=s: i <= s.start):
+                result.update(use.path for use in self.at.get(i, ()) if i > s.start and not inside[use.path])
         return result
-
-
-def _joined_terms(several: Iterable[Terms]) -> Terms:
-    """All factors of each term."""
-    result: dict[int, frozenset[float]] = {}
-    for terms in several:
-        for i, factors in terms.items():
-            result[i] = result.get(i, frozenset()) | factors
-    return result

@@ -177,17 +177,7 @@ def _parallel(graph: Graph, main: Sequence[ResidualSum]) -> dict[int, int]:
 
 def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
     """The last sums that an array depends on."""
-    stack, seen, result = [node], set[int](), set[int]()
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        if i in sums:
-            result.add(i)
-        else:
-            stack += graph.nodes[i].inputs
-    return result
+    return {i for i in graph.upstream(node, sums.__contains__) if i in sums}
 
 
 def _followed(graph: Graph, i: int) -> Sequence[int]:

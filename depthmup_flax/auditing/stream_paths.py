@@ -216,15 +216,9 @@ class StreamPaths:
 
     def _ends(self, node: int) -> frozenset[str]:
         """The weights of the last products that an array is made of, without numbers."""
-        stack, seen, result = [node], set[int](), set[str]()
-        while stack:
-            i = stack.pop()
-            weights = {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
-            result |= weights
-            if not weights and i not in seen:
-                stack += [j for j in self.graph.nodes[i].inputs if self.kinds[j] == ACTIVATION]
-            seen.add(i)
-        return frozenset(result)
+        weights = lambda i: {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
+        ends = lambda i: self.kinds[i] != ACTIVATION or bool(weights(i))
+        return frozenset().union(*map(weights, self.graph.upstream(node, ends)))
 
     @functools.cached_property
     def _at(self) -> dict[int, list[Use]]:

@@ -186,7 +186,7 @@ def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list
         texts.append([*_wrapped(f"{n}. {one.name}: {one.text}", "   "), f"   write: {one.code}"])
     for other in not_judged:
         what = _wrapped(f"?  not judged, {other.place}: {other.text}", "   ")
-        texts.append([*what, *_wrapped(f"do: {other.code}", "   ")])
+        texts.append([*what, *_wrapped(f"   do: {other.code}", "   ")])
     return texts
 
 

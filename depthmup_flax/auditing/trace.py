@@ -63,6 +63,16 @@ class Graph:
         self.nodes.append(Node(op, tuple(inputs), tuple(shape), params or {}, self.loops, value))
         return len(self.nodes) - 1
 
+    def upstream(self, node: int, ends: Callable[[int], bool]) -> Iterator[int]:
+        """A node and those that it depends on, up to nodes that are ``ends``."""
+        stack, seen = [node], {node}
+        while stack:
+            i = stack.pop()
+            yield i
+            new = set() if ends(i) else set(self.nodes[i].inputs) - seen
+            seen |= new
+            stack += new
+
     def needed(self) -> list[bool]:
         """Whether the output depends on each node."""
         needed, stack = [False] * len(self.nodes), [self.output]

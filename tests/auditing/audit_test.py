@@ -20,19 +20,15 @@ from audited_models import (
     WIDTH,
     Bottlenecks,
     ConvNet,
-    Latents,
     Looped,
     LoRA,
-    Modulated,
     MoE,
     PooledViT,
-    Recurrent,
     ScannedNNX,
-    TopExperts,
-    Translator,
     gpt,
 )
 from flax import nnx
+from zoo.catalog import KINDS
 
 import depthmup_flax as dm
 from depthmup_flax import Axes, InputError, Role, audit, depthmup, param_info, rescale_init
@@ -256,16 +252,36 @@ def test_values_of_grouped_heads_keep_their_size_over_widths():
     assert np.max(sizes) / np.min(sizes) < 1.2
 
 
-def test_experts_have_the_fan_in_of_one_expert():
-    fixed, growing = (audit(*both(MoE, grow), VECTORS) for grow in (False, True))
-    assert fixed.ok
-    assert growing.ok
-    for result in (fixed, growing):
-        assert role_of(result, "router_0/kernel")[:2] == (Role.HIDDEN, 2)
-    assert role_of(fixed, "router_0/kernel")[2] == 1
-    assert role_of(fixed, "wo_0") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(growing, "wi_0")[:3] == (Role.HIDDEN, 2, 2)
-    assert role_of(growing, "wo_0")[:3] == (Role.INPUT, 1, 2 * 2)  # by shape it is hidden
+def test_a_growing_number_of_experts_is_no_fan_in():
+    result = audit(*both(MoE), VECTORS)
+    assert result.ok
+    assert role_of(result, "router_0/kernel")[:2] == (Role.HIDDEN, 2)
+    assert role_of(result, "wi_0")[:3] == (Role.HIDDEN, 2, 2)
+    assert role_of(result, "wo_0")[:3] == (Role.INPUT, 1, 2 * 2)  # by shape it is hidden
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        ("branches/experts", {"router": (Role.HIDDEN, 4, 1), "wi": (Role.HIDDEN, 4, 4), "wo": (Role.HIDDEN, 4, 4)}, {}),
+        ("branches/ragged_experts", {"router": (Role.HIDDEN, 4, 1), "wo": (Role.HIDDEN, 4, 4)}, {}),
+        ("branches/lstm", {"u": (Role.HIDDEN, 4, 4), "w": (Role.HIDDEN, 4, 4), "bias": (Role.VECTOR, 1, 4)}, {}),
+        ("streams/conditioned", {"modulation": (Role.HIDDEN, 4, 4)}, {"time_1": (Role.INPUT, 1, 4)}),
+        ("ends/perceiver", {"cross/key": (Role.INPUT, 1, 4)}, {"latents": (Role.INPUT, 1, 4)}),
+        ("streams/t5", {"cross/key": (Role.HIDDEN, 4, 4)}, {"encoder_norm": (Role.VECTOR, 1, 4)}),
+    ],
+)
+def test_roles_are_by_use_and_branches_are_those_of_the_blocks(kind, inside, outside):
+    result = KINDS[kind].audit()
+    infos = flatten_info(result.info)
+    for path, leaf in infos.items():
+        is_block = path.startswith(("block_", "encoder_", "decoder_")) and "/" in path
+        assert (leaf.in_branch, leaf.depth_ratio) == (is_block, 2 if is_block else 1), path
+        for name, role in {**inside, **outside}.items():
+            if path == name or path.endswith(f"/{name}"):
+                assert (leaf.role, leaf.width_in, leaf.width_out) == role, path
+    assert all(any(path.endswith(name) for path in infos) for name in (*inside, *outside))
+    assert result.ok
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -368,9 +384,9 @@ def test_a_key_of_the_results_may_be_called_as_a_method_of_dictionaries():
         lambda params, x: {"values": model.apply({"params": params}, x)},
         jax.eval_shape(model.init, jax.random.key(0), VECTORS)["params"],
     )
-    assert audit(*map(as_dictionary, both(Latents)), VECTORS, output="values").ok
+    assert audit(*map(as_dictionary, both(LoRA)), VECTORS, output="values").ok
     with pytest.raises(InputError, match=r"output is 'logits', but the model returns the keys \['values'\]"):
-        audit(*map(as_dictionary, both(Latents)), VECTORS, output="logits")
+        audit(*map(as_dictionary, both(LoRA)), VECTORS, output="logits")
 
 
 def test_what_no_multiplier_corrects_is_noted():
@@ -378,7 +394,7 @@ def test_what_no_multiplier_corrects_is_noted():
     assert "blocks/norm_*/scale" in notes
     assert "stand on the stream in every layer" in notes
     assert "stand on the stream" not in " ".join(audit(*both(PooledViT, post_norm=False), IMAGES).notes)
-    assert "were model and base swapped?" in " ".join(audit(Latents(WIDTH, 4), Latents(2 * WIDTH, 2), VECTORS).notes)
+    assert "were model and base swapped?" in " ".join(audit(LoRA(WIDTH, 4), LoRA(2 * WIDTH, 2), VECTORS).notes)
 
 
 class AutoNamed(nn.Module):
@@ -423,7 +439,7 @@ def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
     assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
     assert "initial values" not in str(audit(*both(AutoNamed), VECTORS, rule=dm.get_parametrization("sp")))
-    assert "embed/embedding should start" in " ".join(audit(*both(Translator), (TOKENS, TOKENS)).notes)
+    assert "embedding should start" in " ".join(audited(tied=True).notes)
 
 
 def not_judged(result):
@@ -538,40 +554,6 @@ def test_branches_that_are_added_together_are_one():
     assert role_of(result, "down_0")[3]
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_experts_that_are_looked_up_or_sorted_are_hidden(ragged):
-    result = audit(*both(TopExperts, ragged), VECTORS)
-    assert result.ok
-    assert role_of(result, "wi_0") == role_of(result, "wo_1") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(result, "router_0/kernel") == (Role.HIDDEN, 2, 1, True, 2)
-
-
-def test_the_first_branch_is_added_to_learned_tokens():
-    result = audit(*both(Latents), VECTORS)
-    assert result.ok
-    assert result.depth_ratio == 2
-    assert role_of(result, "latents") == (Role.INPUT, 1, 2, False, 1)
-    assert role_of(result, "cross_0/out/kernel") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(result, "norm_0/scale") == (Role.VECTOR, 1, 2, True, 2)
-
-
-def test_an_encoder_has_its_own_branches():
-    tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32)
-    result = audit(*both(Translator), (tokens, tokens))
-    assert result.ok
-    assert result.depth_ratio == 2
-    assert role_of(result, "decoder1_cross/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(result, "encoder2_attention/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(result, "encoder_norm/scale") == (Role.VECTOR, 1, 2, False, 1)
-
-
-def test_a_layer_that_modulates_both_branches_of_a_block_is_inside():
-    result = audit(*both(Modulated), (VECTORS, VECTORS))
-    assert result.ok
-    assert role_of(result, "modulate_1/kernel") == (Role.HIDDEN, 2, 2, True, 2)
-    assert role_of(result, "condition/kernel") == (Role.INPUT, 1, 2, False, 1)
-
-
 def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
     """MaxText's RMSNorm: ``einsum("...k,k->...k")`` is a product that contracts nothing."""
 
@@ -593,15 +575,6 @@ def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
     assert by_einsum.ok
     assert str(by_einsum) == str(by_product)
     assert flatten_info(by_einsum.info)["last"].role is Role.VECTOR
-
-
-def test_time_is_no_depth():
-    result = audit(*both(Recurrent), jax.ShapeDtypeStruct((2, 7, 6), jnp.float32))
-    assert result.ok
-    assert result.depth_ratio == 1
-    assert role_of(result, "OptimizedLSTMCell_0/ii/kernel")[:3] == (Role.INPUT, 1, 2)
-    assert role_of(result, "OptimizedLSTMCell_1/hf/kernel")[:3] == (Role.HIDDEN, 2, 2)
-    assert {row.path: row.uses for row in result.rows}["OptimizedLSTMCell_1/hf/kernel"] == 7
 
 
 def test_a_scan_of_nnx_is_read_as_stacked():

@@ -60,7 +60,11 @@ WRONG = {  # call -> parts of the sentence
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
     "an audit for its info": (lambda: dm.adamw(1e-3, audit(X), RULE), "info is Audit", "pass", ".info"),
-    "another depth": (lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(BASE)), "another depth", "base"),
+    "another depth": (
+        lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(BASE)),
+        "structure of the parameters",
+        "base",
+    ),
     "another width": (
         lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(8, 4))),
         "info was made for",

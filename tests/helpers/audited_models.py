@@ -108,16 +108,15 @@ def gpt(**kwargs):
 
 
 class MoE(nn.Module):
-    """Soft mixtures of experts; ``experts_grow``: their number, not their size."""
+    """Soft mixtures of experts, whose number grows, not their size."""
 
     width: int
     depth: int
-    experts_grow: bool = False
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="stem")(x)
-        experts, inner = (self.width // 8, 12) if self.experts_grow else (4, 2 * self.width)
+        experts, inner = self.width // 8, 12
         init = nn.initializers.lecun_normal(batch_axis=0)
         for i in range(self.depth):
             y = nn.LayerNorm(name=f"norm_{i}")(h)
@@ -263,107 +262,6 @@ class PooledViT(nn.Module):
         h = nn.MultiHeadDotProductAttention(self.width // 8, name="pool")(probe, h)[:, 0]
         h = h + nn.Dense(self.width, name="pool_mlp")(nn.LayerNorm(name="pool_norm")(h))
         return nn.Dense(5, name="head")(h * RULE.readout_multiplier(self.width / WIDTH))
-
-
-class Latents(nn.Module):
-    """A stream that starts from learned tokens, which attend to the batch in every layer."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x):
-        c = RULE.residual_multiplier(self.depth / DEPTH)
-        read = nn.Dense(self.width, name="read")(x)[:, None]
-        h = self.param("latents", nn.initializers.normal(1.0), (3, self.width))
-        h = jnp.tile(h[None], (x.shape[0], 1, 1))
-        for i in range(self.depth):
-            y = nn.LayerNorm(name=f"norm_{i}")(h)
-            h = h + c * nn.MultiHeadDotProductAttention(self.width // 8, name=f"cross_{i}")(y, read)
-        return nn.Dense(5, name="head")(h.mean(1) * RULE.readout_multiplier(self.width / WIDTH))
-
-
-class Translator(nn.Module):
-    """An encoder, and a decoder whose branches read the encoder's output."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, source, target):
-        c = RULE.residual_multiplier(self.depth / DEPTH)
-        embed = nn.Embed(20, self.width, name="embed")
-        norm = lambda name: nn.LayerNorm(name=name)
-        attend = lambda name: nn.MultiHeadDotProductAttention(self.width // 8, name=name)
-        h, g = embed(source), embed(target)
-        for i in range(self.depth):
-            y = norm(f"encoder{i}_norm")(h)
-            h = h + c * attend(f"encoder{i}_attention")(y, y)
-        memory = norm("encoder_norm")(h)
-        for i in range(self.depth):
-            g = g + c * attend(f"decoder{i}_cross")(norm(f"decoder{i}_norm")(g), memory)
-        return embed.attend(norm("decoder_norm")(g)) * RULE.readout_multiplier(self.width / WIDTH)
-
-
-class Modulated(nn.Module):
-    """Each block's norms and branches are scaled by a layer that reads a condition, as in diffusion transformers."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x, condition):
-        c = RULE.residual_multiplier(self.depth / DEPTH)
-        h = nn.Dense(self.width, name="stem")(x)
-        condition = nn.silu(nn.Dense(self.width, name="condition")(condition))
-        for i in range(self.depth):
-            scale_a, gate_a, scale_b, gate_b = jnp.split(
-                nn.Dense(4 * self.width, name=f"modulate_{i}")(condition), 4, -1
-            )
-            for scale, gate, name in ((scale_a, gate_a, "a"), (scale_b, gate_b, "b")):
-                y = nn.LayerNorm(use_bias=False, use_scale=False)(h) * (1 + scale)
-                h = h + c * gate * nn.Dense(self.width, name=f"{name}_{i}")(nn.gelu(y))
-        return nn.Dense(5, name="head")(h * RULE.readout_multiplier(self.width / WIDTH))
-
-
-class TopExperts(nn.Module):
-    """The two best of four experts: their matrices are looked up, or tokens are sorted by expert."""
-
-    width: int
-    depth: int
-    ragged: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width, name="stem")(x)
-        init = nn.initializers.lecun_normal(batch_axis=0)
-        for i in range(self.depth):
-            y = nn.LayerNorm(name=f"norm_{i}")(h)
-            best, which = jax.lax.top_k(jax.nn.softmax(nn.Dense(4, use_bias=False, name=f"router_{i}")(y)), 2)
-            wi = self.param(f"wi_{i}", init, (4, self.width, 2 * self.width))
-            wo = self.param(f"wo_{i}", init, (4, 2 * self.width, self.width))
-            if self.ragged:
-                order, sizes = jnp.argsort(which[:, 0]), jnp.bincount(which[:, 0], length=4)
-                y = jax.lax.ragged_dot(nn.relu(jax.lax.ragged_dot(y[order], wi, sizes)), wo, sizes)
-                y = y[jnp.argsort(order)] * best[:, :1]
-            else:
-                y = nn.relu(jnp.einsum("bd,bkdf->bkf", y, wi[which]))
-                y = jnp.einsum("bk,bkf,bkfd->bd", best, y, wo[which])
-            h = h + RULE.residual_multiplier(self.depth / DEPTH) * y
-        return nn.Dense(5, name="head")(h * RULE.readout_multiplier(self.width / WIDTH))
-
-
-class Recurrent(nn.Module):
-    """Two LSTM layers over time, which is no depth."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x):
-        for i in range(2):
-            x = nn.RNN(nn.OptimizedLSTMCell(self.width), name=f"lstm_{i}")(x)
-        return nn.Dense(5, name="head")(x[:, -1] * RULE.readout_multiplier(self.width / WIDTH))
 
 
 class ScannedNNX(nnx.Module):
