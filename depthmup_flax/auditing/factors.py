@@ -382,7 +382,8 @@ class ForwardFactors:
     def _inside(self, node: Node, kind: str) -> float:
         """The constant factor in an array of parameters or constants."""
         nodes, known = self.graph.nodes, [self.of_param.get(j, 1.0) for j in node.inputs]
-        if node.op in SCALES and _is_vector(node) and math.isnan(sum(known)) and kind == PARAM:
+        is_vector = sum(n > 1 for n in node.shape) == 1
+        if node.op in SCALES and is_vector and math.isnan(sum(known)) and kind == PARAM:
             return 1.0  # a vector over its own norm, which makes a matrix's spectral norm
         if node.op in ("mul", "dot_general"):
             return math.prod(known)
@@ -395,10 +396,6 @@ class ForwardFactors:
             return factors.pop()
         is_norm = node.op == "reduce_sum" and math.prod(node.shape) == 1 < math.prod(nodes[node.inputs[0]].shape)
         return math.nan if is_norm or any(map(math.isnan, known)) else 1.0
-
-
-def _is_vector(node: Node) -> bool:
-    return sum(n > 1 for n in node.shape) == 1
 
 
 def _equal(a: float, b: float) -> bool:

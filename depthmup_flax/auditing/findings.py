@@ -100,7 +100,8 @@ class Comparison:
     @property
     def fading(self) -> list[str]:
         """Parameters of branches whose stream is multiplied by one number in both models, if their number grows."""
-        several = [[b for b in facts.branches if _fades(b)] for facts in (self.facts, self.base)]
+        fades = lambda b: any(not close(b.kept * factor, 1) for factor in b.carried)
+        several = [list(filter(fades, facts.branches)) for facts in (self.facts, self.base)]
         number, base_number = (sum(b.times for b in branches) for branches in several)
         return sorted(frozenset[str]().union(*(b.paths for b in several[0]))) if number > base_number else []
 
@@ -331,10 +332,6 @@ class Comparison:
         return result
 
 
-def _fades(branch: Branch) -> bool:
-    return any(not close(branch.kept * factor, 1) for factor in branch.carried)
-
-
 def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
     text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
     text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
@@ -376,7 +373,22 @@ def not_judged(
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
     unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
-    return [*sizes, *unread, *_roles(unread_roles)]
+    roles: dict[str, list[str]] = {}
+    for path, why in unread_roles.items():
+        roles.setdefault(why, []).append(path)
+    return [
+        *sizes,
+        *unread,
+        *(
+            NotJudged(
+                "role",
+                tuple(paths),
+                f"the role of {summary(paths)} was not read: {why}.",
+                f"pass overrides={{{paths[0]!r}: Axes(...)}}",
+            )
+            for why, paths in roles.items()
+        ),
+    ]
 
 
 def _equal_sizes(
@@ -469,13 +481,6 @@ def _no_readouts(compared: Comparison) -> list[str]:
     """Parameters of a product at the output that are no readouts, as their outputs grow in number with the width."""
     info = compared.infos.get
     return sorted(path for path in compared.facts.at_output if (leaf := info(path)) is None or leaf.width_out != 1)
-
-
-def _roles(unread: Mapping[str, str]) -> Iterable[NotJudged]:
-    for why in dict.fromkeys(unread.values()):
-        paths = tuple(path for path, reason in unread.items() if reason == why)
-        text = f"the role of {summary(paths)} was not read: {why}."
-        yield NotJudged("role", paths, text, f"pass overrides={{{paths[0]!r}: Axes(...)}}")
 
 
 def _united(several: Iterable[Collection[str]]) -> list[str]:

@@ -170,7 +170,8 @@ def called_names(eqn: core.JaxprEqn) -> list[str]:
 
 def _names(eqn: core.JaxprEqn) -> Iterator[str]:
     params = eqn.params
-    for name in (params.get("name"), params.get("target_name"), _function_name(params.get("callback"))):
+    callback = getattr(params.get("callback"), "callback_func", params.get("callback"))
+    for name in (params.get("name"), params.get("target_name"), getattr(callback, "__name__", None)):
         if isinstance(name, str) and name:
             yield name
     for inner in (params[key] for key in _JAXPRS if params.get(key) is not None):
@@ -180,11 +181,6 @@ def _names(eqn: core.JaxprEqn) -> Iterator[str]:
         if name.isidentifier():
             yield name
             yield f"{pathlib.PurePath(place.rpartition(':')[0]).name}:{name}"
-
-
-def _function_name(callback: Any) -> str | None:
-    """The name of what a callback calls."""
-    return getattr(getattr(callback, "callback_func", callback), "__name__", None)
 
 
 def source_line(callers: Sequence[core.JaxprEqn]) -> str:
