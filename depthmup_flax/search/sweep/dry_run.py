@@ -16,6 +16,7 @@ from depthmup_flax.search.sweep.groups import Chosen, Group, GroupPrograms, choo
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh
 from depthmup_flax.util import progress
+from depthmup_flax.util.table import Table, cell_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +77,23 @@ def describe(
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
-    short = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
-    lines += [f"  {path:<36} {', '.join(map(short, values))}" for path, values in info.axes.items()]
+    axes = [(path, ", ".join(map(cell_text, values))) for path, values in info.axes.items()]
+    lines += Table(("axis", "values"), axes, "<<").lines
     part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
-    lines += [f"  {len(group.runs):>5} x {_size(group)}: {group.label}" for group in groups]
     if not groups:
         return "\n".join(lines)
+    lines += Table(("runs", "steps", "parameters", "MiB", "group"), list(map(_cells, groups)), ">>>><").lines
     return "\n".join(lines + _total(groups) + (_measured(groups, lanes) if measure else [_UNMEASURED]))
 
 
-def _size(group: Group) -> str:
-    """Steps, parameters, and the memory of a run's weights and optimizer state."""
+def _cells(group: Group) -> tuple[str, ...]:
+    """Runs, and of each the steps, the parameters and the memory of weights and optimizer state."""
     experiment = group.experiment
     leaves = jax.tree.leaves(experiment.state_shapes().carry)
     mib = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
-    return f"{experiment.total_steps} steps, {experiment.parameters:>13,} parameters, {mib:>9,.2f} MiB with optimizer"
+    numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
+    return (*(f"{number:,}" for number in numbers), f"{mib:,.2f}", group.label)
 
 
 def _total(groups: Sequence[Group]) -> list[str]:

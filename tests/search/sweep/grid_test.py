@@ -97,8 +97,8 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
     assert "8 runs in 2 compiled groups" in text
     # 8x8 synthetic color images: 192 inputs, 10 classes.
     parameters = 192 * 8 + 2 * 64 + 80
-    assert f"{parameters:,} parameters" in text
-    assert ": depth 2" in text
+    assert f" {parameters:,} " in text
+    assert "  depth 2\n" in text
     assert "0.001, 0.002" in text
     base = small_sweep().base.train
     assert f"{8 * base.steps:,} steps, {8 * base.steps * base.batch_size:,} images in all" in text
