@@ -159,8 +159,9 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
             f"{build} once."
         ) from error
-    features, keys = dict(builder.info.features), builder.info.supervised_keys or ()
-    image, label = map(features.get, keys if len(keys) == 2 else ("", ""))
+    features, keys = dict(builder.info.features), builder.info.supervised_keys
+    image_key, label_key = keys if keys and len(keys) == 2 else ("", "")
+    image, label = features.get(image_key), features.get(label_key)
     if not (
         isinstance(image, tfds.features.Image)
         and image.np_dtype == np.uint8
@@ -168,7 +169,8 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
     ):
         raise InputError(f"{field}: its supervised keys are {keys}, not 8-bit images and classes. Use such a set.")
     # TFDS's decoder without TensorFlow returns gray files of a color set with two axes, so images stay encoded.
-    open_split = functools.partial(builder.as_data_source, decoders={keys[0]: tfds.decode.SkipDecoding()})
+    channels = image.shape[-1] or 3
+    open_split = functools.partial(builder.as_data_source, decoders={image_key: tfds.decode.SkipDecoding()})
 
     def split(*candidates: str) -> ImageFiles:
         for candidate in filter(builder.info.splits.__contains__, candidates):
@@ -176,9 +178,9 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
                 records = open_split(split=candidate)
             except NotImplementedError as error:
                 raise InputError(f"{field}: its files have no random access. Run {build} once.") from error
-            if records[0][keys[1]] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                fetch = _fetch(records, keys, f"of the {candidate} split of tfds:{name}")
-                shape = (0, 0, image.shape[-1] or 3)
+            if records[0][label_key] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
+                fetch = _fetch(records, (image_key, label_key), f"of the {candidate} split of tfds:{name}")
+                shape = (0, 0, channels)
                 return ImageFiles(config, fetch, np.arange(len(records)), label.num_classes, shape)
         raise InputError(f"{field}: it has no labeled {' or '.join(candidates)} split. Choose another set.")
 
