@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from depthmup_flax.data.dataset import MEMORY_LIMIT, ArraySplit, checksum_of_arr
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
+
+log = logging.getLogger(__name__)
 
 _SAMPLE = 16  # records whose content is compared when a run is resumed
 _MOST_READERS = 256  # seeds whose iterators stay open
@@ -124,6 +127,10 @@ def array_split(tree: Any, where: str) -> tuple[ArraySplit, ExampleSpec]:
     """A pair or a dict of arrays in memory."""
     arrays, structure = flatten(tree, where)
     count(arrays, where)
+    for name, x in arrays.items():  # a network that reads such numbers diverges
+        if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+            first = np.argmin(np.isfinite(x).reshape(len(x), -1).all(-1))
+            log.warning("%s%s has NaN or infinite numbers, first example %d.", where, name, first)
     return ArraySplit(arrays), ExampleSpec.of(arrays, structure, 1)
 
 
