@@ -281,6 +281,6 @@ class _Reader:
         """The parameters between the start and the end of projected shortcuts."""
         result: set[str] = set()
         for s in (s for s in self.streams.sums if s.projected):
-            for i in self.graph.upstream(s.shortcut, lambda i, s=s: i <= s.start):
+            for i in self.graph.upstream(s.shortcut, s.start.__ge__):
                 result.update(use.path for use in self.at.get(i, ()) if i > s.start and not inside[use.path])
         return result

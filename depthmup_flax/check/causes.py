@@ -95,12 +95,12 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
         ]
         lacking = tuple(row.path for row in placed if row.in_branch)
         extra = tuple(row.path for row in placed if row.uses and not row.in_branch)
-        for name, paths, text in (
+        for name, misplaced, text in (
             ("in_branch_incomplete", lacking, "outside of branches, and the trace finds them inside"),
             ("shortcut_in_branch", extra, "inside of branches, and the trace finds them outside"),
         ):
-            if paths:
-                findings.append((name, paths, f"info has {summary(paths)} {text}. Write: info = audit.info"))
+            if misplaced:
+                findings.append((name, misplaced, f"info has {summary(misplaced)} {text}. Write: info = audit.info"))
     wrong: dict[tuple[Role, Role], list[str]] = {}  # at one width, the trace would read roles by place
     for row in result.rows if axis == "width" else ():
         if row.info and row.path in info and not same_role(row.info, info[row.path]):
