@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 SIZES = {
     "equinox_regression": {"width": 64, "depth": 8},
     "nnx_text": {"width": 64, "depth": 4},
