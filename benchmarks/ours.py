@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from benchmarks import plain
 from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax import sweep_config
-from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.devices import sharding
@@ -160,7 +160,7 @@ def curve(
     tests: int,
 ) -> Measure:
     """A curve as ``depthmup sweep`` trains it, including compilation, choice of lanes and records."""
-    start.one_device_per_core()
+    one_device_per_core()
     from depthmup_flax.search.sweep.runner import sweep
 
     base = _config(model, batch, side)

@@ -15,6 +15,9 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from depthmup_flax.search.tune.objective import AUTO, prepare_objective
+from depthmup_flax.search.tune.ranges import tuned_ranges
+from depthmup_flax.search.tune.rounds import search_of
 from ml_collections import ConfigDict
 from scipy import stats
 
@@ -23,10 +26,7 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.objective import AUTO, prepare_objective
 from depthmup_flax.search.tune.proxy import proxy_config
-from depthmup_flax.search.tune.ranges import tuned_ranges
-from depthmup_flax.search.tune.rounds import search_of
 from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.from_config import build
 

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from depthmup_flax.search.study.study import Study
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
     from depthmup_flax.search.sweep.runner import sweep
-    from depthmup_flax.search.tune.search import tune
+    from depthmup_flax.search.tune.proxy import proxy_config, tune
+    from depthmup_flax.search.tune.searches import Search, search_of
     from depthmup_flax.storage.records import read_records
     from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
@@ -84,6 +85,7 @@ __all__ = [
     "RescalingRule",
     "ResidualBranch",
     "Role",
+    "Search",
     "SimpleResNet",
     "Source",
     "Study",
@@ -113,12 +115,14 @@ __all__ = [
     "param_info",
     "param_table",
     "powers_of_two",
+    "proxy_config",
     "read_records",
     "recipe",
     "rescale_init",
     "rescaled_hyperparameters",
     "residual_scope",
     "scale_by_depthmup",
+    "search_of",
     "sgd",
     "sweep",
     "sweep_config",
@@ -152,7 +156,8 @@ _NAMES = {
     "search.study.study": "Study",
     "search.sweep.grid": "at_scale powers_of_two sweep_config",
     "search.sweep.runner": "sweep",
-    "search.tune.search": "tune",
+    "search.tune.proxy": "proxy_config tune",
+    "search.tune.searches": "Search search_of",
     "trainer.runs.trained": "TrainedRun load_run",
 }
 

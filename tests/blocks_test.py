@@ -25,8 +25,7 @@ from processes import ROOT, run_command
 
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
-from depthmup_flax.config import shipped as shipped_configs
-from depthmup_flax.config.files import from_file
+from depthmup_flax.config.files import from_file, path_of
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 README = ROOT / "README.md"
@@ -188,7 +187,7 @@ def test_the_configs_that_commands_name_exist(page):
     for block, command in commands_of(page):
         for named in re.findall(r"--config=([^\s$]+)(?=\s|$)", command):  # not those with variables of the shell
             own = named.startswith("runs/") or any(other.file == named for other in blocks_of(page, "python"))
-            path = pathlib.Path(ROOT, shipped_configs.path_of(named.rstrip("\"';")).partition(":")[0])
+            path = pathlib.Path(ROOT, path_of(named.rstrip("\"';")).partition(":")[0])
             assert own or path.is_file(), f"{block}: {command}"
 
 

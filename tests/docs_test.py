@@ -18,8 +18,8 @@ import pytest
 
 import depthmup_flax
 import depthmup_flax as dm
-from depthmup_flax.commands.table import COMMANDS
-from depthmup_flax.config import shipped as shipped_configs
+from depthmup_flax.commands.app import COMMANDS
+from depthmup_flax.config.files import path_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -92,7 +92,7 @@ def test_commands_of_pages_exist():
     for name, arguments in re.findall(r"^depthmup ([a-z-]+)(.*)$", text, re.MULTILINE):
         assert name in COMMANDS
         for config in re.findall(r"--config=([\w/]+)(?= |$)", arguments):
-            assert shipped_configs.path_of(config)
+            assert path_of(config)
 
 
 def sides_of_the_diff(page):

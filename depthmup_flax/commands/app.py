@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
-import io
+import importlib
 import logging
 import os
+import pathlib
 import signal
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
 
-from depthmup_flax.commands.parser import is_help_asked_for
-from depthmup_flax.commands.table import COMMANDS, GROUPS, module_and_parser
-from depthmup_flax.commands.user_traceback import user_traceback
-from depthmup_flax.config import shipped
+from depthmup_flax.commands.parser import Parser
+from depthmup_flax.config.files import is_config
 from depthmup_flax.util.errors import (
     BAD_INPUT,
     STOPPED,
@@ -33,8 +32,24 @@ from depthmup_flax.util.errors import (
 from depthmup_flax.util.extras import missing
 from depthmup_flax.util.version import __version__
 
-# They end with their reader, as in | head.
-_PRINTING = ("config", "doctor", "completion", "report", "plan", "predict")
+# Heading -> name -> what it does. Each is a module of this package with define(parser) and main(args).
+GROUPS = {
+    "everyday": {
+        "train": "train one network",
+        "tune": "tune a small network and write the config of the large one",
+        "forecast": "the loss of a large network before it is trained, or its sizes for a budget",
+        "sweep": "train a grid over learning rate, width, depth, seed, ...",
+        "report": "a verdict, tables and figures of a sweep, or curves of training runs",
+        "predict": "apply a trained network",
+    },
+    "verify": {
+        "check": "the coordinate check: does a network follow the rule?",
+        "plan": "memory and operations on devices that you do not have",
+        "doctor": "what is installed and what is missing",
+        "config": "list the shipped configs; explain or copy one",
+    },
+}
+COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits
@@ -50,35 +65,26 @@ _EXPECTED = (
     "[wait_until_finished] Save Finalize thread",
     "has no dataset_info.json",
 )
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_LIBRARIES = [_PACKAGE, *(pathlib.Path(path).resolve() for path in _INSTALLED)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the subcommand in ``argv``, by default the process's."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
-        from depthmup_flax.commands import completion
-
-        completion.offer()
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name == "help" and words:
-        name, *words = words[0], "--help"
-    if name == "help" or is_help_asked_for([name]):
-        with _output(ends=True):
-            print(usage())
+    if name in ("help", "-h", "--help"):
+        print(usage())
     elif name == "--version":
         print(f"depthmup-flax {__version__}")
     elif name in COMMANDS:
         run(name, words)
     else:
-        print(f"error: depthmup has no command {printable(name)!r}: {_command_for(name)}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        if name.startswith("-") or is_config(name):
+            hint = "a command comes first, such as depthmup train --config=digits."
+        print(f"error: depthmup has no command {printable(name)!r}: {hint}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-
-
-def _command_for(word: str) -> str:
-    """What to type in place of a word that is no command."""
-    if word.startswith("-") or shipped.is_config(word):
-        config = word if word.startswith("--config=") else f"--config={'digits' if word.startswith('-') else word}"
-        return f"a command comes first, such as depthmup train {config}."
-    return did_you_mean(word, COMMANDS)
 
 
 def usage() -> str:
@@ -96,34 +102,30 @@ for example
 depthmup COMMAND --help explains a command."""
 
 
+def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
+    """The module of a command, and the parser of its flags."""
+    module = importlib.import_module(f"depthmup_flax.commands.{name}")
+    parser = Parser(name, module.__doc__ or "")
+    module.define(parser)
+    return module, parser
+
+
 def run(name: str, words: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these words, by default the process's, and exits with a code of `util.errors`.
 
-    `InputError` and `RunStopped` are printed as one sentence, `UserCodeError` with the traceback of the user's code. A
-    closed output (``| head``, a closed terminal) does not stop the work, except of commands that only print.
+    `InputError` and `RunStopped` are printed as one sentence, `UserCodeError` with the traceback of the user's code.
     """
-    words = list(sys.argv[1:] if words is None else words)
-    with _output(ends=name in _PRINTING or is_help_asked_for(words)):
-        code = _run(name, words)
-    sys.exit(code)
-
-
-def _run(name: str, words: Sequence[str]) -> int | None:
     args = argparse.Namespace(traceback=False)
     try:
-        with interruptible():
-            module, parser = module_and_parser(name)
-            if is_help_asked_for(words):
-                print(parser.format_help())
-                return 0
-            args = parser.parsed(words)
-            _show_messages(args)
-        return module.main(args)
-    except ImportError as error:
-        if (explained := missing(error, f"depthmup {name}")) is None:
-            raise
-        print(f"error: {explained}", file=sys.stderr)
-        _leave(BAD_INPUT)
+        module, parser = module_and_parser(name)
+        args = parser.parsed(list(sys.argv[1:] if words is None else words))
+        _show_messages(args)
+        code = module.main(args)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # the reader has gone, as with | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         _leave(TRY_LATER)
@@ -132,22 +134,22 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         print(f"error: the memory of this machine is too small{asked}: use smaller sizes.", file=sys.stderr)
         _leave(BAD_INPUT)
     except (InputError, RunStopped) as error:
-        if getattr(args, "traceback", False) and error.__cause__ is not None:
+        if args.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"error: {printable(str(error))}", file=sys.stderr)
         _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
     except UserCodeError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
         cause = error.__cause__ or error
-        if getattr(args, "traceback", False):
-            traceback.print_exception(cause)
-        else:
-            print(f"\n{printable(user_traceback(cause))}", file=sys.stderr, end="")
+        shown = "".join(traceback.format_exception(cause)) if args.traceback else user_traceback(cause)
+        print(f"error: {printable(str(error))}\n\n{printable(shown)}", file=sys.stderr, end="")
         _leave(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         _leave(128 + signal.SIGINT)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ImportError) and (explained := missing(error, f"depthmup {name}")) is not None:
+            print(f"error: {explained}", file=sys.stderr)
+            _leave(BAD_INPUT)
         if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
             raise
         traceback.print_exc()
@@ -168,24 +170,7 @@ def _show_messages(args: argparse.Namespace) -> None:
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     as_json = getattr(args, "json", False)  # one object is the whole output
     level = logging.WARNING if as_json else logging.INFO
-    console.show(traceback=getattr(args, "traceback", False), level=level).quiet = args.quiet or as_json
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C during imports ends the process at once, without a traceback."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else the shell or the caller has set another
-        signal.signal(signal.SIGINT, _interrupted)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _interrupted(*_: object) -> None:
-    os.write(2, b"interrupted\n")
-    os._exit(128 + signal.SIGINT)
+    console.show(traceback=args.traceback, level=level).quiet = args.quiet or as_json
 
 
 def _leave(code: int) -> NoReturn:
@@ -197,54 +182,16 @@ def _leave(code: int) -> NoReturn:
     distributed.leave(code)
 
 
-@contextlib.contextmanager
-def _output(*, ends: bool) -> Iterator[None]:
-    """Standard output and error as `_Lasting`."""
-    output, errors = (
-        # A closed file descriptor (>&-): what would be shown is dropped.
-        io.StringIO() if stream is None else _Lasting(stream, ends)
-        for stream in (sys.stdout, sys.stderr)
-    )
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        yield
-        output.flush()
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an exception with the frames outside of libraries; with all frames if there are no others."""
+    summary = traceback.TracebackException.from_exception(error)
+    summary.__cause__ = summary.__context__ = None  # JAX's notes about its own frames
+    own = [frame for frame in summary.stack if not _is_of_library(frame.filename)]
+    if own or isinstance(error, SyntaxError):  # which has its own line
+        summary.stack = traceback.StackSummary.from_list(own)
+    return "".join(summary.format())
 
 
-class _Lasting:
-    """Standard output or error that drops text once it has no reader, after one warning.
-
-    With ``ends``, the process ends instead, by SIGPIPE as other programs do. The signal's own default would also end it
-    when a server closes a connection.
-    """
-
-    def __init__(self, stream: TextIO, ends: bool) -> None:
-        self._stream, self._ends = stream, ends
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with self._dropping():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._dropping():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _dropping(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe; a closed terminal
-                raise
-            if self._ends and error.errno == errno.EPIPE and hasattr(signal, "SIGPIPE"):
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                signal.raise_signal(signal.SIGPIPE)
-            # Drops also what the stream has buffered, and what libraries write to the same file.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-            hint = f"the work continues without it. To stop it: kill {os.getpid()}."
-            print(f"warning: the output is closed ({error.strerror}): {hint}", file=sys.stderr, flush=True)
+def _is_of_library(filename: str) -> bool:
+    path = pathlib.Path(os.path.realpath(filename))
+    return filename.startswith("<frozen") or any(path.is_relative_to(library) for library in _LIBRARIES)

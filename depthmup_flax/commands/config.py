@@ -20,22 +20,19 @@ import dataclasses
 import inspect
 import pathlib
 import re
-import shlex
 import shutil
 import textwrap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.config import field_comments, shipped
+from depthmup_flax.config import field_comments
+from depthmup_flax.config.files import path_of, shipped_names
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-_GROUPS = {"": "train", "sweeps": "sweep"}  # of shipped configs, before "/" -> command
 _START = "Start here. "  # how the docstrings of the first sweeps begin
-_KINDS = ("", ": start here", ": the figures of the papers", ": beyond the papers")  # of configs; all but one of sweeps
 _LEFT = 30  # columns of "name=value"
 _LONG = 60  # columns of a value; longer tuples are abbreviated
 
@@ -71,75 +68,67 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Lists, explains or copies configs."""
-    words = args.words
+    words, given = args.words, args.config
     if args.copy:
         if len(words) != 2:
             raise InputError("--copy needs a config and a new file: depthmup config --copy digits my.py.")
         print(copied(*words))
     elif args.presets:
-        if words:
-            raise InputError(f"unexpected argument {words[0]!r}: use --presets alone.")
         from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
 
         print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
         print(textwrap.fill(WHICH_EXPONENT, _columns()))
-    elif not words and args.config.file is None:
+    elif not words and given.file is None:
         print(listing())
     else:
-        if args.config.file is None:
-            args.config.name(words.pop(0))
+        given.file = given.file or words.pop(0)
         if len(words) > 1:
             raise InputError(f"unexpected argument {words[1]!r}: name one config and one section.")
-        print(explained(args.config.resolved(), args.config.path(), *words))
+        print(explained(given.resolved(), given.path(), *words))
 
 
 def listing() -> str:
-    """The shipped configs by command and kind, each with the first line of its docstring."""
+    """The shipped configs by command, each with the first line of its docstring; the sweeps to start with first."""
     blocks = []
-    for group, command in _GROUPS.items():
-        of_group = [name for name in shipped.names() if name.rpartition("/")[0] == group]
-        summaries = {name: _summary(shipped.path_of(name)) for name in of_group}
-        for kind in _KINDS:
-            rows = {name: text.removeprefix(_START) for name, text in summaries.items() if _kind(group, text) == kind}
-            blocks += [_block(f"depthmup {command} --config=NAME{kind}", rows)] if rows else []
+    for command, starts in (("train", False), ("sweep", True), ("sweep", False)):
+        names = [name for name in shipped_names() if name.startswith("sweeps/") == (command == "sweep")]
+        rows = {name: _summary(path_of(name)) for name in names}
+        rows = {name: text for name, text in rows.items() if text.startswith(_START) == starts}
+        width = max(map(len, rows))
+        shorten = lambda text, most: textwrap.shorten(text.removeprefix(_START), most, placeholder=" ...")
+        lines = (f"  {name:{width}}  {shorten(text, _columns() - width - 4)}" for name, text in rows.items())
+        blocks.append("\n".join([f"depthmup {command} --config=NAME{': start here' * starts}", *lines]))
     return "\n\n".join([*blocks, "depthmup config NAME explains one, depthmup config --copy NAME my.py copies it."])
-
-
-def _block(heading: str, rows: Mapping[str, str]) -> str:
-    """Names and texts under a heading; each fits a line."""
-    width = max(map(len, rows))
-    shorten = lambda text: textwrap.shorten(text, _columns() - width - 4, placeholder=" ...")
-    return "\n".join([heading, *(f"  {name:{width}}  {shorten(text)}" for name, text in rows.items())])
-
-
-def _kind(group: str, summary: str) -> str:
-    """The one of `_KINDS` of a config."""
-    if group != "sweeps":
-        return _KINDS[0]
-    of_paper = "TP6" in summary or "B24" in summary
-    return _KINDS[1] if summary.startswith(_START) else _KINDS[2] if of_paper else _KINDS[3]
 
 
 def copied(name: str, target: str) -> str:
     """Copies a config to a new file; returns what was written, and the next command."""
-    source, path = pathlib.Path(shipped.path_of(name).partition(":")[0]), pathlib.Path(target)
-    if path.suffix != ".py":
+    source = pathlib.Path(path_of(name).partition(":")[0])
+    if not target.endswith(".py"):
         raise InputError(f"the copy is {target!r}: use a name that ends in .py.")
     try:
-        text = source.read_bytes()
-        with path.open("xb") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise InputError(f"{target} exists: choose another name, or delete it.") from error
+        with open(target, "xb") as file:
+            file.write(source.read_bytes())
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be used: {error.strerror}.") from error
-    command = _GROUPS.get(name.rpartition("/")[0], "train")
+        raise InputError(f"{target} cannot be written ({error.strerror}): choose another name.") from error
+    command = "sweep" if name.startswith("sweeps/") else "train"
     return f"written: {target}\nnext: depthmup {command} --config={target}"
 
 
 def fields(config: ConfigDict) -> list[Field]:
     """The fields of the config of a run or a sweep."""
-    return _of_sweep(config) if "grids" in config else _of_run(config)
+    from depthmup_flax.config.fields import field_paths, get_field
+    from depthmup_flax.search.sweep.grid import sweep_config
+
+    if "grids" not in config:
+        return _of_run(config)
+    meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
+    of_run = _of_run(config.base)
+    meanings |= {f"grids.{grid}.{field.path}": field.meaning for grid in config.grids for field in of_run}
+    own = [path for path in field_paths(config) if not path.startswith("base.")]
+    own.sort(key=lambda path: path.startswith("grids."))
+    fields_of_sweep = [Field(path, get_field(config, path), None, meanings.get(path, "")) for path in own]
+    return fields_of_sweep + [dataclasses.replace(field, path=f"base.{field.path}") for field in of_run]
 
 
 def _of_run(config: ConfigDict) -> list[Field]:
@@ -155,20 +144,14 @@ def _of_run(config: ConfigDict) -> list[Field]:
     meanings = field_comments.of_code(inspect.getsource(default_config))
     order = list(dict.fromkeys(path.partition(".")[0] for path in meanings))
     for section, texts in sections.items():
-        for name, text in texts.items():
-            meanings.setdefault(f"{section}.{name}", text)
+        meanings |= {f"{section}.{name}": text for name, text in texts.items() if f"{section}.{name}" not in meanings}
     position = {path: place for place, path in enumerate(meanings)}
     defaults, rule = default_config(config.model.name), make_parametrization(config)
-    known = set(field_paths(defaults))
-    result = []
+    known, result = set(field_paths(defaults)), []
     by_source = lambda path: (order.index(path.partition(".")[0]), position.get(path, len(position)))
     for path in sorted(field_paths(config), key=by_source):
         section, _, name = path.rpartition(".")
-        of_preset = getattr(rule, name, None)
-        unset = {
-            "parametrization": f"the preset's {of_preset}" if of_preset is not None else "",
-            "optimizer.kwargs": "optax's",
-        }
+        unset = {"parametrization": f"the preset's {getattr(rule, name, None)}", "optimizer.kwargs": "optax's"}
         meaning = meanings.get(path) or meanings.get(section, "")  # of arguments that a config file adds
         default = get_field(defaults, path) if path in known else None
         result.append(Field(path, get_field(config, path), default, meaning, unset.get(section, "")))
@@ -176,7 +159,7 @@ def _of_run(config: ConfigDict) -> list[Field]:
 
 
 def _meanings_of_model(name: str) -> dict[str, str]:
-    from depthmup_flax.config.user_code import model_section
+    from depthmup_flax.config.fields import model_section
     from depthmup_flax.models import MODELS
     from depthmup_flax.models.base import ResidualNetwork
     from depthmup_flax.networks.named import is_import_path, resolve
@@ -193,29 +176,14 @@ def _meanings_of_model(name: str) -> dict[str, str]:
     return unexplained | sizes | of_every_model | field_comments.of_user(resolve(name, "model.name"))
 
 
-def _of_sweep(config: ConfigDict) -> list[Field]:
-    from depthmup_flax.config.fields import field_paths, get_field
-    from depthmup_flax.search.sweep.grid import sweep_config
-
-    meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
-    of_run = _of_run(config.base)
-    meanings |= {f"grids.{grid}.{field.path}": field.meaning for grid in config.grids for field in of_run}
-    own = [path for path in field_paths(config) if not path.startswith("base.")]
-    own.sort(key=lambda path: path.startswith("grids."))
-    fields_of_sweep = [Field(path, get_field(config, path), None, meanings.get(path, "")) for path in own]
-    return fields_of_sweep + [dataclasses.replace(field, path=f"base.{field.path}") for field in of_run]
-
-
 def explained(config: ConfigDict, path: str, section: str = "") -> str:
     """The fields of a config, or of a section, with values, defaults and explanations, as text."""
     known = fields(config)
-    if section == "hyper" and not any(field.path.startswith("hyper.") for field in known):
-        reads = "a training step of your own, dm.Task, may read some"
-        return f"hyper has no fields: {reads}. Set one: --config.hyper.NAME=0.1"
     if section:
         shown = [field for field in known if f"{field.path}.".startswith(f"{section}.")]
         if not shown:
-            raise InputError(f"{path} has no section or field {section!r}: {did_you_mean(section, _sections(known))}")
+            sections = {field.path.rpartition(".")[0] for field in known}
+            raise InputError(f"{path} has no section {section!r}: {did_you_mean(section, sections - {''})}")
     else:
         shown = [field for field in known if field.changed or not field.path.startswith("base.")]
     lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), ""]
@@ -229,19 +197,8 @@ def explained(config: ConfigDict, path: str, section: str = "") -> str:
             lines.append(".".join(parts[:depth]))
         heading = parts[:depth]
         lines += _lines(field, ".".join(parts[depth:]))
-    marked = [field for field in shown if field.marked]
-    example = (marked or shown[-1:])[0]
-    typed = shlex.quote(str(example.value if example.value is not None else "VALUE"))
-    lines += ["", *(["* differs from the default."] if marked else [])]
-    lines.append(f"Set a field on the command line: --config.{example.path}={typed}")
-    if not section and any(field.path.startswith("base.") for field in known):
-        lines.append("All fields of the sweep's runs: depthmup config NAME base")
+    lines += ["", "* differs from the default. Set a field on the command line: --config.FIELD=VALUE"]
     return "\n".join(lines)
-
-
-def _sections(known: list[Field]) -> set[str]:
-    """``optimizer``, ``optimizer.kwargs``, ... and the fields themselves."""
-    return {".".join(field.path.split(".")[:end]) for field in known for end in range(1, field.path.count(".") + 2)}
 
 
 def _lines(field: Field, name: str) -> list[str]:
@@ -255,8 +212,7 @@ def _lines(field: Field, name: str) -> list[str]:
     if len(left) > _LEFT - 4:
         rest.insert(0, "")
     first, *others = rest
-    mark = "* " if field.marked else "  "
-    return [f"{mark}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + line for line in others)]
+    return [f"{'* ' if field.marked else '  '}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + x for x in others)]
 
 
 def _shown(value: Any) -> str:
@@ -276,9 +232,8 @@ def first_sentence(text: str) -> str:
 
 def _summary(path: str) -> str:
     """The first line of a config file's docstring; does not run the file."""
-    file = pathlib.Path(path if pathlib.Path(path).is_file() else path.partition(":")[0])
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]
+    text = pathlib.Path(path.partition(":")[0]).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def _columns() -> int:

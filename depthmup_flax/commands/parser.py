@@ -1,48 +1,55 @@
-"""The parser of a command's flags. Its help is the docstring of the command's module; its errors are sentences.
+"""The flags of a command, and what commands do before their work: devices, processes, the default work directory.
 
-The docstring has paragraphs: what the command does, in one line; its usage; ``Examples``; further notes.
+The help of a command is the docstring of its module, then its flags.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from depthmup_flax.config import flags, shipped
+from depthmup_flax.config import flags
+from depthmup_flax.config.files import is_config, run_name
+from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.util.errors import InputError, closest
-
-_FIELD = ("--config.FIELD=VALUE", "Set a field: depthmup config NAME explains them.")
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of one command, ``--name=value``, and with `define_words` other words.
+    """Flags of one command, ``--name=value``, and with `define_words` other words; errors are `InputError`.
 
     Args:
-      docstring: of the command's module.
+      name: of the command.
+      docstring: of its module.
     """
 
-    def __init__(self, docstring: str) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        self._docstring = docstring
+    def __init__(self, name: str, docstring: str) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"depthmup {name}", argparse.SUPPRESS, docstring, formatter_class=form, allow_abbrev=False)
         self._default_config: str | None = None
-        self.has_config = self.has_words = False
+        self._has_config = self._has_words = False
         self.flag("--quiet", action="store_true", help="Show only warnings, errors and the result.")
+        self.flag("--traceback", action="store_true", help="Show the calls behind an error.")
 
     def flag(self, name: str, **options: Any) -> None:
         """Adds a flag with options of `argparse`; the help shows its default."""
+        if (default := options.get("default")) not in (None, []):
+            options["help"] += f" Default: {default}."
+        if "action" not in options:
+            options["metavar"] = name.rpartition(".")[2].lstrip("-").upper()
         self.add_argument(name, dest=name.removeprefix("--").replace(".", "_"), **options)
 
     def define_config(self, help_text: str, default: str | None = None) -> None:
         """Adds ``--config`` and ``--config.section.field``, parsed to a `flags.GivenConfig`."""
-        self.has_config, self._default_config = True, default
+        self._has_config, self._default_config = True, default
         self.flag("--config", help=help_text, default=default)
-        self.flag("--traceback", action="store_true", help="Show the calls behind an error.")
+        self.flag("--config.FIELD", help="Set a field: depthmup config NAME explains them.")
 
     def define_words(self) -> None:
         """Allows words that are not flags: ``words``."""
-        self.has_words = True
+        self._has_words = True
 
     def define_processes(self) -> None:
         """Adds the flags of `depthmup_flax.devices.distributed.start`."""
@@ -52,23 +59,22 @@ class Parser(argparse.ArgumentParser):
 
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
-        if "=" in words:
-            raise InputError("unexpected argument '=': write a flag without spaces, --name=value.")
-        given, others = flags.split(words, self._default_config) if self.has_config else (None, list(words))
+        if self._has_config and "--help" not in words:
+            given, others = flags.split(words, self._default_config)
+        else:
+            given, others = None, list(words)
         end = others.index("--") if "--" in others else len(others)
         result, rest = self.parse_known_args(others[:end])
         for word in rest:
             if word.startswith("-") and word != "-":
                 raise InputError(self._unknown("--" + word.partition("=")[0].lstrip("-"), given))
         result.config, result.words = given, rest + others[end + 1 :]
-        if result.words and not self.has_words:
+        if result.words and not self._has_words:
             word = result.words[0]
-            is_config = self.has_config and shipped.is_config(word)
             hint = "this command takes none"
-            if self.has_config:
-                hint = (
-                    f"a config is written --config={word}" if is_config else "flags are written --config.model.depth=24"
-                )
+            if self._has_config:
+                form = f"a config is written --config={word}"
+                hint = form if is_config(word) else "flags are written --config.model.depth=24"
             raise InputError(f"unexpected argument {word!r}: {hint}.")
         return result
 
@@ -78,79 +84,72 @@ class Parser(argparse.ArgumentParser):
         if match is None:
             raise InputError(f"{message}.")
         name, problem = match.groups()
-        action = self._option_string_actions[name]
-        text = re.search(r"(?:value|choice|argument):? '(.*?)'(?: \(|$)", problem, re.DOTALL)
-        if text is None:
-            raise InputError(f"{name} has no value: write {name}=VALUE.")
-        if not takes_value(action):
-            raise InputError(f"{name} is {text[1]!r}: it takes no value. Write {name}.")
-        if action.choices:
-            raise InputError(f"{name} is {text[1]!r}: use {' or '.join(map(str, action.choices))}.")
-        raise InputError(flags.wrong_value(name, text[1], action.type, action.default))  # type: ignore[arg-type]
+        value = re.fullmatch(r"invalid (\w+) value: '(.*)'", problem, re.DOTALL)
+        if value is None:
+            raise InputError(f"{name}: {problem}. --help explains it.")
+        raise InputError(f"{name} is {value[2]!r}: use {_EXPECTED[value[1]]}.")
 
     def _unknown(self, name: str, given: flags.GivenConfig | None) -> str:
+        from depthmup_flax.config.fields import closest_field
+
         own = {option.lstrip("-"): option for option in self._option_string_actions}
         meant = own.get(closest(name.lstrip("-"), own) or "")
-        if meant is None and given is not None and (field := _field_meant(name.lstrip("-"), given)):
-            return f"unknown flag {name}: fields of the config are set by --config.{field}."
+        if meant is None and given is not None:
+            try:
+                if field := closest_field(given.resolved(), name.lstrip("-")):
+                    return f"unknown flag {name}: fields of the config are set by --config.{field}."
+            except InputError:  # the config cannot be read
+                pass
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
-    def format_help(self) -> str:
-        """The docstring, with the flags after its first two paragraphs."""
-        does, form, *others = self._docstring.strip().split("\n\n")
-        rows = [(shown(action), str(action.help)) for action in self.ordered()]
-        if self.has_config:
-            rows.insert(1, _FIELD)
-        rows.append(("--help, -h", "Show this help and exit."))
-        width = max(len(name) for name, _ in rows if len(name) <= 24)  # longer ones stick out
-        table = "\n".join(f"  {name:{width}}  {text}" for name, text in rows)
-        return "\n\n".join([does, form, f"Flags, with their defaults:\n{table}", *others])
 
-    def ordered(self) -> list[argparse.Action]:
-        """The flags: ``--config``, those of the command, then those that commands share."""
-        last = ("coordinator", "num_processes", "process_id", "traceback", "quiet")
-        place = lambda name: -1 if name == "config" else last.index(name) + 1 if name in last else 0
-        return sorted(self._actions, key=lambda action: place(action.dest))
+def numbers(text: str) -> tuple[int, ...]:
+    """The whole numbers of a flag's value: ``8,16`` has two."""
+    return tuple(map(int, names(text)))
 
 
-def _field_meant(name: str, given: flags.GivenConfig) -> str | None:
-    """The field of the given config that is closest to a name; ``None`` if none is, or the config cannot be read."""
-    from depthmup_flax.config.fields import closest_field
-
-    try:
-        return closest_field(given.resolved(), name)
-    except InputError:
-        return None
-
-
-def takes_value(action: argparse.Action) -> bool:
-    """Whether a flag is written ``--name=value``."""
-    return action.nargs != 0
-
-
-def shown(action: argparse.Action) -> str:
-    """A flag with its default as typed: ``--steps=10``, ``--workdir=...``, ``--overwrite``."""
-    (name,) = action.option_strings
-    if not takes_value(action):
-        return name
-    return f"{name}={'...' if action.default in (None, '', []) else action.default}"
-
-
-def comma_separated(text: str) -> list[str]:
+def names(text: str) -> list[str]:
     """The parts of a flag's value: ``a,b`` has two."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def whole_numbers(name: str, values: Sequence[str] | None) -> list[int] | None:
-    """The numbers of a `comma_separated` flag; `InputError` for other values."""
-    try:
-        return None if values is None else [int(value) for value in values]
-    except ValueError as error:
-        given = ",".join(values or ())
-        raise InputError(f"--{name} is {given}: use whole numbers with commas, as in --{name}=64,128,256.") from error
+def lanes(text: str) -> int | None:
+    """``lanes`` of `depthmup_flax.sweep`: ``auto`` is ``None``, ``all`` 0."""
+    if text not in ("auto", "all") and int(text) < 1:
+        raise ValueError
+    return {"auto": None, "all": 0}[text] if text in ("auto", "all") else int(text)
 
 
-def is_help_asked_for(words: Sequence[str]) -> bool:
-    """Whether a command line asks for help instead of work."""
-    options = words[: words.index("--")] if "--" in words else words
-    return any(word.partition("=")[0] in ("-h", "-help", "--help") for word in options)
+def shard(text: str) -> tuple[int, int]:
+    """``i/n``: part i of n, from 0."""
+    index, _, count = text.partition("/")
+    if not 0 <= int(index) < int(count):
+        raise ValueError
+    return int(index), int(count)
+
+
+# Type of a flag -> what to use.
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "numbers": "whole numbers with commas, such as 64,128,256",
+    "lanes": "auto, all or a number",
+    "shard": "i/n with i from 0 to n - 1, such as 0/4",
+}
+
+
+def one_device_per_core() -> None:
+    """Gives JAX one CPU device per core, unless ``XLA_FLAGS`` sets their number; call before JAX starts."""
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", cpu_cores())
+
+
+def workdir_of(args: argparse.Namespace, parent: str) -> str:
+    """``--workdir``, by default ``parent`` and the name of the config, which is then printed."""
+    if args.workdir:
+        return args.workdir
+    default = f"{parent}/{run_name(args.config.path())}"
+    print(f"--workdir={default}", flush=True)
+    return default

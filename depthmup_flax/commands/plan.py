@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.commands import start
-from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.parser import Parser, lanes, one_device_per_core
 from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def define(parser: Parser) -> None:
     parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, h200:8, a100:8.")
     parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
-    parser.flag("--lanes", default="auto", help="Sweeps: runs on a device: auto (most that fit), all, N.")
+    parser.flag("--lanes", type=lanes, help="Sweeps: runs on a device: auto (the default: most that fit), all, N.")
     parser.flag("--classes", type=int, help="Classes of an absent, unknown image set.")
     parser.flag("--examples", type=int, help="Training examples of an absent, unknown set.")
     parser.flag("--vocabulary", type=int, help="Vocabulary of an absent, unknown text.")
@@ -59,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 
     config = args.config.resolved()
     if is_sweep(config):
-        start.one_device_per_core()
+        one_device_per_core()
     devices = topology_devices(args.topology, args.slices)
     load = PlannedData(Sizes(args.classes, args.examples, args.vocabulary))
     return _plan_one(args, config, devices, load)
@@ -80,13 +79,12 @@ def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[ja
     from depthmup_flax.plan.programs import compile_run, compile_sweep, is_sweep
     from depthmup_flax.plan.summary import make_plan
     from depthmup_flax.plan.topologies import chip_of
-    from depthmup_flax.search.sweep.groups import parse_lanes
 
     if is_sweep(config):
         chip = chip_of(devices[0])
-        step = compile_sweep(config, devices, load, parse_lanes(args.lanes), chip.memory if chip else None)
+        step = compile_sweep(config, devices, load, args.lanes, chip.memory if chip else None)
     else:
-        if args.lanes != "auto":
+        if args.lanes is not None:
             raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
         step = compile_run(config, devices, load)
     plan = make_plan(step)

@@ -19,21 +19,19 @@ import csv
 import io
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.commands.predicted_arrays import write_outputs
 from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.util.errors import InputError, printable
 
 if TYPE_CHECKING:
     from depthmup_flax.trainer.runs.trained import TrainedRun
 
-
-_USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
 # A file, and the most probable classes with their probabilities.
 Prediction = tuple[pathlib.Path, list[tuple[str, float]]]
 
@@ -50,68 +48,45 @@ def define(parser: Parser) -> None:
     parser.flag("--seed", type=int, default=0, help="Text: equal seeds give equal texts.")
 
 
-def main(args: argparse.Namespace) -> int:
-    """Prints or writes the predictions; returns the exit code."""
+def main(args: argparse.Namespace) -> None:
+    """Prints or writes the predictions."""
     if not args.words:
-        raise InputError(f"no run was given: {_USAGE}.")
-    out = None if args.out is None else _output_path(args.out)
+        raise InputError("no run is given: depthmup predict runs/digits image.png.")
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.data import TextDataset, UserDataset
+    from depthmup_flax.data.image_files import image_files
     from depthmup_flax.devices.host import cache_compilations
     from depthmup_flax.trainer.runs.trained import load_run
 
     cache_compilations()
     run = load_run(args.words[0], int(args.which) if args.which.isdigit() else args.which)
     run.require_network()
-    if isinstance(run.data, UserDataset):
-        _apply(run, args, out)
-    elif isinstance(run.data, TextDataset):
-        _write_text(run, args)
+    files, out = args.words[1:], None if args.out is None else as_path(args.out)
+    if isinstance(run.data, TextDataset):
+        if files or args.prompt is None:
+            raise InputError(f"{run.directory} holds a language model: give it a text alone, --prompt='ROMEO:'.")
+        text = run.generate(args.prompt, args.tokens, temperature=args.temperature, seed=args.seed)
+        print(printable(args.prompt + text))
+    elif not files or args.prompt is not None:
+        reads = "inputs.npy" if isinstance(run.data, UserDataset) else "image files or directories"
+        raise InputError(f"{run.directory} holds a network that reads files: name {reads}.")
+    elif isinstance(run.data, UserDataset):
+        print(write_outputs(run, pathlib.Path(files[0]), out))
     else:
-        _classify(run, args, out)
-    return 0
+        run.require_scores()
+        _show_classes(classified(run, image_files(files), args.top), out)
 
 
-def _apply(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | None) -> None:
-    arguments = args.words[1:]
-    if args.prompt is not None or len(arguments) != 1:
-        given = "--prompt is set" if args.prompt is not None else f"{len(arguments)} files of inputs are given"
-        raise InputError(f"{given}: {run.directory} holds a model of your data; name one file, inputs.npy.")
-    _require_suffix(out, ".npy")
-    print(write_outputs(run, pathlib.Path(arguments[0]), out))
-
-
-def _write_text(run: TrainedRun, args: argparse.Namespace) -> None:
-    arguments = args.words[1:]
-    if arguments or args.prompt is None:
-        given = f"unexpected argument {arguments[0]!r}" if arguments else "--prompt is not set"
-        raise InputError(f"{given}: {run.directory} holds a language model; give a text, --prompt='ROMEO:'.")
-    text = run.generate(args.prompt, args.tokens, temperature=args.temperature, seed=args.seed)
-    print(printable(args.prompt + text))
-
-
-def _classify(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | None) -> None:
-    from depthmup_flax.data.image_files import image_files
-
-    arguments = args.words[1:]
-    if args.prompt is not None or not arguments:
-        given = "--prompt is set" if arguments or args.prompt is not None else "no image was given"
-        raise InputError(f"{given}: {run.directory} holds a model of images; name image files or directories.")
-    _require_suffix(out, ".csv", ".json")
-    run.require_scores()
-    classes = len(run.class_names)
-    if not 1 <= args.top <= classes:
-        raise InputError(f"--top is {args.top}: use 1 to {classes}, the number of classes.")
-    files = image_files(arguments)
-    predictions = classified(run, files, args.top)
+def _show_classes(predictions: Iterator[Prediction], out: pathlib.Path | None) -> None:
     if out is None:
-        widest = max(len(printable(str(file))) for file in files)
         for file, best in predictions:
             shown = "  ".join(f"{printable(name)} {probability:.1%}" for name, probability in best)
-            print(f"{printable(str(file)):{widest}}  {shown}", flush=True)
+            print(f"{printable(str(file))}  {shown}", flush=True)
+    elif out.suffix not in (".csv", ".json"):
+        raise InputError(f"--out is {str(out)!r}: use a name that ends in .csv or .json.")
     else:
         write_atomically(out, (as_csv if out.suffix == ".csv" else as_json)(predictions))
-        print(f"written: {out}, {len(files)} {'image' if len(files) == 1 else 'images'}")
+        print(f"written: {out}")
 
 
 def classified(run: TrainedRun, files: Sequence[pathlib.Path], top: int) -> Iterator[Prediction]:
@@ -155,14 +130,44 @@ def as_json(predictions: Iterator[Prediction]) -> str:
     return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
 
 
-def _output_path(text: str) -> pathlib.Path:
-    path = as_path(text)
-    _require_suffix(path, ".csv", ".json", ".npy")
-    if not path.parent.is_dir():
-        raise InputError(f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it.")
-    return path
+def write_outputs(run: TrainedRun, file: pathlib.Path, out: pathlib.Path | None) -> str:
+    """Applies a network that reads data of the user's own to a .npy or .npz file of inputs.
+
+    Writes ``out``, a .npy file, or without one describes the outputs; `InputError` for other inputs than it reads.
+    """
+    outputs = run.predict(read_inputs(file, run.data.inputs))  # type: ignore[union-attr]
+    if not isinstance(outputs, np.ndarray):
+        kind = type(outputs).__name__
+        raise InputError(f"{run.config.model.name} returns {kind}: in Python, dm.load_run(RUN).predict(inputs).")
+    shape = f"{outputs.dtype}{list(outputs.shape)}"
+    if out is None:
+        mean, std, low, high = (f"{f(outputs):.4g}" for f in (np.mean, np.std, np.min, np.max))
+        return (
+            f"outputs {shape}: mean {mean}, standard deviation {std}, from {low} to {high}. --out=FILE.npy writes it."
+        )
+    content = io.BytesIO()
+    np.save(content, outputs)
+    write_atomically(out, content.getvalue())
+    return f"written: {out}, {shape}"
 
 
-def _require_suffix(out: pathlib.Path | None, *suffixes: str) -> None:
-    if out is not None and out.suffix not in suffixes:
-        raise InputError(f"--out is {str(out)!r}: use a name that ends in {' or '.join(suffixes)}.")
+def read_inputs(file: pathlib.Path, spec: Any) -> Any:
+    """The arrays of a file in the structure of ``spec``, a tree with the network's inputs as leaves."""
+    import jax
+
+    from depthmup_flax.rule.info_trees import path_name
+
+    try:
+        with file.open("rb") as opened:
+            content = np.load(opened, allow_pickle=False)
+            arrays = [content] if isinstance(content, np.ndarray) else dict(content)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} cannot be read ({error}): name a file of np.save or np.savez.") from error
+    flat, structure = jax.tree_util.tree_flatten_with_path(spec)
+    names = [path_name(path) for path, _ in flat]
+    if isinstance(arrays, dict):
+        is_listed = len(names) == 1 or all(re.fullmatch(r"arr_\d+", name) for name in arrays)  # no names were given
+        arrays = list(arrays.values()) if is_listed else [arrays[name] for name in names if name in arrays]
+    if len(arrays) != len(names):
+        raise InputError(f"{file} does not hold the arrays that the network reads, {', '.join(names)}: use np.savez.")
+    return jax.tree.unflatten(structure, arrays)

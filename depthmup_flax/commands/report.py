@@ -25,7 +25,6 @@ from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import make_report
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.presets import COMPARISON
-from depthmup_flax.report.run_curves import report_runs
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, is_bucket, reachable
@@ -73,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     out = args.out or directories[0] / (f"report_{args.loss}" if args.loss else "report")
     if set(kinds) == {workdirs.RUN}:
+        from depthmup_flax.report.run_curves import report_runs  # imports JAX
+
         report = report_runs(directories, out)
     else:
         for directory, kind in zip(directories, kinds, strict=True):

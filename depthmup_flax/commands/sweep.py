@@ -19,11 +19,9 @@ ends. Rerunning the command resumes the sweep. Afterwards: depthmup report
 import argparse
 import shlex
 
-from depthmup_flax.commands import start
-from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.parser import Parser, lanes, one_device_per_core, shard, workdir_of
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.util import messages
-from depthmup_flax.util.errors import InputError
 
 
 def define(parser: Parser) -> None:
@@ -33,31 +31,23 @@ def define(parser: Parser) -> None:
     parser.flag("--overwrite", action="store_true", help="Delete the sweep in --workdir and start again.")
     parser.flag("--dry_run", action="store_true", help="Print the runs and their sizes; train nothing.")
     parser.flag("--measure", action="store_true", help="Like --dry_run, and measure memory and time.")
-    parser.flag("--shard", default="0/1", help="i/n: run only part i of n, from 0; for several machines.")
-    parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
+    parser.flag("--shard", type=shard, default=(0, 1), help="i/n: run only part i of n, from 0; for several machines.")
+    parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
-    start.one_device_per_core()
+    one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.sweep.dry_run import describe
-    from depthmup_flax.search.sweep.groups import parse_lanes
     from depthmup_flax.search.sweep.runner import sweep
 
-    config, lanes, shard = args.config.resolved(), parse_lanes(args.lanes), _parse_shard(args.shard)
+    config = args.config.resolved()
     if args.dry_run or args.measure:
-        print(describe(config, lanes, shard, measure=args.measure))
+        print(describe(config, args.lanes, args.shard, measure=args.measure))
         return
-    workdir = start.workdir(args, "runs/sweeps")
+    workdir = workdir_of(args, "runs/sweeps")
     cache_compilations()
-    sweep(config, workdir, shard=shard, lanes=lanes, overwrite=args.overwrite)
+    sweep(config, workdir, shard=args.shard, lanes=args.lanes, overwrite=args.overwrite)
     print(f"Records are in {workdir}")
     messages.next_step(f"depthmup report {shlex.quote(str(workdir))}")
-
-
-def _parse_shard(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if index.isdigit() and count.isdigit() and int(index) < int(count):
-        return int(index), int(count)
-    raise InputError(f"--shard is {text}: write i/n with i from 0 to n - 1, such as --shard=0/4.")

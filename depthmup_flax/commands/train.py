@@ -21,8 +21,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from depthmup_flax.commands import start
-from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.parser import Parser, workdir_of
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.storage.records import COMPLETED
 from depthmup_flax.util import errors, messages
@@ -54,9 +53,10 @@ def main(args: argparse.Namespace) -> int:
         print(build(args.config.resolved()).parameter_table())
         return 0
     cache_compilations()
-    start.start_processes(args)  # first, so that a failure of one process ends the others
+    # First, so that a failure of one process ends the others.
+    distributed.start(args.coordinator, args.num_processes, args.process_id)
     config = args.config.resolved()
-    workdir = start.workdir(args, "runs")
+    workdir = workdir_of(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
         messages.next_step(_next(config, workdir))

@@ -16,13 +16,12 @@ another batch size or length. depthmup config digits explains the fields.
 
 import argparse
 import dataclasses
+from typing import Any
 
-from depthmup_flax.commands import start
-from depthmup_flax.commands.parser import Parser, comma_separated
+from depthmup_flax.commands.parser import Parser, lanes, names, one_device_per_core, workdir_of
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
 from depthmup_flax.storage.records import OBJECTIVES
-from depthmup_flax.util.errors import InputError
 
 _RULE = RescalingRule()
 _TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
@@ -43,68 +42,45 @@ def define(parser: Parser) -> None:
     parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
-    parser.flag(
-        "--tune", type=comma_separated, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor."
-    )
+    parser.flag("--tune", type=names, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor.")
     parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
-    parser.flag(
-        "--objective",
-        default="auto",
-        choices=("auto", *OBJECTIVES),
-        help="The loss that is compared; auto: on held-out training examples.",
-    )
-    parser.flag("--compare", type=comma_separated, default=[], help="Also train the target under presets: sp, mup, ...")
+    compared = "The loss that is compared; auto: on held-out training examples."
+    parser.flag("--objective", default="auto", choices=("auto", *OBJECTIVES), help=compared)
+    parser.flag("--compare", type=names, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
     parser.flag("--seeds", type=int, default=3, help="Seeds per learning rate.")
-    parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
+    parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the search and writes ``tuned.py``."""
-    start.one_device_per_core()
+    one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.config.fields import validate
-    from depthmup_flax.search.sweep.groups import parse_lanes
     from depthmup_flax.search.tune.proxy import proxy_config
-    from depthmup_flax.search.tune.ranges import default_names, parse_range, tuned_ranges
-    from depthmup_flax.search.tune.rescaled_target import Rescaling
-    from depthmup_flax.search.tune.rounds import search_of
-    from depthmup_flax.search.tune.search import tune
+    from depthmup_flax.search.tune.searches import default_names, search_of
+    from depthmup_flax.search.tune.target import Rescaling, next_training, tune_target
 
     target = args.config.resolved()
-    validate(target)
-    workdir = start.workdir(args, "runs/tune")
-    sizes = {}
-    for name, size in (("width", args.proxy_width), ("depth", args.proxy_depth)):
-        sizes[name] = size or target.model[f"base_{name}"]
-        if not sizes[name]:
-            raise InputError(f"--proxy.{name} is not set, and neither is model.base_{name}: set --proxy.{name}.")
-    rescaling = Rescaling(args.target_batch_size, args.target_steps, _rescaling_rule(args))
+    proxy, large = proxy_config(target, args.proxy_width, args.proxy_depth, args.proxy_steps)
+    fields = {field.name: getattr(args, f"rescale_{field.name}") for field in dataclasses.fields(RescalingRule)}
+    words = default_names(proxy) if args.tune is None else args.tune
+    search = search_of(proxy, map(_range, words), seeds=args.seeds, octaves=args.octaves, trials=args.trials)
     cache_compilations()
-    proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
-    if args.seeds < 1:
-        raise InputError(f"--seeds is {args.seeds}: use a whole number of at least 1.")
-    seeds = range(proxy.seed, proxy.seed + args.seeds)
-    names = default_names(proxy) if args.tune is None else args.tune
-    search = search_of(tuned_ranges(proxy, map(parse_range, names), args.octaves), seeds, args.trials)
-    lanes = parse_lanes(args.lanes)
-    tune(
-        large,
-        proxy,
+    tuned = tune_target(
+        (proxy, large),
         search,
         args.config.path(),
-        workdir,
-        lanes,
-        args.overwrite,
-        rescaling,
+        workdir_of(args, "runs/tune"),
+        lanes=args.lanes,
+        overwrite=args.overwrite,
+        rescaling=Rescaling(args.target_batch_size, args.target_steps, RescalingRule(**fields)),
         objective=args.objective,
         compare=args.compare,
     )
+    next_training(tuned, "target")
 
 
-def _rescaling_rule(args: argparse.Namespace) -> RescalingRule:
-    fields = {field.name: getattr(args, f"rescale_{field.name}") for field in dataclasses.fields(RescalingRule)}
-    try:
-        return RescalingRule(**fields)
-    except InputError as error:
-        raise InputError(f"--rescale.{error}") from error
+def _range(word: str) -> tuple[str, Any]:
+    """``gamma0`` or ``gamma0=0.5:2``: the name and the range, ``None`` if not given."""
+    name, equals, ends = word.partition("=")
+    return name, ends.split(":") if equals else None

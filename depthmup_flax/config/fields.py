@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from depthmup_flax.config.flags import TYPES
-from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.devices.sharding import GRADIENT_DTYPES
 from depthmup_flax.models import MODELS, model_fields
+from depthmup_flax.networks import fields as user_fields
+from depthmup_flax.networks.named import digests, is_import_path, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
 from depthmup_flax.storage.run_hash import json_text, run_hash, without_execution
@@ -28,6 +28,17 @@ from depthmup_flax.util.types import Json
 # Fields of `Parametrization`; by default they have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
 MATMUL_PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # names of `jax.default_matmul_precision`
+# Type of a field -> what to use, and an example.
+TYPES: dict[type, tuple[str, str]] = {
+    bool: ("True or False", "True"),
+    int: ("a whole number", "8"),
+    float: ("a number", "0.5"),
+    str: ("a name", "name"),
+    tuple: ("a tuple", "('a', 'b')"),
+}
+PYTHON = "python:"  # before the colon of `config.data.name`
+_SIZES = {"width": 64, "depth": 4, "base_width": 0, "base_depth": 0}
+_PLAIN = (bool, int, float, str)
 WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
@@ -105,6 +116,62 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             },
         }
     )
+
+
+def model_section(name: str) -> dict[str, Any]:
+    """The fields of ``config.model`` besides the name, with their defaults; of a user's model, those that it takes."""
+    if not is_import_path(name):
+        if name not in MODELS:
+            meant = did_you_mean(name, MODELS)
+            raise InputError(f"model.name is {name!r}: {meant} Your own has an import path, my_package.net:Net.")
+        scan = FieldReference("auto", field_type=object)  # or a bool
+        return {**model_fields(name), "scan": scan, "dtype": "float32"}
+    own = user_fields.model_fields(resolve(name, "model.name"))
+    for taken in ("name", "audit", "audited_output", "rescale_init"):
+        if taken in own:
+            raise InputError(f"model.name is {name!r}: it takes {taken!r}, a field that every model has. Rename it.")
+    for size in ("width", "depth"):
+        if size not in own:
+            raise InputError(
+                f"model.name is {name!r}: it takes no {size!r}. Name a function build(width, depth, ...) that returns "
+                "the model."
+            )
+    given = {field: _default(value) for field, value in own.items() if _is_settable(value)}
+    sizes = {size: value for size, value in _SIZES.items() if size not in given or _is_unset(given[size])}
+    return {
+        **given,
+        **sizes,
+        "audit": True,  # refuse to train if the audit finds that multipliers are missing
+        "audited_output": placeholder(object),  # of several outputs, the one that the audit reads: an index or a key
+        "rescale_init": True,  # give initial values the rule's standard deviations, as dm.rescale_init does
+    }
+
+
+def _is_unset(value: Any) -> bool:
+    return isinstance(value, FieldReference) and value.get() is None
+
+
+def _is_settable(default: Any) -> bool:
+    """Whether a config can hold a default; functions, types and arrays stay as the code has them."""
+    if default is user_fields.MISSING or default is None or isinstance(default, _PLAIN):
+        return True
+    return isinstance(default, (tuple, list)) and all(isinstance(item, _PLAIN) for item in default)
+
+
+def _default(value: Any) -> Any:
+    if value is user_fields.MISSING or value is None:
+        return placeholder(object)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def require_set(config: ConfigDict) -> None:
+    """Raises `InputError` for a field of the user's model that has neither a default nor a value."""
+    name = config.model.name
+    if not is_import_path(name):
+        return
+    for field, default in user_fields.model_fields(resolve(name, "model.name")).items():
+        if default is user_fields.MISSING and config.model.get(field) is None:
+            raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
 
 
 _default_of_ours = functools.cache(default_config)  # to be read: a sweep validates 100,000 configs
@@ -242,8 +309,7 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     try:
         section[name] = value
     except TypeError as error:
-        expected, _ = TYPES.get(section.get_type(name), ("True or False", ""))
-        raise InputError(f"{path} is {shown(value)}: use {expected}.") from error
+        raise InputError(f"{path} is {shown(value)}: use {TYPES[section.get_type(name)][0]}.") from error
 
 
 def set_model(config: ConfigDict, name: str) -> None:
@@ -257,17 +323,16 @@ def set_model(config: ConfigDict, name: str) -> None:
         config.model = section
 
 
-def closest_field(config: ConfigDict, name: str, *, exact: bool = False) -> str | None:
-    """The field that ends with ``name``, else, unless ``exact``, the one whose last part is closest to it.
+def closest_field(config: ConfigDict, name: str) -> str | None:
+    """The field that ends with ``name``, else the closest one, else the one whose last part is closest.
 
     The axes of a sweep come first, as they replace the fields of its base.
     """
     known = sorted(field_paths(config), key=lambda path: not path.startswith("grids."))
     ending = [path for path in known if f".{path}".endswith(f".{name}")]
-    if ending or exact:
-        return next(iter(ending), None)
     by_end = {path.rpartition(".")[2]: path for path in reversed(known)}
-    return by_end.get(closest(name.rpartition(".")[2], by_end) or "")
+    near = ending[0] if ending else closest(name, known) if "." in name else None
+    return near or by_end.get(closest(name.rpartition(".")[2], by_end) or "")
 
 
 def unknown_field(config: ConfigDict, path: str) -> str:
@@ -275,19 +340,8 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     missing = f"config has no field {path!r}"
     if path.startswith("optimizer.kwargs."):
         return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes it."
-    section, names = config, path.split(".")
-    while isinstance(section.get(names[0]), ConfigDict):
-        section, *names = section[names[0]], *names[1:]
-    before = path.removesuffix(".".join(names))
-    if not before and (meant := closest_field(config, path, exact=True)):
-        return f"{missing}: did you mean {meant!r}?"
-    if names[0] in section:
-        return f"{missing}: {before}{names[0]} is not a section."
-    if meant := closest(names[0], section):
-        after = names[1:] if isinstance(section[meant], ConfigDict) else []
-        return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
-    meant = closest_field(config, names[-1])
-    return f"{missing}: {f'did you mean {meant!r}?' if meant else did_you_mean(names[0], section)}"
+    meant = closest_field(config, path)
+    return f"{missing}: {f'did you mean {meant!r}?' if meant else 'depthmup config lists the fields.'}"
 
 
 def to_json(config: ConfigDict) -> str:
@@ -318,6 +372,17 @@ def config_hash(config: ConfigDict) -> str:
     return run_hash(_with_circumstances(config))
 
 
+def code_of(config: ConfigDict) -> dict[str, str]:
+    """Module, or object of the process, -> digest of the user's code that a config names; empty for our own parts."""
+    if "model" not in config:  # of a figure of theory
+        return {}
+    named = [config.model.name, config.get("loss", ""), config.data.name.removeprefix(PYTHON)]
+    own = [name for name in named[:2] if is_import_path(name)]
+    if config.data.name.startswith(PYTHON):
+        own.append(named[2])
+    return digests(own)
+
+
 _CODE, _SETTINGS = "code", "jax"  # keys of a stored config
 
 
@@ -340,12 +405,12 @@ def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
     if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
         raise InputError(
             f"{holds}, and the code of {', '.join(changed)} has changed since: restore it to resume, choose another "
-            "workdir, or pass --overwrite to start again."
+            "workdir, or set overwrite to start again."
         )
     if changed := settings_differences(stored.get(_SETTINGS, {})):
         raise InputError(
             f"{holds}, and JAX's settings have changed since ({'; '.join(changed)}): set them as they were to resume, "
-            "choose another workdir, or pass --overwrite to start again."
+            "choose another workdir, or set overwrite to start again."
         )
 
 

@@ -1,4 +1,4 @@
-"""Config files: Python with ``get_config()``. Errors name the user's file and line."""
+"""Config files: Python with ``get_config()``, shipped ones by name. Errors name the user's file and line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,57 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config import shipped
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, closest
 
 TRACEBACK = "traceback"  # the flag that shows the calls behind an error
+_PACKAGE = pathlib.Path(__file__).parents[1]
 NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with get_config()"
+
+
+def shipped_directory() -> pathlib.Path:
+    """Their directory: inside an installed package, beside it in a checkout."""
+    installed = _PACKAGE / "configs"
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def shipped_names() -> list[str]:
+    """All names, sorted; single runs first."""
+    paths = [path.relative_to(shipped_directory()).with_suffix("") for path in shipped_directory().rglob("*.py")]
+    return sorted((path.as_posix() for path in paths), key=lambda name: ("/" in name, name))
+
+
+def is_config(word: str) -> bool:
+    """Whether a word names a config, as `path_of` takes it."""
+    name = word.partition(":")[0]
+    return name.endswith(".py") or name in shipped_names()
+
+
+def path_of(named: str) -> str:
+    """The file of a config as named on a command line: ``digits``, ``sweeps/vit:gpu`` or ``my/config.py:gpu``.
+
+    Keeps any ``:argument``. `InputError` for a name that is neither a file nor a shipped config.
+    """
+    name, colon, argument = named.partition(":")
+    if name.endswith(".py") or pathlib.Path(name).is_file():
+        return named
+    if name not in shipped_names():
+        same_end = [other for other in shipped_names() if other.endswith(f"/{name}")]
+        meant = same_end[0] if same_end else closest(name, shipped_names())
+        hint = f"did you mean {meant!r}? " if meant else ""
+        raise InputError(f"config {named!r} is neither a file nor a shipped config: {hint}depthmup config lists them.")
+    return f"{shipped_directory() / name}.py{colon}{argument}"
+
+
+def shipped_name(path: str | pathlib.Path) -> str | None:
+    """The name of the shipped config in a file; ``None`` for another file."""
+    absolute, directory = pathlib.Path(path).resolve(), shipped_directory().resolve()
+    return absolute.relative_to(directory).with_suffix("").as_posix() if absolute.is_relative_to(directory) else None
+
+
+def run_name(path: str) -> str:
+    """The default name of a config's runs: that of its file, with any argument: ``digits-smoke``."""
+    name, _, argument = path.partition(":")
+    return "-".join((pathlib.Path(name).stem, *([argument] if argument else [])))
 
 
 def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
@@ -27,8 +73,8 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
 
     ``path`` is a shipped config, "sweeps/vit", or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
     """
-    if path in shipped.names():
-        path = shipped.directory() / f"{path}.py"
+    if path in shipped_names():
+        path = shipped_directory() / f"{path}.py"
     if not pathlib.Path(path).is_file():
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
     name = f"{pathlib.Path(path).stem}_config"
@@ -46,11 +92,10 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
         signature.bind(*arguments)
     except TypeError as error:
         called = f"get_config({', '.join(signature.parameters)}) of {path}"
-        if arguments:
-            hint = "remove --config.scale, or the colon in --config"
-            raise InputError(f"{called} does not take {arguments[0]!r}: this config has no scale; {hint}.") from error
-        hint = f"write it after a colon, --config={path}:ARGUMENT, or give it a default"
-        raise InputError(f"{called} needs an argument: {hint}.") from error
+        problem = (
+            f"does not take {arguments[0]!r}: it has no scale" if arguments else "needs an argument, FILE:ARGUMENT"
+        )
+        raise InputError(f"{called} {problem}.") from error
     return get_config(*arguments)
 
 
@@ -61,13 +106,8 @@ def load(named: str) -> ConfigDict:
       InputError: the file cannot be read, or ``get_config`` fails or returns something else.
     """
     path, *arguments = named.split(":", 1)
-    if path.endswith((".json", ".yaml", ".yml", ".toml")):
-        raise InputError(f"--config={named} is no Python file: {NAME_A_CONFIG}.")
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
-        name = path.removeprefix("configs/").removesuffix(".py")
-        remedy = f"use --config={name}" if name in shipped.names() else NAME_A_CONFIG
-        problem = "is a directory" if os.path.isdir(path) else "cannot be read"
-        raise InputError(f"--config={named} {problem}: {remedy}.")
+        raise InputError(f"config {named!r} cannot be read: {NAME_A_CONFIG}.")
     try:
         config = from_file(path, *arguments)
     except (Exception, SystemExit) as error:

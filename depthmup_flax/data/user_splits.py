@@ -231,7 +231,7 @@ class BatchStream:
         if batch_size != len(self):
             raise InputError(
                 f"train.batch_size is {batch_size}: the batches of {self._where} have {len(self)} examples. Use "
-                f"--config.train.batch_size={len(self)}, or change the function."
+                f"train.batch_size={len(self)}, or change the function."
             )
 
     def batch(self, seed: int, step: int) -> HostBatch:

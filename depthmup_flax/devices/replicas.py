@@ -64,7 +64,7 @@ def require_equal_copies(state: ArrayTree) -> None:
     raise RunStopped(
         f"the copies of {name}{more} on {where} differ from {than}: a device has computed or stored a wrong number, so "
         "no checkpoint is written. Check that machine or leave it out, and rerun the command to resume from the last "
-        "checkpoint. To turn this comparison off: --config.train.compare_replicas=False."
+        "checkpoint. To turn this comparison off: train.compare_replicas=False."
     )
 
 

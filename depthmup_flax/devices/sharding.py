@@ -48,7 +48,7 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
     known = math.prod(size for size in sizes.values() if size != -1)
     if devices % known or (known != devices and not rest):
         raise InputError(
-            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use --config.mesh.data=-1 and "
+            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use mesh.data=-1 and "
             f"values of fsdp and tensor whose product divides {devices}."
         )
     return tuple(devices // known if size == -1 else size for size in sizes.values())
@@ -72,7 +72,7 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
     if data % slices:
         raise InputError(
             f"mesh.data is {data}: it must be a multiple of the number of TPU slices, {slices}. Use "
-            f"--config.mesh.data=-1 and values of fsdp and tensor whose product divides {len(devices) // slices}."
+            f"mesh.data=-1 and values of fsdp and tensor whose product divides {len(devices) // slices}."
         )
     try:
         if slices == 1:

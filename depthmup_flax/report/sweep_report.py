@@ -74,7 +74,7 @@ def make_report(
     if isinstance(directories, (str, pathlib.Path)):
         raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
     if not 0 < tolerance < 1:
-        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.02.")
+        raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
     with reachable(paths):
         sweep = read_sweep(paths)
@@ -156,7 +156,7 @@ def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis 
     parts = roles(info)
     lacking = sum(record.status == COMPLETED and record.loss(loss) is None for record in records)
     if loss != TRAIN and lacking:
-        raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out --loss={loss}.")
+        raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
     grids = surfaces(info, records, parts, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
         raise InputError(

@@ -297,7 +297,7 @@ def tolerance_sentence(data: Json, analysis: Analysis) -> str:
         (f"{better} " if data["contrasts"] else "")
         + (f"{both} " if data["other_loss"] else "")
         + f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the "
-        f"base learned (--tolerance), the loss {analysis.initial_loss_name} minus its lowest, and does not if the "
+        f"base learned (tolerance), the loss {analysis.initial_loss_name} minus its lowest, and does not if the "
         f"whole interval is above. Would pass: the {analysis.scale.unit} of the grid whose regret is below that; "
         "above half of the grid there is no evidence. Power: the probability that these seeds show transfer if there "
         "is no regret."

@@ -226,7 +226,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         return SweepInfo(**json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(
-            f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
+            f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the workdir of a sweep."
         ) from error
     except (ValueError, TypeError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error

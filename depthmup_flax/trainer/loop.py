@@ -14,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.user_code import code_of
+from depthmup_flax.config.fields import code_of
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
@@ -101,7 +101,7 @@ def train_and_evaluate(
         finished = distributed.on_first(claim_it)
         if finished is not None:
             if distributed.is_first():
-                again = "--overwrite runs it again."
+                again = "overwrite runs it again."
                 if finished["status"] == DIVERGED and not config.train.stop_on_divergence:
                     again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
                 log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
@@ -155,7 +155,7 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
 def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
     result = read_json(path, run_directory.GARBLED) if path.exists() else None
     if result is not None and result.get("config_hash") != configs.config_hash(config):
-        raise InputError(f"{path} belongs to another config: choose another workdir, or pass --overwrite.")
+        raise InputError(f"{path} belongs to another config: choose another workdir, or set overwrite.")
     return result
 
 

@@ -57,7 +57,7 @@ class RunCheckpoints:
         if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
             raise InputError(
                 f"the checkpoints in {str(self._directory.parent)!r} belong to another config: choose another workdir, "
-                "or pass --overwrite to delete them."
+                "or set overwrite to delete them."
             )
         require_same_data(meta.get("data", {}), self._data, f"the run in {str(self._directory.parent)!r}")
 

@@ -8,10 +8,9 @@ from depthmup_flax.util.errors import InputError
 
 # Module -> the extra that installs it. The core needs jax, flax, optax and numpy alone.
 EXTRA_OF = {
-    **dict.fromkeys(("absl", "argcomplete", "grain", "ml_collections", "orbax"), "train"),
+    **dict.fromkeys(("absl", "grain", "ml_collections", "orbax"), "train"),
     **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX"), "train"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
-    "optuna": "optuna",
     "safetensors": "safetensors",
     "tensorflow_datasets": "tfds",
     "wandb": "wandb",

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from depthmup_flax import sweep, sweep_config
-from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.plan.programs import compile_run
@@ -301,7 +301,7 @@ def figure(found: Outcomes) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Runs a pair, or shows what is recorded."""
     if len(arguments) == 3 and arguments[0] == "run" and arguments[1] in PAIRS:
-        start.one_device_per_core()
+        one_device_per_core()
         run(*arguments[1:])
     elif list(arguments) == ["show"]:
         found = recorded()

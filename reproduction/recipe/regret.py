@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce
@@ -159,5 +159,5 @@ def at(config: ConfigDict, rate: float) -> ConfigDict:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    start.one_device_per_core()
+    one_device_per_core()
     train(*sys.argv[1:])

@@ -15,7 +15,8 @@ import json
 import pathlib
 import sys
 
-from depthmup_flax.commands import console, start
+from depthmup_flax.commands import console
+from depthmup_flax.commands.parser import lanes, one_device_per_core
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.util.errors import BAD_INPUT, InputError, UserCodeError
 
@@ -28,13 +29,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("rule", help="A Python file, or the name of a committed rule, such as completep.")
     parser.add_argument("--tasks", help="Names of tasks with commas; default: all ten.")
     parser.add_argument("--workdir", help="Directory; default runs/rules/ and the file's name.")
-    parser.add_argument("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
+    parser.add_argument(
+        "--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number."
+    )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     args = parser.parse_args(words)
     console.show()
-    start.one_device_per_core()
+    one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.search.sweep.groups import parse_lanes
     from reproduction.rules import table
     from reproduction.rules.rule_file import read_rule, shipped_rules
     from reproduction.rules.runs import benchmark
@@ -48,7 +50,7 @@ def main(words: list[str]) -> int:
     try:
         rule = read_rule(args.rule)
         others = [read_rule(name) for name in shipped_rules() if name != rule.name]
-        rows = table.compared(benchmark(rule, others, names, workdir, parse_lanes(args.lanes)))
+        rows = table.compared(benchmark(rule, others, names, workdir, args.lanes))
     except (InputError, UserCodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

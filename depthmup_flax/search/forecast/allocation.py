@@ -26,7 +26,7 @@ from depthmup_flax.rule.rescaling import concerns, rescaling_rows
 from depthmup_flax.search.forecast.ladder import Size, rung_config
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung, forecast_loss, upper_losses, varied_axes
 from depthmup_flax.search.forecast.target_loss import TargetForecast, config_json, require_rule
-from depthmup_flax.search.tune.rescaled_target import tuned_hyperparameters
+from depthmup_flax.search.tune.target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.table import Table
@@ -116,13 +116,13 @@ def recipe(
     load = load or LoadOnce()
     require_rule(tuned)
     if not 1 <= compute < math.inf:
-        raise InputError(f"--compute is {compute!r}: use a number of at least 1, times the operations of the config.")
+        raise InputError(f"compute is {compute!r}: use a number of at least 1, times the operations of the config.")
     given = {"width": width, "depth": depth, "batch_size": batch_size}
     for name, value in given.items():
         if value is not None and value < 1:
-            raise InputError(f"--target.{name} is {value!r}: use a whole number of at least 1.")
+            raise InputError(f"target.{name} is {value!r}: use a whole number of at least 1.")
         if value is not None and forecast is not None:
-            raise InputError(f"--target.{name} is {value}, which the forecast chooses: leave one of them out.")
+            raise InputError(f"target.{name} is {value}, which the forecast chooses: leave one of them out.")
     family = _Family(tuned, load)
     chosen = _allocated(family, compute, given, allocation) if forecast is None else _by_law(family, compute, forecast)
     return _described(family, *chosen, forecast, load)
@@ -172,7 +172,7 @@ class _Family:
         steps = round(compute * self.built.cost / (self.parameters(width, depth) * batch_size))
         if steps < 1:
             raise InputError(
-                f"--compute is {compute:g}, less than one step of {batch_size} examples at width {width}, depth "
+                f"compute is {compute:g}, less than one step of {batch_size} examples at width {width}, depth "
                 f"{depth}: raise it, or use smaller sizes."
             )
         return steps
@@ -191,9 +191,7 @@ def _allocated(
     fixed = dict(given)
     if free == DEPTH and not given[DEPTH]:
         if given[WIDTH] and given[WIDTH] < model.width:
-            raise InputError(
-                f"--target.width is {given[WIDTH]}, below the tuned {model.width}: fix --target.depth, too."
-            )
+            raise InputError(f"target.width is {given[WIDTH]}, below the tuned {model.width}: fix target.depth, too.")
         if not family.built.rule.alpha:
             fixed[DEPTH], reason = model.depth, "as tuned"
 
@@ -243,7 +241,7 @@ def _by_law(family: _Family, compute: float, forecast: TargetForecast) -> tuple[
     if len(axes) < 2:
         raise InputError(
             f"the ladder of the forecast varies {' and '.join(axes)} alone, and its law has nothing to choose: use a "
-            "forecast with --axes=width,depth,steps, or leave it out."
+            "forecast with axes=width,depth,steps, or leave it out."
         )
     own = family.config(Size(target.width, target.depth, target.steps), batch_size)
     if differing := run_differences(forecast.config, config_json(own)):
@@ -253,7 +251,7 @@ def _by_law(family: _Family, compute: float, forecast: TargetForecast) -> tuple[
     budget = compute * family.built.cost / batch_size
     if budget < forecast.largest.cost:
         least = compute * forecast.largest.cost / budget
-        raise InputError(f"--compute is {compute:g}, and the largest rung has {least:.3g}: use more than that.")
+        raise InputError(f"compute is {compute:g}, and the largest rung has {least:.3g}: use more than that.")
     sizes = list(_of_equal_compute(family, forecast, axes, budget))
     losses = upper_losses(forecast.rungs, sizes)
     best = sizes[losses.index(min(losses))]

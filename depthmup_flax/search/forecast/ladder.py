@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import default_config, field_paths, get_field
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH
 from depthmup_flax.search.sweep.grid import as_tuple, sweep_config
-from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.search.tune.target import Rescaling, rescale_target
 from depthmup_flax.storage.records import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError, did_you_mean
 
@@ -56,17 +56,17 @@ class LadderPlan:
 
     def __post_init__(self) -> None:
         if any(self._given().values()) and (self.budget, self.axes) != (None, None):
-            raise InputError("--budget and --axes plan rungs, and --widths, --depths and --steps name them: use one.")
+            raise InputError("budget and axes plan rungs, and widths, depths and steps name them: use one.")
         if not 0 < self._share() < 1:
-            raise InputError(f"--budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05.")
+            raise InputError(f"budget is {self.budget!r}: use a part of the target's operations, such as 5% or 0.05.")
         if self.seeds < 1:
-            raise InputError(f"--seeds is {self.seeds!r}: use a whole number of at least 1.")
+            raise InputError(f"seeds is {self.seeds!r}: use a whole number of at least 1.")
         axes = self._axes()
         for axis in axes:
             if axis not in AXES:
-                raise InputError(f"--axes has {axis!r}: {did_you_mean(str(axis), AXES)}")
+                raise InputError(f"axes has {axis!r}: {did_you_mean(str(axis), AXES)}")
         if not axes or len(set(axes)) < len(axes):
-            raise InputError(f"--axes is {','.join(axes)!r}: name one or several of {', '.join(AXES)}, each once.")
+            raise InputError(f"axes is {','.join(axes)!r}: name one or several of {', '.join(AXES)}, each once.")
 
     def _axes(self) -> tuple[str, ...]:
         return (WIDTH, DEPTH) if self.axes is None else as_tuple(self.axes)
@@ -123,9 +123,9 @@ class LadderPlan:
                 return ladders[max(0, fitting - 1)]
             least = cost(ladders[0])
         except InputError as error:  # the network has no such size
-            raise InputError(f"{error} Name the rungs, such as --widths=16,32,64 --depths=4,8,16.") from error
+            raise InputError(f"{error} Name the rungs, such as widths=16,32,64 depths=4,8,16.") from error
         raise InputError(
-            f"--budget is {self.budget}: the smallest ladder, with --seeds={self.seeds}, needs {100 * least:.3g}% of "
+            f"budget is {self.budget}: the smallest ladder, with seeds={self.seeds}, needs {100 * least:.3g}% of "
             "the target's operations. Set a larger one, or fewer seeds."
         )
 
@@ -142,8 +142,8 @@ class LadderPlan:
             else:
                 problems.append(
                     f"the target's {axis} is {end}: a planned ladder halves it {_FEWEST_VALUES} times, to "
-                    f"{_SMALLEST[axis]} or more, and the network has {len(sizes)} such sizes. Raise --target.{axis}, "
-                    f"leave {axis} out of --axes, or name the rungs, such as --widths=16,32,64."
+                    f"{_SMALLEST[axis]} or more, and the network has {len(sizes)} such sizes. Raise target.{axis}, "
+                    f"leave {axis} out of axes, or name the rungs, such as widths=16,32,64."
                 )
         if problems and (self.axes is not None or not smallest):
             raise InputError(problems[0])
@@ -180,7 +180,7 @@ def _cost(rungs: Sequence[Size], target: Size, parameters: Callable[[Size], int]
 def _problem(rungs: Sequence[Size], target: Size) -> str:
     """Why a law of these rungs cannot forecast the target, in a sentence; empty if it can."""
     if len(rungs) < 2:
-        return "the ladder has one size: name at least three of an axis, such as --widths=16,32,64."
+        return "the ladder has one size: name at least three of an axis, such as widths=16,32,64."
     if target in rungs:
         return "the target is a rung of the ladder: use smaller rungs, or a larger target."
     for axis in AXES:

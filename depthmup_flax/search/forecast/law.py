@@ -232,7 +232,7 @@ def _drawn(posteriors: Sequence[Posterior], weights: np.ndarray, rungs: Sequence
     if len(drawn) < _FEWEST * _DRAWS:
         raise InputError(
             "the losses of the ladder follow no law in which more training lowers a positive loss: forecast the "
-            "training loss with --objective=train, or use rungs of the target's steps."
+            "training loss with objective=train, or use rungs of the target's steps."
         )
     return drawn
 

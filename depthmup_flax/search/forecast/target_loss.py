@@ -18,9 +18,8 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.objective import AUTO, require_objective
-from depthmup_flax.search.tune.proxy import require_mup
-from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.search.tune.proxy import AUTO, require_mup, require_objective
+from depthmup_flax.search.tune.target import Rescaling, rescale_target
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
@@ -207,7 +206,7 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
     """The forecast in a directory; `InputError` if there is none."""
     path = as_path(directory) / FILE
     if not path.exists():
-        raise InputError(f"{str(directory)!r} holds no forecast: name the --workdir of one.")
+        raise InputError(f"{str(directory)!r} holds no forecast: name the workdir of one.")
     fields: dict[str, Any] = read_json(path, "restore it, or make the forecast again")
     rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
     law = fields["forecast"]
@@ -250,8 +249,8 @@ def forecast(
       InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another ladder.
     """
     load = load or LoadOnce()
-    require_rule(tuned)
     built = build(tuned, load=load)
+    require_rule(tuned)
     target = Size(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
     at = lambda size: rung_config(tuned, built.total_steps, built.epoch_steps, size, batch_size)
@@ -308,7 +307,7 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     if len(losses) < len(own) or not losses:
         raise InputError(
             f"{len(own) - len(losses)} of {len(own)} runs of a rung ({size}) diverged: the settings are not stable "
-            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another --workdir."
+            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another workdir."
         )
     if min(losses) <= 0:
         raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
@@ -322,5 +321,5 @@ def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
     if objective == AUTO:
         return evaluated if built.workload.evaluates else TRAIN
     if objective != TRAIN and (objective != evaluated or not built.workload.evaluates):
-        raise InputError(f"--objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
+        raise InputError(f"objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
     return objective

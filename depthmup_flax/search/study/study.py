@@ -1,4 +1,4 @@
-"""`Study`: the commands on a network, data and a loss of this process."""
+"""`Study`: what the commands do, for a network, data and a loss of this process."""
 
 from __future__ import annotations
 
@@ -6,107 +6,113 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import inspect
 import logging
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.network_audit import audited
-from depthmup_flax.auditing.parameter_trees import flatten
 from depthmup_flax.auditing.table import Audit
-from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
+from depthmup_flax.config.fields import (
+    PYTHON,
+    config_hash,
+    default_config,
+    field_paths,
+    get_field,
+    make_parametrization,
+    set_field,
+    validate,
+)
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.models import MODELS, create_model
+from depthmup_flax.networks.named import register
+from depthmup_flax.report.sweep_report import Report, make_report
+from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.rule.info_trees import is_nnx, path_name
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.search.forecast.allocation import Recipe, recipe
 from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.forecast.target_loss import DEFAULT, TargetForecast, forecast
-from depthmup_flax.search.study.arguments import (
-    checked_hyper,
-    data_name,
-    loss_name,
-    model_name,
-    require_names,
-    require_same_shapes,
-    size_of,
-    sizes_of,
-)
-from depthmup_flax.search.study.names import field_of, in_python, rule_section, set_values
-from depthmup_flax.search.study.results import Best, Swept
-from depthmup_flax.search.study.searches import Grids, searched, swept, tuned, tuned_in_rounds
-from depthmup_flax.search.study.shown_progress import shown_progress
-from depthmup_flax.search.sweep.grid import as_tuple
-from depthmup_flax.search.sweep.runner import OnRecord
-from depthmup_flax.search.tune.objective import AUTO, prepare_objective, require_objective
-from depthmup_flax.search.tune.ranges import default_names
-from depthmup_flax.search.tune.rounds import EXTEND, TRIALS
+from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
+from depthmup_flax.search.sweep.runner import OnRecord, sweep
+from depthmup_flax.search.tune.choice import Best, flat_records
+from depthmup_flax.search.tune.proxy import AUTO, prepare_objective, require_objective
+from depthmup_flax.search.tune.proxy import tune as tune_proxy
+from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
 from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.writers import Writer
-from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, InfoTree, Json
+from depthmup_flax.util.errors import InputError, closest, shown
+from depthmup_flax.util.types import ArrayTree, Json
 
 if TYPE_CHECKING:
-    import optuna
-
     from depthmup_flax.check.report import Report as CheckReport
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _STEPS = 1000  # of a run
-_TRIALS = 32  # of a sampler
+_OCTAVES = 4  # on each side of the config's learning rate, where no values are given
 # In place of the audit's note, as a study makes the initial values itself.
 _INITIAL_VALUES = (
     "initial values are not seen. tune, sweep and train give them the rule's standard deviations; in a loop of your "
     "own:\nwrite: params = study.rescale_init(params, width, depth)"
 )
-_SIZES = ("model.width", "model.depth", "model.base_width", "model.base_depth")
+_SHORT = {"rule": "parametrization.preset", "optimizer": "optimizer.name", "width": "model.width"}
+_KWARGS = "optimizer.kwargs."  # of a direction, which may have others than the config lists
 
 
-def _with_own_names(method: Callable[..., T]) -> Callable[..., T]:
-    """A method whose errors name the arguments that were typed, see `in_python`."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class Swept:
+    """The runs of `Study.sweep`.
 
-    @functools.wraps(method)
-    def named(self: Study, *args: Any, **values: Any) -> T:
-        try:
-            return method(self, *args, **values)
-        except InputError as error:
-            error.args = (in_python(str(error), vars(self).get("_config") or default_config()),)
-            raise
+    Attributes:
+      records: a flat dictionary for each run, see `depthmup_flax.storage.records.flat`.
+      directory: that holds them.
+      objective: the loss by which they are compared.
+    """
 
-    return named
+    records: list[dict[str, Any]]
+    directory: pathlib.Path
+    objective: str = TRAIN
+
+    def report(
+        self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str | None = None
+    ) -> Report:
+        """The verdict, tables and figures of all runs in `directory`; a notebook shows them, print gives the text.
+
+        Args:
+          out: directory for the files, by default ``report`` in `directory`.
+          tolerance, loss: see `depthmup_flax.make_report`.
+        """
+        place = self.directory / "report" if out is None else as_path(out)
+        return make_report([self.directory], place, tolerance=tolerance, loss=loss)
+
+    def __repr__(self) -> str:
+        return f"{len(self.records)} runs in {str(self.directory)!r}; .report() analyzes them, .records holds them"
 
 
-def _shown(method: Callable[..., T]) -> Callable[..., T]:
-    """A method that shows its progress, unless the study is quiet; its errors see `_with_own_names`."""
-
-    @functools.wraps(method)
-    def shown(self: Study, *args: Any, **values: Any) -> T:
-        with contextlib.nullcontext() if self._quiet else shown_progress():
-            return method(self, *args, **values)
-
-    return _with_own_names(shown)
-
-
+@dataclasses.dataclass(repr=False, eq=False)
 class Study:
     """A network or training step at all sizes, with data: audit, tune, sweep, report, forecast and train it.
 
-    Values of hyperparameters are keywords: short names such as ``learning_rate``, ``weight_decay``, ``warmup_steps``,
-    ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole fields of the config,
-    ``**{"optimizer.schedule": "cosine"}``.
+    Values of hyperparameters are keywords of the methods: short names such as ``learning_rate``, ``weight_decay``,
+    ``warmup_steps``, ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole
+    fields of the config, ``**{"optimizer.schedule": "cosine"}``. Progress is shown on standard output, unless logging
+    shows it already.
 
     Args:
       build: ``(width, depth, ...) -> network`` or `depthmup_flax.Task`. It may also take ``rule``, a `Parametrization`;
@@ -119,104 +125,99 @@ class Study:
       rule: a preset, or a `Parametrization`.
       loss: ``"cross_entropy"``, ``"squared_error"``, or a function ``(outputs, targets) -> scalar``.
       optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or another optax direction.
-      steps: of every run, by default 1000, or what ``epochs`` makes. The loss that is compared is the mean of the last
+      steps: of every run; 0: what ``settings={"epochs": ...}`` makes. The loss that is compared is the mean of the last
         fifth.
       batch_size: examples of a step.
       seed: the first one.
       hyper: further numbers that a `Task` reads: ``{"temperature": 0.1}``.
-      workdir: keeps all records and runs: the same call again resumes. ``None``: a temporary directory.
-      quiet: do not show the progress of runs.
+      workdir: keeps all records and runs: the same call again resumes. ``None``: a directory that is deleted when
+        Python ends.
       objective: the loss by which ``tune``, ``sweep`` and its report compare runs. ``"validation"``: on a tenth of the
         training examples, which these runs do not train on (``data.validation_fraction``). ``"test"``, ``"train"``:
         runs train on all. ``"auto"``: validation, but train for batches without end, and for a `Task` that has no
         evaluation. ``train`` always uses all training examples.
-      audit: refuse to train a network whose forward pass lacks multipliers of the rule.
-      **settings: values for all calls.
+      quiet: do not show the progress of runs.
+      settings: values for all calls. ``{"model.audit": False}`` trains networks that lack multipliers of the rule.
 
     Raises:
       InputError: one of them is wrong.
     """
 
-    @_with_own_names
-    def __init__(
-        self,
-        build: Callable[..., Any] | str,
-        data: Any,
-        *,
-        base: tuple[int, int] = (64, 4),
-        rule: str | Parametrization = "depth_mup",
-        loss: str | Callable[[Any, Any], Any] = "cross_entropy",
-        optimizer: str = "adam",
-        steps: int | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        hyper: Mapping[str, float] | None = None,
-        workdir: str | os.PathLike[str] | None = None,
-        audit: bool = True,
-        objective: str = AUTO,
-        quiet: bool = False,
-        **settings: Any,
-    ) -> None:
-        if not isinstance(optimizer, str):
+    build: Callable[..., Any] | str
+    data: Any
+    _: dataclasses.KW_ONLY
+    base: tuple[int, int] = (64, 4)
+    rule: str | Parametrization = "depth_mup"
+    loss: str | Callable[[Any, Any], Any] = "cross_entropy"
+    optimizer: str = "adam"
+    steps: int = _STEPS
+    batch_size: int = 64
+    seed: int = 0
+    hyper: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    workdir: Any = None
+    objective: str = AUTO
+    quiet: bool = False
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._config, self._load = self._base_config(), LoadOnce()
+        validate(self._config)
+        require_objective(self.objective)
+        if self.workdir is None:
+            self.workdir = tempfile.mkdtemp(prefix="depthmup-")
+            atexit.register(shutil.rmtree, self.workdir, ignore_errors=True)
+        self.workdir = as_path(self.workdir)
+
+    def _base_config(self) -> ConfigDict:
+        named = isinstance(self.build, (str, functools.partial))
+        if not (named or inspect.isclass(self.build) or inspect.isroutine(self.build)):
             raise InputError(
-                f"optimizer is a {type(optimizer).__name__}: name one, such as 'adam', 'lion' or 'momentum'. An optax "
-                "optimizer of your own needs a dm.Task."
+                f"build is {type(self.build).__name__}: it must be a class, or a function of width and depth that "
+                "returns a network, such as lambda width, depth: Net(width, depth)."
             )
-        config = default_config(model_name(build))
-        if not (isinstance(base, (tuple, list)) and len(base) == 2):
-            raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
-        width, depth = size_of("the width in base", base[0]), size_of("the depth in base", base[1])
-        config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
-        if steps is None:
-            steps = 0 if {"epochs", "train.epochs"} & settings.keys() else _STEPS
-        elif "epochs" in settings:
-            raise InputError(f"steps is {steps} and epochs is {settings['epochs']}: leave one out.")
-        config.parametrization.update(rule_section(rule))
+        if not isinstance(self.optimizer, str):
+            raise InputError(
+                f"optimizer is a {type(self.optimizer).__name__}: name one, such as 'adam', 'lion' or 'momentum'. An "
+                "optax optimizer of your own needs a dm.Task."
+            )
+        is_arrays = isinstance(self.data, (tuple, list)) and all(hasattr(part, "dtype") for part in self.data)
+        if is_arrays or not (isinstance(self.data, (str, tuple, list)) or callable(self.data)):
+            raise InputError(
+                f"data is {shown(self.data)}: it must be (train, test), such as ((x_train, y_train), (x_test, "
+                "y_test)), a function that returns it, or a name, such as 'digits'."
+            )
+        name = lambda obj, kind, prefix="": obj if isinstance(obj, str) else prefix + register(obj, kind)
+        config = default_config(name(self.build, "build"))
+        config.parametrization.update(rule_section(self.rule))
         with config.unlocked():
-            config.hyper = checked_hyper(hyper or {})
-        fields = {"data.name": data_name(data), "loss": loss_name(loss), "optimizer.name": optimizer, "seed": seed}
-        set_values(config, {**fields, "train.steps": steps, "train.batch_size": batch_size})
-        if steps > 0:  # else settings have epochs
+            config.hyper = {key: float(value) for key, value in self.hyper.items()}
+        (width, depth), steps = self.base, self.steps
+        if "epochs" in self.settings or "train.epochs" in self.settings:
+            steps = 0
+        fields = {
+            **{"model.width": width, "model.depth": depth, "model.base_width": width, "model.base_depth": depth},
+            **{"data.name": name(self.data, "data", PYTHON), "loss": name(self.loss, "loss"), "seed": self.seed},
+            **{"optimizer.name": self.optimizer, "train.steps": steps, "train.batch_size": self.batch_size},
+        }
+        set_values(config, fields)
+        if steps:
             # A mean over a whole short run would measure how early the loss falls.
             config.train.update(average_steps=max(1, steps // 5), eval_every=max(1, steps // 10))
-        if "audit" in config.model:
-            config.model.audit = audit
-        for name, value in settings.items():
-            if field_of(config, name) in _SIZES:
-                raise InputError(f"{name} is {value!r}: name the sizes of the proxy as base=(width, depth).")
-        set_values(config, settings)
-        validate(config)
-        require_names(config)
-        require_objective(objective)
-        self._config, self._load, self._quiet, self._objective = config, LoadOnce(), quiet, objective
-        self._workdir = None if workdir is None else as_path(workdir)
+        set_values(config, self.settings)
+        return config
 
     def __repr__(self) -> str:
         model = self._config.model
-        directory = "" if self._workdir is None else f", workdir={str(self._workdir)!r}"
-        return f"Study({model.name}, base=({model.width}, {model.depth}){directory})"
+        return f"Study({model.name}, base=({model.width}, {model.depth}), workdir={str(self.workdir)!r})"
 
-    @functools.cached_property
-    def workdir(self) -> pathlib.Path:
-        """Where records and runs are; a temporary directory is deleted when Python ends."""
-        if self._workdir is not None:
-            return self._workdir
-        directory = tempfile.mkdtemp(prefix="depthmup-")
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        return pathlib.Path(directory)
-
-    @_with_own_names
     def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
-        """The config of a run, as the commands have it; by default of the proxy."""
+        """The config of a run, as the functions and commands have it; by default of the proxy."""
         config = self._config.copy_and_resolve_references()
-        sizes = {name: size_of(name, x) for name, x in (("width", width), ("depth", depth)) if x is not None}
-        config.model.update(sizes)
+        sizes = {"model.width": width, "model.depth": depth}
+        set_values(config, {path: size for path, size in sizes.items() if size is not None})
         set_values(config, values)
-        validate(config)
-        require_names(config)
         return config
 
-    @_with_own_names
     def audit(self, width: int | None = None, depth: int | None = None) -> Audit:
         """What the forward pass of a network lacks; ``print`` shows it with the code to write. Nothing is computed.
 
@@ -240,59 +241,55 @@ class Study:
         notes = tuple(_INITIAL_VALUES if "rescale_init" in note else note for note in found.notes)
         return dataclasses.replace(found.audit, notes=tuple(dict.fromkeys(notes)))
 
-    @_shown
     def tune(
         self,
         *,
+        tune: Sequence[str] = (),
         seeds: int | Sequence[int] = 3,
         extend: int = EXTEND,
-        tune: Sequence[str] = (),
-        sampler: optuna.samplers.BaseSampler | None = None,
-        trials: int | None = None,
-        at_once: int = 8,
+        trials: int = TRIALS,
         lanes: int | None = None,
         overwrite: bool = False,
         on_record: OnRecord | None = None,
         **values: Any,
     ) -> Best:
-        """The best of a grid on the proxy, whose runs are trained together; the same call again resumes.
+        """The best of a search on the proxy, whose runs are trained together; the same call again resumes.
 
         Values are tuples, or one number each: ``learning_rate=dm.powers_of_two(-12, -5), weight_decay=(0, 0.1)``. The
         learning rate, or else the first one with several positive values, is interpolated between values, and its grid
         is extended while the best value lies at its edge.
 
         With names to ``tune``, such as ``["branch_multiplier", "output_lr_factor"]``, these and the learning rate are
-        tuned in rounds of random points (`search.tune.rounds.Rounds`); without names and values, the learning
-        rate, a, and the factors of input and readout. With a ``sampler`` of Optuna, or
-        ``trials`` alone, it asks for the points. Values are then ranges: ``learning_rate=(1e-4, 1e-1)``.
+        tuned in rounds of random points (`depthmup_flax.search.tune.searches.Rounds`), and values are ranges; without
+        names and values, the learning rate, a, and the factors of input and readout.
 
         Args:
+          tune: names of hyperparameters.
           seeds: their number, or the seeds.
           extend: values that may be added at each end of the grid.
-          tune: names of hyperparameters.
-          trials: number of points, by default 48 in rounds, 32 of a sampler.
-          sampler, at_once: see `depthmup_flax.search.tune.optuna_search.search`.
-          lanes, overwrite, on_record: see `depthmup_flax.search.sweep.runner.sweep`.
+          trials: points of all rounds.
+          lanes, overwrite, on_record: see `depthmup_flax.sweep`.
           **values: of the hyperparameters.
-
-        Raises:
-          InputError: a name or value is wrong, or every run diverged.
         """
-        grids = self._grids(seeds, lanes, overwrite, on_record)
-        in_rounds = bool(tune) or (not values and sampler is None and trials is None)
-        points = (TRIALS if in_rounds else _TRIALS) if trials is None else trials
-        if in_rounds:
-            if sampler is not None:
-                raise InputError(
-                    "tune and sampler are given: leave one out. A sampler takes ranges, such as gamma0=(0.5, 2)."
-                )
-            names = as_tuple(tune) or default_names(grids.config)
-            return tuned_in_rounds(grids, names, values, points, extend)
-        if sampler is None and trials is None:
-            return tuned(grids, grids.axes(values), extend)
-        return searched(grids, grids.axes(values), sampler, points, at_once)
+        config, objective = self._compared
+        if tune or not values:
+            names = as_tuple(tune) or default_names(config)
+            named = [(name, values.get(name)) for name in dict.fromkeys((*names, *values))]
+            search = search_of(config, named, seeds=seeds, trials=trials, extend=extend)
+        else:
+            search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
+        with self._shown():
+            return tune_proxy(
+                config,
+                search,
+                self._directory(search.figure, search.axes),
+                objective=objective,
+                lanes=lanes,
+                overwrite=overwrite,
+                on_record=on_record,
+                load=self._load,
+            )
 
-    @_shown
     def sweep(
         self,
         *,
@@ -310,15 +307,29 @@ class Study:
 
         ``.report()`` says whether the base's best learning rate is best there, too. For most arguments see `tune`.
         With ``shard=(i, n)``, this process trains the i-th of n parts, from 0; the report reads what all have recorded.
-
-        Raises:
-          InputError: a name or value is wrong.
         """
-        grids = dataclasses.replace(self._grids(seeds, lanes, overwrite, on_record), shard=shard)
-        sizes = {"width": sizes_of("widths", widths), "depth": sizes_of("depths", depths)}
-        return swept(grids, grids.axes(values), sizes, extend)
+        config, objective = self._compared
+        search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
+        sizes = {"width": as_tuple(widths), "depth": as_tuple(depths)}
+        varied = [name for name in sizes if sizes[name]]
+        at_sizes = {name: (f"model.{name}", tuple(sorted({config.model[name], *sizes[name]}))) for name in varied}
+        grids = {name: {path: line, **search.grid()} for name, (path, line) in at_sizes.items()}
+        grid = sweep_config(
+            config,
+            grids or {"base": search.grid()},
+            figure="sweep",
+            title=f"Transfer over {' and '.join(varied)}" if varied else "A grid at the base",
+            scale="study",
+            x=search.x,
+            extend=0 if isinstance(get_field(config, search.x), int) else extend,  # whole numbers are not extended
+            objective=objective,
+        )
+        directory = self._directory("sweep", [*search.axes, *(f"model.{name}" for name in varied)])
+        options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "shard": shard}
+        with self._shown():
+            records = sweep(grid, directory, load=self._load, **options)
+        return Swept(flat_records(records), directory, objective)
 
-    @_shown
     def train(
         self,
         width: int | None = None,
@@ -336,25 +347,20 @@ class Study:
           What `depthmup_flax.trainer.loop.train_and_evaluate` returns, and ``workdir``, the run's directory.
         """
         config = self.config(width, depth, **values)
-        for size, given in (("width", width), ("depth", depth)):
-            if given is None:
-                log.info("%s is not given: it is the base's, %d", size, config.model[size])
-        name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
-        result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
-        return {**result, "workdir": str(self.workdir / name)}
+        directory = self._of_size("train", config)
+        with self._shown():
+            for size, given in (("width", width), ("depth", depth)):
+                if given is None:
+                    log.info("%s is not given: it is the base's, %d", size, config.model[size])
+            result = train_and_evaluate(config, directory, overwrite=overwrite, writers=writers)
+        return {**result, "workdir": str(directory)}
 
-    @_shown
     def forecast(
         self,
         width: int | None = None,
         depth: int | None = None,
         *,
-        budget: float | str | None = None,
-        axes: Sequence[str] | None = None,
-        widths: Sequence[int] = (),
-        depths: Sequence[int] = (),
-        rung_steps: Sequence[int] = (),
-        seeds: int = DEFAULT.seeds,
+        plan: LadderPlan = DEFAULT,
         objective: str = AUTO,
         lanes: int | None = None,
         **values: Any,
@@ -365,28 +371,16 @@ class Study:
 
         Args:
           width, depth: of the target; by default the base's.
-          budget, axes: of a planned ladder; widths, depths, rung_steps: of another one; seeds: of each rung. See
-            `depthmup_flax.LadderPlan`.
+          plan: of the ladder: ``dm.LadderPlan("5%")``, ``dm.LadderPlan(widths=(8, 16, 32))``.
           objective: ``"test"``, ``"train"``, or ``"auto"``: the test loss, where runs are evaluated.
-          lanes: see `depthmup_flax.search.sweep.runner.sweep`.
+          lanes: see `depthmup_flax.sweep`.
           **values: of the hyperparameters, as ``train`` has them: ``**best``.
-
-        Raises:
-          InputError: a name, value or size is wrong, or a rung diverged.
         """
-        plan = LadderPlan(
-            budget,
-            axes,
-            sizes_of("widths", widths),
-            sizes_of("depths", depths),
-            sizes_of("rung_steps", rung_steps),
-            seeds,
-        )
         config = self.config(width, depth, **values)
-        name = f"forecast_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
-        return forecast(config, self.workdir / name, plan, objective=objective, lanes=lanes, load=self._load)[0]
+        place = self._of_size("forecast", config)
+        with self._shown():
+            return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
-    @_shown
     def recipe(self, compute: float, *, forecast: TargetForecast | None = None, **values: Any) -> Recipe:
         """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
 
@@ -397,10 +391,24 @@ class Study:
             otherwise chosen. See `depthmup_flax.recipe`.
         """
         given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
-        return recipe(self.config(**values), compute, forecast=forecast, load=self._load, **given)
+        with self._shown():
+            return recipe(self.config(**values), compute, forecast=forecast, load=self._load, **given)
 
-    @_with_own_names
-    def optimizer(
+    def check(self, widths: Sequence[int] = (), depths: Sequence[int] = (), **values: Any) -> CheckReport:
+        """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.
+
+        Args:
+          widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
+          **values: of the hyperparameters, such as ``learning_rate``; and ``steps``, ``seeds``, ``batch_size``,
+            ``tolerance`` of the check, see `depthmup_flax.search.study.config_check.check_config`.
+        """
+        from depthmup_flax.search.study.config_check import check_config
+
+        own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
+        with self._shown():
+            return check_config(self.config(**values), widths=widths, depths=depths, **own)
+
+    def make_optimizer(
         self, width: int | None = None, depth: int | None = None, **values: Any
     ) -> optax.GradientTransformation:
         """The optimizer of a network for your own loop: an optax one, for parameters in their library's containers.
@@ -408,15 +416,13 @@ class Study:
         Containers are ``variables["params"]`` of Linen, ``nnx.state(model, nnx.Param)``, ``eqx.filter(model,
         eqx.is_inexact_array)``, Haiku's parameters, and what the ``init`` of a pair returns. Start from values of
         ``rescale_init``.
-
-        Raises:
-          InputError: a value is wrong, or the forward pass lacks multipliers, see ``audit``.
         """
         experiment = self._network(self.config(width, depth, **values))
-        rule = experiment.rule
-        return make_optimizer(experiment.config, _contained_info(experiment), rule, experiment.total_steps)
+        info = experiment.functions(experiment.rule).contained(experiment.info)
+        is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
+        info = jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
+        return make_optimizer(experiment.config, info, experiment.rule, experiment.total_steps)
 
-    @_with_own_names
     def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
         """Initial values for your own loop, as ``train`` has them: the rule's, from those that your code makes.
 
@@ -424,16 +430,16 @@ class Study:
         `depthmup_flax.rescale_init`.
 
         Args:
-          params: new parameters of a network of this size, in the containers that ``optimizer`` takes.
+          params: new parameters of a network of this size, in the containers that ``make_optimizer`` takes.
           width, depth: of the network; by default the base's.
         """
-        flatten(params, "params")  # refuses other trees before the network is traced
         experiment = self._network(self.config(width, depth))
-        require_same_shapes(params, _contained_info(experiment))
+        contained, shapes = experiment.functions(experiment.rule).contained, experiment.variables["params"]
+        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, contained(shapes)):
+            raise InputError("params are those of another network: pass new parameters of this width and depth.")
         factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
-        factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
-        contained = experiment.functions(experiment.rule).contained(factors)
-        return jax.tree.map(lambda x, times: x * times, params, contained)
+        factors = contained(jax.tree_util.tree_map_with_path(factor, shapes))
+        return jax.tree.map(lambda x, times: x * times, params, factors)
 
     def _network(self, config: ConfigDict) -> NetworkExperiment:
         experiment = build_experiment(config, load=self._load)
@@ -441,53 +447,95 @@ class Study:
             raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
         return experiment
 
-    @_shown
-    def check(
-        self,
-        widths: Sequence[int] = (),
-        depths: Sequence[int] = (),
-        *,
-        steps: int = 4,
-        seeds: int = 4,
-        batch_size: int = 4,
-        tolerance: float = 0.2,
-        **values: Any,
-    ) -> CheckReport:
-        """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.
-
-        Args:
-          widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
-          steps, seeds, batch_size, tolerance: see `depthmup_flax.check.coord_check`.
-          **values: of the hyperparameters, such as ``learning_rate``.
-        """
-        from depthmup_flax.search.study.prepared_check import prepared_check
-
-        check = prepared_check(
-            self.config(**values),
-            widths=widths,
-            depths=depths,
-            steps=steps,
-            seeds=seeds,
-            batch_size=batch_size,
-            tolerance=tolerance,
-        )
-        return check()
-
-    def _grids(
-        self, seeds: int | Sequence[int], lanes: int | None, overwrite: bool, on_record: OnRecord | None
-    ) -> Grids:
-        config, objective = self._compared
-        return Grids(config, self.workdir, self._load, seeds, lanes, overwrite, on_record, objective)
-
     @functools.cached_property
     def _compared(self) -> tuple[ConfigDict, str]:
         """The config of the runs of grids, and the loss by which they are compared."""
         config = self.config()
-        return config, prepare_objective(self._objective, config, build_experiment(config, load=self._load))
+        return config, prepare_objective(self.objective, config, build_experiment(self.config(), load=self._load))
+
+    def _axes(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """Dotted field -> values, the learning rate first."""
+        rate = self._config.optimizer.learning_rate
+        if not values:
+            return {LEARNING_RATE: tuple(rate * factor for factor in powers_of_two(-_OCTAVES, _OCTAVES))}
+        axes: dict[str, tuple[Any, ...]] = {LEARNING_RATE: (rate,)}
+        for name, given in values.items():
+            path = field_of(self._config, name)
+            if path in (SEED, "model.width", "model.depth"):
+                raise InputError(f"{name} is {given!r}: give seeds=3, and to sweep widths=(64, 256), depths=(4, 16).")
+            axes[path] = as_tuple(given)
+        return axes
+
+    def _directory(self, kind: str, paths: Sequence[str] | Mapping[str, Any]) -> pathlib.Path:
+        """More values of the same axes add to what it holds."""
+        return self.workdir / "_".join([kind, *sorted(path.rpartition(".")[2] for path in paths)])
+
+    def _of_size(self, kind: str, config: ConfigDict) -> pathlib.Path:
+        model = config.model
+        return self.workdir / f"{kind}_width{model.width}_depth{model.depth}_{config_hash(config)[:6]}"
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Shows what the package logs at level INFO, as plain lines, unless that level is enabled already."""
+        package = logging.getLogger("depthmup_flax")
+        if self.quiet or package.isEnabledFor(logging.INFO):
+            yield
+            return
+        handler, before = logging.StreamHandler(sys.stdout), (package.level, package.propagate)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        package.propagate = False  # handlers of other libraries at the root would show it again
+        try:
+            yield
+        finally:
+            package.removeHandler(handler)
+            package.setLevel(before[0])
+            package.propagate = before[1]
 
 
-def _contained_info(experiment: NetworkExperiment) -> InfoTree:
-    """The `ParamInfo` of the parameters in their library's containers."""
-    info = experiment.functions(experiment.rule).contained(experiment.info)
-    is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
-    return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
+def field_of(config: ConfigDict, name: str) -> str:
+    """The dotted field that a name means: the field itself, or its last part if no other field has it."""
+    known = field_paths(config)
+    if name in known or name.startswith(_KWARGS):
+        return name
+    if name in _SHORT:
+        return _SHORT[name]
+    fields = [path for path in known if path.rpartition(".")[2] == name]
+    if len(fields) > 1:
+        raise InputError(f"{name} may be {' or '.join(fields)}: write the whole name, **{{{fields[0]!r}: VALUE}}.")
+    if not fields:
+        near = closest(name, [*(path.rpartition(".")[2] for path in known), *_SHORT, *known])
+        use = f"use hyper={{{name!r}: VALUE}} for what a dm.Task reads, or a field that depthmup config shows."
+        raise InputError(f"{name} is not a hyperparameter of this study: {f'did you mean {near!r}?' if near else use}")
+    return fields[0]
+
+
+def set_values(config: ConfigDict, values: Mapping[str, Any]) -> None:
+    """Sets the fields that names of `field_of` mean; `InputError` for a value of another type."""
+    for name, value in values.items():
+        path = field_of(config, name)
+        value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's numbers
+        if path.startswith(_KWARGS) and path.removeprefix(_KWARGS) not in config.optimizer.kwargs:
+            with config.unlocked():
+                config.optimizer.kwargs[path.removeprefix(_KWARGS)] = value
+        else:
+            set_field(config, path, tuple(value) if isinstance(value, list) else value)
+
+
+def rule_section(rule: str | Parametrization) -> dict[str, Any]:
+    """The fields of ``config.parametrization`` for a preset, or for any rule, by the preset that is closest to it."""
+    if isinstance(rule, str):
+        return {"preset": rule}
+    if not isinstance(rule, Parametrization):
+        raise InputError(f"rule is {shown(rule)}: use a preset, such as 'depth_mup', or a dm.Parametrization.")
+    settable = [name for name in default_config().parametrization if name != "preset"]
+    changes = {
+        preset: {name: getattr(rule, name) for name in settable if getattr(rule, name) != getattr(known, name)}
+        for preset, known in PRESETS.items()
+    }
+    same = [preset for preset, known in PRESETS.items() if known.replace(**changes[preset]) == rule]
+    if not same:
+        raise InputError(f"rule is {rule.name!r}, which no preset becomes: use dm.get_parametrization(PRESET, ...).")
+    preset = min(same, key=lambda preset: len(changes[preset]))
+    return {"preset": preset, **changes[preset]}

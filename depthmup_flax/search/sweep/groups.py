@@ -116,15 +116,6 @@ _RATIO = 4  # between numbers of lanes that are tried
 MEMORY_SHARE = 0.8
 
 
-def parse_lanes(text: str) -> int | None:
-    """The flag ``--lanes``: ``auto`` is ``None``, ``all`` is 0, else a number of lanes per device."""
-    if text in ("auto", "all"):
-        return None if text == "auto" else 0
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    raise InputError(f"--lanes is {text}: use auto (benchmark), all (vectorize), 1 (one after another) or a number.")
-
-
 def candidates(runs: int, devices: int) -> list[int]:
     """Numbers of lanes per device to try, ascending, each with few empty lanes in the last cohort."""
     largest = math.ceil(runs / devices)

@@ -18,8 +18,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import differences, listed, require_same_circumstances, run_differences
-from depthmup_flax.config.user_code import code_of
+from depthmup_flax.config.fields import code_of, differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -353,7 +352,7 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
       InputError: they have changed; the records of two attempts would not be of one sweep.
     """
     path = directory / _DATA
-    stored = read_json(path, "restore it, or pass --overwrite to delete the sweep") if path.exists() else {}
+    stored = read_json(path, "restore it, or set overwrite to delete the sweep") if path.exists() else {}
     described: dict[str, Dataset] = {}
     for group in groups:
         fields = without_execution({"data": group.experiment.config.data.to_dict()})["data"]
@@ -384,6 +383,6 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     if changed:
         raise InputError(
             f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): choose another directory, or pass "
-            "--overwrite to delete its records. You may add values to the existing axes of a sweep."
+            "overwrite to delete its records. You may add values to the existing axes of a sweep."
         )
     return stored

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
-from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN, Record
+from depthmup_flax.report.sweep_report import Report, make_report
+from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.util.errors import InputError
 
 
@@ -34,27 +38,8 @@ class Choice:
     compared: str = ""  # a sentence: the losses of a search, and those of its first round
 
 
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """What to type: by default on the command line."""
-
-    beyond: str = "Search around it with --config.{path}={value:.4g} and another --workdir."
-    more_seeds: str = "use --seeds=3"
-
-
-COMMAND = Advice()
-ALL_DIVERGED = (
-    "every run of the proxy diverged: set a lower optimizer.learning_rate, from which the search starts, or a longer "
-    "optimizer.warmup_steps."
-)
-
-
-def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COMMAND, objective: str = TRAIN) -> Choice:
-    """The optimum of a proxy's records: lowest mean ``objective`` over seeds, then a parabola in log2 of ``x``.
-
-    Raises:
-      InputError: every run diverged.
-    """
+def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: str = TRAIN) -> Choice:
+    """The optimum of a proxy's records: lowest mean ``objective`` over seeds, then a parabola in log2 of ``x``."""
     seeds = sorted({record.seed for record in records})
     curves: dict[tuple[tuple[str, Any], ...], dict[tuple[float, int], float | None]] = {}
     for record in records:
@@ -69,7 +54,10 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
     if not optima:
-        raise InputError(ALL_DIVERGED)
+        raise InputError(
+            "every run of the proxy diverged: set a lower optimizer.learning_rate, from which the search starts, or a "
+            "longer optimizer.warmup_steps."
+        )
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
     near = slice(max(optimum.grid - 1, 0), optimum.grid + 2)
     around = dict(zip(rates[near].tolist(), means[near].tolist(), strict=True))
@@ -83,7 +71,7 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
             end, beyond = ("lowest", "lower") if value == low else ("highest", "higher")
             warnings.append(
                 f"the best {path}, {value:.4g}, is the {end} of the grid: a {beyond} one may be better. "
-                + advice.beyond.format(path=path, value=value)
+                + search_beyond(path, value)
             )
     interval = optimum.at.interval
     return Choice(
@@ -95,6 +83,11 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
         x=x,
         objective=objective,
     )
+
+
+def search_beyond(path: str, value: float) -> str:
+    """The remedy for an optimum at the end of what was searched."""
+    return f"Search around it: set {path} to {value:.4g}, in another workdir."
 
 
 def _unstable(around: Mapping[float, float], loss: float, x: str) -> str:
@@ -109,7 +102,7 @@ def _unstable(around: Mapping[float, float], loss: float, x: str) -> str:
     )
 
 
-def describe(choice: Choice, proxy: ConfigDict, advice: Advice = COMMAND) -> str:
+def describe(choice: Choice, proxy: ConfigDict) -> str:
     """The optimum, its number of seeds and its uncertainty, in sentences."""
     name = axis_name(choice.x)
     values = ", ".join(f"{path} {number(value)}" for path, value in choice.values.items())
@@ -120,7 +113,7 @@ def describe(choice: Choice, proxy: ConfigDict, advice: Advice = COMMAND) -> str
         low, high = choice.interval
         lines.append(f"95 % interval of the {name}, from resampled seeds: {low:.3g} to {high:.3g}.")
     elif choice.seeds < 2:
-        lines.append(f"One seed gives no interval: {advice.more_seeds}.")
+        lines.append("One seed gives no interval: use more seeds.")
     losses = (
         f"{f'{mean:.3g}' if math.isfinite(mean) else 'diverged'} at {rate:.3g}" for rate, mean in choice.around.items()
     )
@@ -130,3 +123,46 @@ def describe(choice: Choice, proxy: ConfigDict, advice: Advice = COMMAND) -> str
     lines += [choice.compared] if choice.compared else []
     lines += [f"Warning: {warning}" for warning in choice.warnings]
     return "\n".join(lines)
+
+
+class Best(Mapping[str, Any]):
+    """The best hyperparameters of a search by name, ``study.train(width=512, **best)``; print explains them.
+
+    Attributes:
+      fields: dotted field -> value, with the four digits that are shown.
+      interval: 95 % interval of the first of them, from resampled seeds; ``None`` where it is not known.
+      records: of all runs of the search, each a flat dictionary, see `depthmup_flax.storage.records.flat`.
+      directory: that holds them.
+      wall_time_s: of all runs, in seconds.
+    """
+
+    def __init__(self, choice: Choice, proxy: ConfigDict, records: Sequence[Record], directory: pathlib.Path) -> None:
+        self._text = describe(choice, proxy)
+        shown = lambda value: float(f"{value:.4g}") if isinstance(value, float) else value
+        self.fields = {path: shown(value) for path, value in choice.values.items()}
+        self._short = {name: path for path, name in short_names(choice.values).items()}
+        self.interval, self.directory = choice.interval, directory
+        self.wall_time_s = sum(record.wall_time_s for record in records)
+        self.records = flat_records(records)
+
+    def report(self, out: str | os.PathLike[str] | None = None, *, loss: str | None = None) -> Report:
+        """The report of all runs; ``out`` and ``loss``: see `depthmup_flax.make_report`."""
+        return make_report([self.directory], self.directory / "report" if out is None else as_path(out), loss=loss)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[self._short[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._short)
+
+    def __len__(self) -> int:
+        return len(self._short)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def flat_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The records as flat dictionaries with short names."""
+    names = short_names(records[0].point) if records else {}
+    return [flat(record, names) for record in records]

@@ -1,12 +1,122 @@
-"""The proxy of a large network."""
+"""The proxy of a large network, and the search for the best hyperparameters on it."""
 
 from __future__ import annotations
 
+import logging
+import os
+
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import default_config
+from depthmup_flax.config.fields import default_config, get_field, validate
+from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.search.sweep.runner import OnRecord, sweep
+from depthmup_flax.search.tune.choice import Best
+from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.records import OBJECTIVES, TEST, TRAIN, VALIDATION
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.util.errors import InputError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+CHOICES = (AUTO, *OBJECTIVES)
+FRACTION = 0.1  # of the training examples that are held out, where the config sets no other
+
+
+def tune(
+    proxy: ConfigDict,
+    search: Search,
+    workdir: str | os.PathLike[str],
+    *,
+    objective: str = AUTO,
+    lanes: int | None = None,
+    overwrite: bool = False,
+    on_record: OnRecord | None = None,
+    load: LoadOnce | None = None,
+) -> Best:
+    """The best hyperparameters of a small network: trains what ``search`` asks for, many runs at a time, or resumes.
+
+    Args:
+      proxy: its config, from `proxy_config`, or with base sizes that are its own.
+      search: from `search_of`, or a `Search` over values of any fields.
+      workdir: of the records.
+      objective: the loss by which runs are compared, see `prepare_objective`.
+      lanes, overwrite, on_record, load: see `depthmup_flax.sweep`.
+
+    Raises:
+      InputError: a field or a value is wrong, or every run diverged.
+    """
+    load, proxy = load or LoadOnce(), proxy.copy_and_resolve_references()
+    experiment = build(proxy.copy_and_resolve_references(), load=load)
+    objective = prepare_objective(objective, proxy, experiment)
+    log.info("%s", objective_text(objective, experiment, proxy.data.validation_fraction))
+    search = search.without_unread(experiment)
+    grid = sweep_config(
+        proxy,
+        {"proxy": search.grid()},
+        figure=search.figure,
+        title="Tuning of a proxy",
+        scale="proxy",
+        x=search.x,
+        extend=0 if isinstance(get_field(proxy, search.x), int) else search.extend,  # whole numbers are not extended
+        objective=objective,
+    )
+    records = sweep(
+        grid,
+        directory := as_path(workdir),
+        lanes=lanes,
+        overwrite=overwrite,
+        load=load,
+        kind=workdirs.TUNE,
+        on_record=on_record,
+        more=search.more,
+    )
+    return Best(search.choice(grid, records), proxy, records, directory)
+
+
+def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:
+    """``(proxy, target)``: configs that both have the proxy's width and depth as their base.
+
+    Args:
+      target: of a run.
+      width, depth: of the proxy; 0: the target's base sizes.
+      steps: of the proxy's training; 0: the target's.
+
+    Raises:
+      InputError: the proxy is not smaller than the target, or the rule does not transfer.
+    """
+    validate(target)
+    proxy, large = target.copy_and_resolve_references(), target.copy_and_resolve_references()
+    width, depth = width or target.model.base_width, depth or target.model.base_depth
+    proxy.mesh = default_config().mesh  # a sweep trains whole networks on each device
+    for name, value in (("width", width), ("depth", depth)):
+        largest = target.model[name]
+        if not 1 <= value <= largest:
+            raise InputError(f"proxy.{name} is {value}: set it to a number from 1 to model.{name}, {largest}.")
+        proxy.model[name] = proxy.model[f"base_{name}"] = large.model[f"base_{name}"] = value
+    if (width, depth) == (target.model.width, target.model.depth):
+        raise InputError(f"proxy.width is {width} and proxy.depth {depth}, the target's: choose a smaller proxy.")
+    if "stage_sizes" in proxy.model:
+        proxy.model.stage_sizes = ()
+    preset = target.parametrization.preset
+    require_mup(preset)
+    if preset == "mup" and depth != target.model.depth:
+        raise InputError(
+            "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
+            f"target's depth, {target.model.depth}."
+        )
+    if steps < 0:
+        raise InputError(f"proxy.steps is {steps}: use a whole number of at least 0.")
+    if steps:
+        # Averaged over a whole short run, the loss would measure how early it falls.
+        average = proxy.train.average_steps or max(1, steps // 5)
+        proxy.train.update(steps=steps, epochs=0.0, average_steps=min(average, steps))
+    return proxy, large
 
 
 def require_mup(preset: str) -> None:
@@ -17,38 +127,68 @@ def require_mup(preset: str) -> None:
         )
 
 
-def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:
-    """``(proxy, target)``: configs that both have the proxy's width and depth as their base.
+def require_objective(objective: str) -> None:
+    """Raises `InputError` for what is not of `CHOICES`."""
+    if objective not in CHOICES:
+        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")
 
-    The proxy trains for ``steps`` steps, or for the target's.
+
+def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
+    """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
+
+    ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them.
+    ``auto`` is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for
+    batches without end, whose examples are all new, and where examples cannot be held out: for a training step of the
+    user's own without an evaluation, and for batches of nearly the whole set.
+
+    Args:
+      objective: of `CHOICES`.
+      proxy: the config of the search's runs, changed in place.
+      experiment: what ``proxy``, or its target, describes without held-out examples.
 
     Raises:
-      InputError: the proxy is not smaller than the target, or the parametrization does not transfer.
+      InputError: runs cannot measure it.
     """
-    proxy, large = target.copy_and_resolve_references(), target.copy_and_resolve_references()
-    proxy.mesh = default_config().mesh  # a sweep trains whole networks on each device
-    for name, value in (("width", width), ("depth", depth)):
-        largest = target.model[name]
-        if not 1 <= value <= largest:
-            raise InputError(
-                f"--proxy.{name} is {value}: it must be between 1 and the target's model.{name}, {largest}."
-            )
-        proxy.model[name] = proxy.model[f"base_{name}"] = large.model[f"base_{name}"] = value
-    if (width, depth) == (target.model.width, target.model.depth):
-        raise InputError(f"--proxy.width={width} --proxy.depth={depth} is the target itself: choose a smaller proxy.")
-    if "stage_sizes" in proxy.model:
-        proxy.model.stage_sizes = ()
-    preset = target.parametrization.preset
-    require_mup(preset)
-    if preset == "mup" and depth != target.model.depth:
-        raise InputError(
-            "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
-            f"target's depth, --proxy.depth={target.model.depth}."
+    require_objective(objective)
+    fraction = proxy.data.validation_fraction
+    problem = "" if fraction else _why_nothing_is_held_out(experiment)
+    if objective == AUTO:
+        objective = TRAIN if problem else VALIDATION
+    if objective == VALIDATION and problem:
+        raise InputError(f"objective is 'validation', and {problem}. Or use 'train'.")
+    if objective == TEST and not experiment.workload.evaluates:
+        raise InputError(f"objective is 'test', and {experiment.dataset.name!r} is not evaluated: use 'train'.")
+    if objective == VALIDATION and not fraction:
+        proxy.data.validation_fraction = FRACTION
+        proxy.train.steps = proxy.train.steps or experiment.total_steps
+    return objective
+
+
+def _why_nothing_is_held_out(experiment: Experiment) -> str:
+    """The reason, and the remedy; "" if `FRACTION` of the training examples can be held out and evaluated."""
+    workload, dataset = experiment.workload, experiment.dataset
+    if workload.task.evaluate is None:
+        return "the task has no evaluate: give it one"
+    if not dataset.has_epochs:
+        return f"{dataset.name!r} gives batches without end, whose examples are all new: give a set of examples"
+    train, held_out = len(dataset.train), round(FRACTION * len(dataset.train))
+    if not 0 < held_out <= train - workload.batch_size:
+        rest = f"{held_out} of {train} training examples to hold out leave less than a batch"
+        return f"train.batch_size is {workload.batch_size}: {rest}. Use at most {train - held_out}"
+    return ""
+
+
+def objective_text(objective: str, experiment: Experiment, fraction: float) -> str:
+    """What runs are compared by, for the terminal; ``experiment``: of the proxy, before `prepare_objective`."""
+    dataset = experiment.dataset
+    if objective == VALIDATION:
+        held_out, rest = len(dataset.test), len(dataset.train)
+        if not experiment.config.data.validation_fraction:
+            held_out, rest = round(fraction * rest), rest - round(fraction * rest)
+        return (
+            f"objective: the loss on {held_out:,} of the {held_out + rest:,} training examples, which the proxy does "
+            "not train on; the test set is not used"
         )
-    if steps < 0:
-        raise InputError(f"--proxy.steps is {steps}: use a whole number of at least 0.")
-    if steps:
-        # Averaged over a whole short run, the loss would measure how early it falls.
-        average = proxy.train.average_steps or max(1, steps // 5)
-        proxy.train.update(steps=steps, epochs=0.0, average_steps=min(average, steps))
-    return proxy, large
+    if objective == TEST:
+        return "objective: the loss on the test set, which therefore no longer measures the target's quality"
+    return "objective: the training loss"

@@ -117,7 +117,7 @@ def require_memory(experiment: Experiment, parts: int = 1, available: int | None
         raise InputError(
             f"model.width is {model.width} and model.depth is {model.depth}: {experiment.parameters:.3g} parameters "
             f"and their optimizer state take {needed / _GIB:.3g} GiB, and a device has {available / _GIB:.3g} GiB. Use "
-            "a smaller network; depthmup train can also split one over devices, --config.mesh.fsdp=N."
+            "a smaller network; depthmup train can also split one over devices, mesh.fsdp=N."
         )
 
 
@@ -170,7 +170,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     if found.findings and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
-            f"anyway with --config.model.audit=False, in Python dm.Study(..., audit=False).\n\n{found.text}"
+            f"anyway with model.audit=False.\n\n{found.text}"
         )
     experiment = NetworkExperiment(
         **common,

@@ -32,7 +32,7 @@ class NamedHyper(Mapping[str, Scalar]):
     def __getitem__(self, name: str) -> Scalar:
         if name not in self._values:
             raise InputError(
-                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, --config.hyper.{name}=VALUE, "
+                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, hyper.{name}=VALUE, "
                 f"or hyper={{{name!r}: VALUE}}."
             )
         self._read.add(name)

@@ -19,7 +19,7 @@ from depthmup_flax.util.types import Json
 Columns = dict[str, np.ndarray]
 _DATA = "data.json"
 RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
-GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON
+GARBLED = "delete it, or set overwrite to restart the run"  # the remedy for a file that is not JSON
 
 
 def read_metrics(path: pathlib.Path) -> Columns:
@@ -43,7 +43,7 @@ def read_metrics(path: pathlib.Path) -> Columns:
 
 def require_run(path: pathlib.Path) -> None:
     """Raises `InputError` unless a directory holds a run that has started."""
-    remedy = "name the --workdir of a training run, such as runs/digits. depthmup report reads a sweep"
+    remedy = "name the workdir of a training run, such as runs/digits. depthmup report reads a sweep"
     workdirs.require_kind(path, workdirs.RUN, remedy)
     if not (path / "config.json").exists():
         raise InputError(f"the run in {str(path)!r} has saved nothing yet: wait for its first checkpoint.")
@@ -87,7 +87,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
         if differing:
             raise InputError(
                 f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "
-                "choose another directory, or pass --overwrite to delete that run."
+                "choose another directory, or set overwrite to delete that run."
             )
         path = directory / _DATA
         require_same_data(read_json(path, GARBLED) if path.exists() else {}, data, f"the run in {str(directory)!r}")
@@ -101,7 +101,7 @@ def require_same_data(stored: Json, data: Json, work: str) -> None:
     if changed := stored_dataset.changes(stored, data):
         raise InputError(
             f"data.name is {data['name']!r}: its data have changed since {work} began "
-            f"({changed}). Restore them to resume, choose another workdir, or pass --overwrite to start again."
+            f"({changed}). Restore them to resume, choose another workdir, or set overwrite to start again."
         )
 
 

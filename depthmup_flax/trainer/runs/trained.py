@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.user_code import code_of
+from depthmup_flax.config.fields import code_of
 from depthmup_flax.data import (
     DATA_DEFAULTS,
     DataConfig,

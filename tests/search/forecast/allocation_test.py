@@ -8,7 +8,7 @@ import math
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.commands.table import module_and_parser
+from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import LoadOnce
@@ -151,11 +151,11 @@ def test_upper_losses_of_several_sizes_are_those_of_the_interval_of_each():
 @pytest.mark.parametrize(
     ("compute", "given", "sentence"),
     [
-        (0.5, {}, "--compute is 0.5: use a number of at least 1"),
-        (math.inf, {}, "--compute is inf"),
-        (2, {"width": 0}, "--target.width is 0"),
-        (2, {"width": 31}, "--target.width is 31, below the tuned 32"),
-        (2, {"width": 1024, "depth": 64}, "--compute is 2, less than one step"),
+        (0.5, {}, "compute is 0.5: use a number of at least 1"),
+        (math.inf, {}, "compute is inf"),
+        (2, {"width": 0}, "target.width is 0"),
+        (2, {"width": 31}, "target.width is 31, below the tuned 32"),
+        (2, {"width": 1024, "depth": 64}, "compute is 2, less than one step"),
     ],
 )
 def test_a_compute_or_size_that_cannot_be_is_one_sentence(compute, given, sentence):
@@ -170,9 +170,9 @@ def test_a_forecast_that_cannot_choose_is_refused():
     ladder = ladder_of(config, law)
     for forecast, compute, given, sentence in (
         (ladder_of(config, law, axes=("width",)), 16, {}, "varies width alone"),
-        (ladder, 16, {"depth": 4}, "--target.depth is 4, which the forecast chooses"),
+        (ladder, 16, {"depth": 4}, "target.depth is 4, which the forecast chooses"),
         (dataclasses.replace(ladder, config={**ladder.config, "loss": "other"}), 16, {}, "is of another config"),
-        (dataclasses.replace(ladder, rungs=(*ladder.rungs, ladder.target)), 2, {}, "--compute is 2, and the largest"),
+        (dataclasses.replace(ladder, rungs=(*ladder.rungs, ladder.target)), 2, {}, "compute is 2, and the largest"),
     ):
         with pytest.raises(InputError, match=sentence):
             recipe(config, compute, forecast=forecast, load=LOAD, **given)

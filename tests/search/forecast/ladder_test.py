@@ -37,7 +37,7 @@ def test_the_default_budget_of_a_small_target_is_what_the_smallest_ladder_takes(
     smallest = LadderPlan().sizes(target, parameters)
     needed = share(smallest, 3, target)
     assert needed > 0.05
-    with pytest.raises(InputError, match="--budget is 5%: the smallest ladder"):
+    with pytest.raises(InputError, match="budget is 5%: the smallest ladder"):
         LadderPlan("5%").sizes(target, parameters)
     assert LadderPlan(f"{100 * needed + 1e-6}%").sizes(target, parameters) == smallest
 
@@ -48,10 +48,10 @@ def test_a_planned_ladder_varies_the_axes_with_three_smaller_sizes_and_refuses_o
         rungs = LadderPlan(0.5).sizes(target, parameters)
         assert len(values(rungs, "width")) >= 3
         assert values(rungs, "depth") == {target.depth}
-        with pytest.raises(InputError, match=f"^the target's depth is {target.depth}: .* leave depth out of --axes"):
+        with pytest.raises(InputError, match=f"^the target's depth is {target.depth}: .* leave depth out of axes"):
             LadderPlan(0.5, ("width", "depth")).sizes(target, parameters)
     for steps in (1, 12, 32):
-        with pytest.raises(InputError, match=f"^the target's steps is {steps}: .* leave steps out of --axes"):
+        with pytest.raises(InputError, match=f"^the target's steps is {steps}: .* leave steps out of axes"):
             LadderPlan(0.5, ("width", "depth", "steps")).sizes(Size(512, 32, steps), parameters)
     with pytest.raises(InputError, match=r"^the target's width is 8: "):
         LadderPlan().sizes(Size(8, 4, 100), parameters)
@@ -76,20 +76,20 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
         ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
         ({"depths": (8, 16, 32), "steps": (1000, 2000, 4000)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
-        ({"axes": ("hight",)}, "--axes has 'hight': "),
-        ({"budget": 0.0}, "--budget is 0.0: "),
-        ({"budget": "5 days"}, "--budget is '5 days': "),
-        ({"budget": "nan%"}, "--budget is 'nan%': "),
-        ({"budget": "5"}, "--budget is '5': "),
-        ({"budget": 5}, "--budget is 5: "),
-        ({"budget": 0.1, "widths": (8, 16, 32)}, "--budget and --axes plan rungs, "),
-        ({"axes": ()}, "--axes is '': "),
-        ({"axes": ("width", "width")}, "--axes is 'width,width': "),
+        ({"axes": ("hight",)}, "axes has 'hight': "),
+        ({"budget": 0.0}, "budget is 0.0: "),
+        ({"budget": "5 days"}, "budget is '5 days': "),
+        ({"budget": "nan%"}, "budget is 'nan%': "),
+        ({"budget": "5"}, "budget is '5': "),
+        ({"budget": 5}, "budget is 5: "),
+        ({"budget": 0.1, "widths": (8, 16, 32)}, "budget and axes plan rungs, "),
+        ({"axes": ()}, "axes is '': "),
+        ({"axes": ("width", "width")}, "axes is 'width,width': "),
         (
             {"budget": 1e-7},
-            "--budget is 1e-07: the smallest ladder, with --seeds=3, needs 0.74",
+            "budget is 1e-07: the smallest ladder, with seeds=3, needs 0.74",
         ),
-        ({"seeds": 0}, "--seeds is 0: "),
+        ({"seeds": 0}, "seeds is 0: "),
     ],
 )
 def test_a_wrong_ladder_is_refused(plan, sentence):
@@ -116,7 +116,7 @@ def test_the_rungs_of_a_network_without_small_sizes_are_those_that_it_has():
     def wide_or_deep(size):
         return at_least(99 if size.width < 512 else 3)(size) if size.depth < 32 else parameters(size)
 
-    with pytest.raises(InputError, match=r"model.depth is too small\. Name the rungs, such as --widths"):
+    with pytest.raises(InputError, match=r"model.depth is too small\. Name the rungs, such as widths"):
         LadderPlan().sizes(Size(512, 32, 100), wide_or_deep)
 
 

@@ -8,7 +8,7 @@ import pytest
 from processes import run_lines
 
 import depthmup_flax as dm
-from depthmup_flax.commands.table import module_and_parser
+from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
 from depthmup_flax.search.forecast.target_loss import FILE, TargetForecast, config_json, read, with_losses

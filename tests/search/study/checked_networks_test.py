@@ -10,7 +10,7 @@ from flax import nnx
 
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.named import register
-from depthmup_flax.search.study.prepared_check import prepared_check
+from depthmup_flax.search.study.config_check import check_config
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.util.errors import InputError
 
@@ -101,7 +101,7 @@ def config(model, data=classes, **fields):
 
 
 def report(run, **sizes):
-    return prepared_check(run, **{"widths": [], "depths": [], **sizes}, steps=1, seeds=8, batch_size=4)()
+    return check_config(run, **{"widths": [], "depths": [], **sizes}, steps=1, seeds=8, batch_size=4)
 
 
 @pytest.mark.slow
@@ -139,4 +139,4 @@ def test_a_training_step_has_no_network_to_check():
         return Task(lambda key, hyper: jax.random.normal(key, (width,)), step)
 
     with pytest.raises(InputError, match="training step"):
-        prepared_check(config(task))
+        check_config(config(task))

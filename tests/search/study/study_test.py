@@ -4,7 +4,6 @@ import functools
 
 import equinox as eqx
 import flax.linen as nn
-import html_text
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,7 +124,7 @@ def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(
     study, best = tuned
     result = study.train(16, 4, **best)
     model, rescale = Net(16, 4, dm.get_parametrization("depth_mup")), lambda params: study.rescale_init(params, 16, 4)
-    optimizer = study.optimizer(16, 4, **best)
+    optimizer = study.make_optimizer(16, 4, **best)
     expected, _ = loop(lambda: optimizer, (), model, 0, rescale)
     np.testing.assert_allclose(result["train_loss_avg"], expected, rtol=2e-5)
     assert result == study.train(16, 4, **best)  # it is there already
@@ -222,10 +221,6 @@ def test_a_sweep_of_an_equinox_network_with_its_own_loss_becomes_a_report():
     assert study.audit(32, 8).ok
     swept = study.sweep(depths=(4,), widths=(16,), learning_rate=RATES, seeds=2)
     assert {(record["width"], record["depth"]) for record in swept.records} == {(8, 2), (8, 4), (16, 2)}
-    shown = html_text.words(swept._repr_html_())
-    lowest = min(record["train_loss_avg"] for record in swept.records)
-    assert {"learning_rate", "depth", f"{lowest:.4g}"} <= set(shown)
-    assert repr(swept).split()[0] == shown[0]
     report = swept.report()
     assert str(report) == report.text
     assert report.data["headline"].split(":")[0] in report._repr_html_()
@@ -278,7 +273,7 @@ def test_a_training_step_of_ones_own_is_tuned_over_its_own_numbers():
         np.testing.assert_allclose(record["test_norm"], jnp.linalg.norm(w), rtol=2e-5)
     assert study.train(16, 4, **best)["status"] == "completed"
     with pytest.raises(InputError, match=r"dm\.Task"):
-        study.optimizer(16, 4)
+        study.make_optimizer(16, 4)
 
 
 _KEY = jax.random.key(0)
@@ -297,7 +292,7 @@ def test_the_optimizer_takes_parameters_in_their_librarys_containers(library):
     build, params_of = CONTAINERS[library]
     study = dm.Study(build, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
     for size, largest in (((16, 2), {0.1}), ((32, 4), {0.1, 0.1 * 2**-0.5, 0.1 * 2**-1.5})):
-        params, optimizer = study.rescale_init(params_of(*size), *size), study.optimizer(*size, learning_rate=0.1)
+        params, optimizer = study.rescale_init(params_of(*size), *size), study.make_optimizer(*size, learning_rate=0.1)
         assert jax.tree.structure(params) == jax.tree.structure(params_of(*size))
         updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
         assert jax.tree.structure(updates) == jax.tree.structure(params)
@@ -309,7 +304,7 @@ def test_the_optimizer_of_an_nnx_network_works_in_nnx_optimizer():
     study = dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
     model = networks.NnxNet(16, 2, rngs=nnx.Rngs(0))
     before = np.asarray(model.head.kernel.get_value())
-    optimizer = nnx.Optimizer(model, study.optimizer(learning_rate=0.1, weight_decay=0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, study.make_optimizer(learning_rate=0.1, weight_decay=0.1), wrt=nnx.Param)
     optimizer.update(model, nnx.grad(lambda model: jnp.sum(model(X)))(model))
     assert np.abs(np.asarray(model.head.kernel.get_value()) - before).max() > 0.05
 
@@ -317,17 +312,3 @@ def test_the_optimizer_of_an_nnx_network_works_in_nnx_optimizer():
 def test_an_optimizer_that_is_not_named_is_refused():
     with pytest.raises(InputError, match=r"optimizer is .* dm\.Task"):
         dm.Study(networks.NnxNet, split(TARGETS), base=(16, 2), optimizer=optax.adam(1e-3))
-
-
-@pytest.mark.slow
-def test_a_sampler_searches_ranges_and_repeats_from_the_records(tmp_path):
-    ranges = {"learning_rate": (1e-3, 1e5), "weight_decay": (0.0, 0.1)}
-    new = []
-    first = classification(workdir=tmp_path).tune(**ranges, trials=4, at_once=2, seeds=1, on_record=new.append)
-    again = classification(workdir=tmp_path).tune(**ranges, trials=6, at_once=2, seeds=1, on_record=new.append)
-    assert (len(first.records), len(again.records), len(new)) == (4, 6, 6)
-    completed = [record for record in again.records if record["status"] == "completed"]
-    lowest = min(completed, key=lambda record: record["train_loss_avg"])
-    assert again["learning_rate"] == pytest.approx(lowest["learning_rate"], rel=1e-3)
-    (sweep,) = tmp_path.glob("search*")
-    assert len(read_sweep([sweep]).records) == 6

@@ -19,8 +19,7 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
-from depthmup_flax.search.tune.ranges import parse_range, tuned_ranges, unread
-from depthmup_flax.search.tune.rounds import CONFIRM, SHRINK, search_of, without_unread
+from depthmup_flax.search.tune.searches import CONFIRM, SHRINK, Search, search_of, tuned_ranges, unread
 from depthmup_flax.storage.records import COMPLETED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
@@ -40,9 +39,9 @@ def searched(best, seed=0, diverges=lambda point: False):
     """The choice of a search whose runs have planted losses, and all points in order."""
     config = default_config()
     config.seed = seed
-    search = search_of(tuned_ranges(config, [(A, None), (OUT, None)], 4), range(seed, seed + 3), 48)
+    search = search_of(config, [(A, None), (OUT, None)])
     sweep = {"figure": search.figure, "title": "t", "scale": "proxy", "extend": search.extend}
-    config = sweep_config(config, {"proxy": search.grid(config)}, **sweep)
+    config = sweep_config(config, {"proxy": search.grid()}, **sweep)
     runs, done, fields = expand(config), {}, dict.fromkeys(field.name for field in dataclasses.fields(Record))
     for _ in range(search.extend + 1):
         for run in runs:
@@ -107,28 +106,31 @@ def test_an_optimum_at_the_end_of_a_range_is_named():
 
 
 WRONG = {
-    "gama0": "--tune has 'gama0': did you mean 'gamma0'",
-    "gamma0,gamma0=1:2": "--tune has 'gamma0' twice",
-    "gamma0,parametrization.gamma0": "twice",
-    "gamma0=2:1": "--tune: gamma0 is 2:1: use two numbers above 0, a range, such as 0.25:4",
-    "gamma0=0:1": "gamma0 is 0:1",
-    "gamma0=1": "gamma0 is 1:",
-    "gamma0=1:2:3": "gamma0 is 1:2:3",
-    "gamma0=a:b": "gamma0 is a:b",
-    "gamma0=1:inf": "gamma0 is 1:inf",
-    "learning_rate=1e-30:1": "learning_rate is 1e-30 to 1: use at most 40 octaves",
-    "weight_decay": "weight_decay is 0.0, from which no search can start",
-    "b1": "--tune has 'b1'",
-    "warmup_steps": "--tune has 'warmup_steps'",
-    "width": "--tune has 'width'",
+    "an unknown name": [("gama0", None)],
+    "a name twice": [("gamma0", None), ("gamma0", (1, 2))],
+    "a field and its name": [("gamma0", None), ("parametrization.gamma0", None)],
+    "a range that falls": [("gamma0", (2, 1))],
+    "no range": [("gamma0", 1)],
+    "three ends": [("gamma0", ("1", "2", "3"))],
+    "a text": [("gamma0", ("a", "b"))],
+    "no end": [("gamma0", (1, math.inf))],
+    "too many octaves": [("learning_rate", (1e-30, 1))],
+    "no decay": [("weight_decay", None)],
+    "an average": [("b1", None)],
+    "a size": [("width", None)],
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
-def test_what_cannot_be_tuned_is_refused(words):
-    with pytest.raises(InputError) as error:
-        tuned_ranges(default_config(), map(parse_range, words.split(",")), 4)
-    assert WRONG[words] in str(error.value)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_tuned_is_refused(wrong):
+    with pytest.raises(InputError, match=WRONG[wrong][-1][0].rpartition(".")[2]):
+        tuned_ranges(default_config(), WRONG[wrong], 4)
+
+
+def test_a_search_that_cannot_succeed_is_refused():
+    for name, value in {"trials": 2, "octaves": 0, "seeds": 0, "extend": -1}.items():
+        with pytest.raises(InputError, match=f"{name} is {value}"):
+            search_of(default_config(), [], **{name: value})
 
 
 def test_ranges_are_those_given_or_octaves_around_the_configs_values():
@@ -171,13 +173,13 @@ def test_what_a_network_does_not_have_is_left_out_with_one_sentence(logged):
     # Gamma0, which is in the code, too, still scales the optimizer's gradients and updates.
     paths = [RATE, A, "parametrization.gamma0", *roles]
     assert unread(build(study(own_multiplier).config()), paths) == [A, roles[4]]
-    frozen = build(study(**{"optimizer.frozen": ("stem",)}).config())
-    search = search_of(dict.fromkeys(paths, (0.5, 2.0)), (0,), 3)
-    assert set(paths) - set(without_unread(search, frozen).ranges) == {roles[0], roles[4]}
+    frozen = build(study(settings={"optimizer.frozen": ("stem",)}).config())
+    search = search_of(frozen.config, [(path, (0.5, 2.0)) for path in paths], seeds=1)
+    assert set(paths) - set(search.without_unread(frozen).ranges) == {roles[0], roles[4]}
     (sentence,) = [record.getMessage() for record in logged.records]
     assert "input_lr_factor, fixed_lr_factor" in sentence
     with pytest.raises(InputError, match="Name another hyperparameter"):
-        without_unread(search_of({roles[4]: (0.5, 2.0)}, (0,), 3), frozen)
+        Search({roles[4]: (0.5, 2.0)}, (0,), ranges={roles[4]: (0.5, 2.0)}).without_unread(frozen)
 
 
 @pytest.mark.slow

@@ -9,16 +9,10 @@ from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
-from depthmup_flax.search.sweep.grid import sweep_config, sweep_info
-from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.choice import best, describe
+from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.proxy import proxy_config
-from depthmup_flax.search.tune.ranges import tuned_ranges
-from depthmup_flax.search.tune.rescaled_target import Rescaling, rescale_target
-from depthmup_flax.search.tune.rounds import search_of
-from depthmup_flax.search.tune.search import tuned_file
-from depthmup_flax.storage.records import Record, info_to_json
-from depthmup_flax.storage.workdir import TUNE
+from depthmup_flax.search.tune.target import Rescaling, rescale_target, tuned_file
+from depthmup_flax.storage.records import Record
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
@@ -50,7 +44,7 @@ def planted_records(rates, multipliers, seeds=(0, 1, 2)):
 
 
 def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
-    choice = best(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
+    choice = best_choice(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
     assert choice.values["parametrization.branch_multiplier"] == 2.0
     assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
     assert choice.interval[0] <= 3e-3 * 1.03
@@ -63,14 +57,11 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
     )
 
 
-def test_a_warning_names_what_lies_at_the_edge_of_the_grid_and_the_flag_to_search_beyond():
-    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
-    assert describe(edge, default_config()).splitlines()[-2:] == [
-        "Warning: the best optimizer.learning_rate, 0.001, is the highest of the grid: a higher one may be better. "
-        "Search around it with --config.optimizer.learning_rate=0.001 and another --workdir.",
-        "Warning: the best parametrization.branch_multiplier, 1, is the highest of the grid: a higher one may be "
-        "better. Search around it with --config.parametrization.branch_multiplier=1 and another --workdir.",
-    ]
+def test_a_warning_names_what_lies_at_the_edge_of_the_grid():
+    edge = best_choice(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
+    for warning, field in zip(edge.warnings, (RATE, "parametrization.branch_multiplier"), strict=True):
+        assert f"the best {field}, " in warning
+        assert "highest of the grid" in warning
 
 
 def test_the_optimum_may_lie_along_another_axis_and_words_are_no_edges():
@@ -81,7 +72,7 @@ def test_the_optimum_may_lie_along_another_axis_and_words_are_no_edges():
         for schedule, some in (("constant", worse), ("cosine", records))
         for record in some
     ]
-    choice = best(named, "parametrization.branch_multiplier")
+    choice = best_choice(named, "parametrization.branch_multiplier")
     assert choice.values[RATE] == 4e-3
     assert choice.values["optimizer.schedule"] == "cosine"
     assert "95 % interval of the branch multiplier" in describe(choice, default_config())
@@ -92,7 +83,7 @@ def planted_curve(losses):
     """The optimum of three seeds of equal losses at rates 1e-3, 2e-3, 4e-3, ...; ``None`` for a diverged run."""
     records = planted_records([1e-3 * 2**k for k in range(len(losses))], [1.0])
     of_rate = dict(zip(sorted({record.point[RATE] for record in records}), losses, strict=True))
-    return best(
+    return best_choice(
         [
             dataclasses.replace(r, train_loss_avg=loss, status="diverged" if loss is None else "completed")
             for r in records
@@ -104,10 +95,8 @@ def planted_curve(losses):
 @pytest.mark.parametrize(("beside", "what"), [(500.0, "the loss is 5000 times as high"), (None, "a run diverges")])
 def test_an_instability_next_to_the_best_rate_is_not_called_an_edge(beside, what):
     (warning,) = planted_curve([0.3, 0.1, beside, None]).warnings
-    assert warning == (
-        f"next to the best learning rate, at 0.004, {what}: training is close to instability there. The optimum is a "
-        "point of the grid, known to half a step. Consider 0.001, an octave lower."
-    )
+    assert f"at 0.004, {what}" in warning
+    assert "Consider 0.001" in warning
 
 
 def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
@@ -139,23 +128,6 @@ def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_tr
     assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
 
 
-def test_a_search_that_tuned_other_names_is_not_resumed(tmp_path):
-    config = default_config()
-    plan = {"title": "t", "scale": "proxy"}
-    rate, several = (
-        sweep_config(config, {"proxy": search.grid(config)}, figure=search.figure, **plan)
-        for names in ([(RATE, None)], [(RATE, None), ("parametrization.branch_multiplier", None)])
-        for search in [search_of(tuned_ranges(config, names, 2), (0,))]
-    )
-    for k, (there, here) in enumerate(((rate, several), (several, rate))):
-        directory = tmp_path / str(k)
-        directory.mkdir()
-        (directory / "workdir.json").write_text('{"kind": "tune"}')
-        (directory / "sweep.json").write_text(info_to_json(sweep_info(there)))
-        with pytest.raises(InputError, match=r"axes: .*branch_multiplier"):
-            sweep(here, directory, kind=TUNE)
-
-
 def target_config():
     config = default_config()
     config.model.update(width=32, depth=8, base_width=8, base_depth=2)
@@ -165,8 +137,8 @@ def target_config():
 @pytest.mark.parametrize(
     ("fields", "sizes", "message"),
     [
-        ({}, (64, 8), "--proxy.width is 64"),
-        ({}, (32, 8), "is the target itself"),
+        ({}, (64, 8), "proxy.width is 64"),
+        ({}, (32, 8), "proxy.width is 32 and proxy.depth 8"),
         ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
         ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
     ],
@@ -179,13 +151,9 @@ def test_a_proxy_that_cannot_serve_is_refused(fields, sizes, message):
         proxy_config(config, *sizes)
 
 
-def test_a_search_that_cannot_succeed_is_refused():
-    with pytest.raises(InputError, match="--trials is 2: use a whole number of at least 3"):
-        search_of({RATE: (1e-3, 1e-2)}, (0,), 2)
-    with pytest.raises(InputError, match="--octaves is 0: use a whole number from 1"):
-        tuned_ranges(target_config(), [], 0)
+def test_a_search_whose_runs_all_diverge_is_refused():
     with pytest.raises(InputError, match="every run of the proxy diverged"):
-        best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
+        best_choice([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
 
 
 def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_path):
@@ -253,7 +221,7 @@ def test_only_arguments_of_the_optimizer_are_set():
 
 def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are_refused():
     for name in ("batch_size", "steps"):
-        with pytest.raises(InputError, match=f"--target.{name} is 0: use a whole number of at least 1"):
+        with pytest.raises(InputError, match=f"target.{name} is 0"):
             Rescaling(**{name: 0})
     config = default_config()
     config.optimizer.name = "lion"

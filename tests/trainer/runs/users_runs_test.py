@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.commands.predicted_arrays import read_inputs, write_outputs
+from depthmup_flax.commands.predict import read_inputs, write_outputs
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.named import register
 from depthmup_flax.trainer.engine.task import Task

@@ -1,0 +1,141 @@
+"""The coordinate check of a config: its network at several sizes, on one batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.check.check import coord_check, require_plan
+from depthmup_flax.check.networks import Network, checked_network
+from depthmup_flax.check.report import Report
+from depthmup_flax.config.fields import PYTHON, validate
+from depthmup_flax.networks.adapters import Call, Linen
+from depthmup_flax.networks.named import is_import_path
+from depthmup_flax.rule.annotations import is_annotated
+from depthmup_flax.rule.roles import param_info
+from depthmup_flax.storage.workdir import COORD_CHECK, claimed
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
+from depthmup_flax.trainer.engine.from_config import build as build_experiment
+from depthmup_flax.trainer.engine.losses import CrossEntropy
+from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
+
+Build = Callable[[int, int], Network]
+
+
+def check_config(
+    config: ConfigDict,
+    *,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    width: int = 0,
+    depth: int = 0,
+    batch_size: int = 4,
+    steps: int = 4,
+    seeds: int = 4,
+    tolerance: float = 0.2,
+    spectral: bool = False,
+    workdir: str | os.PathLike[str] | None = None,
+) -> Report:
+    """`depthmup_flax.coord_check` of a config's network, data, rule and optimizer.
+
+    The batch is the first ``batch_size`` training examples without augmentation; the learning rate is constant. The
+    config's width and depth are used only if it has no base sizes.
+
+    Args:
+      config: of a run.
+      widths, depths: sizes to try, as those of `coord_check`.
+      width, depth: of the networks whose depth or width varies; 0: the base's.
+      batch_size: training examples.
+      steps, seeds, tolerance, spectral: see `coord_check`.
+      workdir: gets the records, the report and the figure.
+
+    Raises:
+      InputError: before anything is trained, for a config or sizes that cannot be checked.
+    """
+    validate(config)
+    config = config.copy_and_resolve_references()
+    model = config.model
+    base_width, base_depth = (model[f"base_{name}"] or model[name] for name in ("width", "depth"))
+    # With a base of 0, each network would be its own base.
+    model.update(width=base_width, depth=base_depth, base_width=base_width, base_depth=base_depth)
+    for name in ("dtype", "param_dtype", "stream_dtype"):
+        if model.get(name) in ("bfloat16", "float16"):  # whose rounding exceeds the changes of a few steps
+            model[name] = "float32"
+    if "stage_sizes" in model:
+        model.stage_sizes = ()
+    plan: dict[str, Any] = {
+        "width": width or base_width,
+        "depth": depth or base_depth,
+        "widths": widths,
+        "depths": depths,
+        "steps": steps,
+        "seeds": seeds,
+        "tolerance": tolerance,
+    }
+    require_plan(**plan)
+    # The check does not use these, so values that only suit the config's own run do not fail it.
+    config.optimizer.warmup_steps = 0
+    if not config.data.name.startswith(PYTHON):  # whose batches may have one size
+        config.train.batch_size = 1
+    if is_import_path(model.name):
+        model.audit = False  # the check itself says what is missing
+    experiment = build_experiment(config)
+    if not isinstance(experiment, NetworkExperiment):
+        raise InputError(
+            f"model.name is {model.name!r}: it gives a training step, and the check looks into a network. Use "
+            "dm.coord_check with the network inside."
+        )
+    dataset, loss = experiment.dataset, experiment.loss
+    if not 1 <= batch_size <= len(dataset.train):
+        raise InputError(f"batch_size is {batch_size}: use between 1 and the {len(dataset.train)} training examples.")
+    batch = dataset.train.read(np.arange(batch_size))
+    inputs, targets = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
+    of_outputs: dict[str, Any] = {"labels": targets}
+    if not isinstance(loss, CrossEntropy):
+        of_outputs = {"loss": lambda outputs: loss.mean(outputs, targets)}
+    build = sized_networks(experiment, inputs)
+    with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
+        report = coord_check(build, **of_outputs, rule=experiment.rule, spectral=spectral, **plan)
+        if claim is not None:
+            report.write_to(claim.directory)
+    return report
+
+
+def sized_networks(experiment: NetworkExperiment, inputs: ArrayTree) -> Build:
+    """``(width, depth) -> Network`` on ``inputs`` [B, ...], in training, with the optimizer of the config."""
+    model = experiment.model
+    if isinstance(model, UserNetwork):
+        return lambda width, depth: _of_user(experiment, model, inputs, width, depth)
+    return lambda width, depth: _of_ours(experiment, model, inputs, width, depth)
+
+
+def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width: int, depth: int) -> Network:
+    sized: Any = model.clone(width=width, depth=depth)
+    info = param_info(sized, sized.base(), experiment.dataset.input_spec)
+    optimizer = make_optimizer(experiment.config, info, experiment.rule)
+    base = model.clone(width=model.base_width, depth=model.base_depth)
+    return checked_network(sized, inputs, info=info, optimizer=optimizer, base=base, train=True)
+
+
+def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, width: int, depth: int) -> Network:
+    config, rule, sizes = experiment.config, experiment.rule, (width, depth)
+    functions, info = model.functions(rule, *sizes), model.audited(inputs, rule, sizes).info
+    functions = rescaled(functions, model.init_factors(inputs, rule, info, sizes))
+    # Layers are annotated for this base: no other one can be that of the audit.
+    annotated = functions.linen is not None and _has_annotations(functions.linen, inputs)
+    base = model.functions(rule, *model.base_sizes).linen if annotated else None
+    return checked_network(functions, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base)
+
+
+def _has_annotations(model: nn.Module, inputs: ArrayTree) -> bool:
+    leaves = jax.tree.leaves(Linen(model).shapes(inputs, Call(train=False))[0], is_leaf=is_annotated)
+    return any(map(is_annotated, leaves))

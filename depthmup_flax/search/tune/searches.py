@@ -1,0 +1,369 @@
+"""The searches of a tuner: a grid, or rounds of random points over several hyperparameters; and their ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import get_field
+from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
+from depthmup_flax.report.optimum import Estimate, resampled_means
+from depthmup_flax.search.sweep.grid import Run, as_tuple, extension, make_run
+from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond
+from depthmup_flax.storage.records import CONTINUOUS, LEARNING_RATE, ROUNDS, SEED, Record
+from depthmup_flax.trainer.engine.experiment import RULE, Experiment
+from depthmup_flax.trainer.engine.from_config import abstract_batch
+from depthmup_flax.util.errors import InputError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+SHRINK = (1.0, 0.5, 0.25)  # sizes of the boxes, in parts of the ranges
+_OF_X = 0.5  # times that for the hyperparameter of the first round, whose best value is known to an octave
+TRIALS = 48  # 16 in each
+EXTEND = 4  # values that may be added at each end of a grid
+CONFIRM = 8  # seeds of the last round
+_EDGE = 0.05  # share of a range, on a log scale, at each end
+
+Point = tuple[float, ...]  # a value for each tuned field
+
+
+Range = tuple[float, float]  # lowest and highest value, both above 0
+Ranges = Mapping[str, Range]  # dotted field -> its range
+
+# Tuned with the learning rate by default: `benchmarks.what_to_tune` measures the gain at equal compute.
+_DEFAULT = ("branch_multiplier", "input_lr_factor", "output_lr_factor")
+# Octaves on each side of the present value that are searched, where no range is given; a rule's constant is 1 if unset.
+_RULE = {path: 3.0 if path.endswith("_lr_factor") else 2.0 for path in CONTINUOUS if path.startswith(RULE)}
+_OTHERS = 2.0
+_MOST_OCTAVES = 20
+
+
+def default_names(config: ConfigDict) -> list[str]:
+    """What is tuned besides the learning rate where nothing is named; a factor that is 0 stays so."""
+    return [name for name in _DEFAULT if present_value(config, f"{RULE}.{name}") > 0]
+
+
+def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: int) -> dict[str, Range]:
+    """Dotted field -> its range; the learning rate is always among them.
+
+    Args:
+      config: of the proxy.
+      named: last parts of fields, or fields, each with its lowest and highest value or ``None``: some octaves on each
+        side of the config's value.
+      octaves: of the learning rate.
+    """
+    if not 1 <= octaves <= _MOST_OCTAVES:
+        raise InputError(f"octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")
+    paths = (LEARNING_RATE, "optimizer.weight_decay", *_RULE, *(f"hyper.{name}" for name in config.hyper))
+    known = {path.rpartition(".")[2]: path for path in paths}
+    given: dict[str, Any] = {}
+    for name, ends in named:
+        path = name if name in paths else known.get(name)
+        if path is None:
+            raise InputError(f"tune has {name!r}: {did_you_mean(name, known)}")
+        if path in given:
+            raise InputError(f"tune has {name!r} twice: give each name once.")
+        given[path] = ends
+    return {path: _range(config, path, ends, octaves) for path, ends in {LEARNING_RATE: None, **given}.items()}
+
+
+def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
+    wrong = f"{path.rpartition('.')[2]} is"
+    example = "a range, such as 0.25:4, in Python (0.25, 4)"
+    if ends is None:
+        present = present_value(config, path)
+        if not 0 < present < math.inf:
+            raise InputError(f"{wrong} {present}, from which no search can start. Give {example}.")
+        wide = octaves if path == LEARNING_RATE else _RULE.get(path, _OTHERS)
+        return present * 2.0**-wide, present * 2.0**wide
+    try:
+        low, high = map(float, ends)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not 0 < low < high < math.inf:
+        shown = ":".join(map(str, ends)) if isinstance(ends, (list, tuple)) else repr(ends)
+        raise InputError(f"{wrong} {shown}: use two numbers above 0, {example}.")
+    if math.log2(high / low) > 2 * _MOST_OCTAVES:
+        raise InputError(f"{wrong} {low:g} to {high:g}: use at most {2 * _MOST_OCTAVES} octaves.")
+    return low, high
+
+
+def present_value(config: ConfigDict, path: str) -> float:
+    """The value of a field that may be tuned."""
+    value = get_field(config, path)
+    return 1.0 if value is None else value
+
+
+def octave_grid(low: float, high: float) -> tuple[float, ...]:
+    """Values from ``low`` to ``high``, whose ratio is about 2."""
+    count = max(1, round(math.log2(high / low)))
+    return tuple(low * (high / low) ** (k / count) for k in range(count + 1))
+
+
+def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
+    """The fields among ``paths`` on which initial values and a training step do not depend.
+
+    These are factors of a role that no trained parameter has, and constants that a network of the user's does not take.
+    Both are traced with the fields as arguments; nothing is computed.
+    """
+    arguments = experiment.state_shapes(), abstract_batch(experiment.config, experiment.dataset)
+    values = dict.fromkeys(paths, jax.ShapeDtypeStruct((), jnp.float32))
+    workload = experiment.workload
+    train = lambda values, state, batch: (workload.init(values).carry, workload.step(values)(state, batch)[0].carry)
+    jaxpr = jax.make_jaxpr(train)(values, *arguments)
+    _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))
+    read = {path for path, is_used in zip(sorted(values), used, strict=False) if is_used}  # leaves are sorted
+    return [path for path in paths if path not in read]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What a search trains: a grid, and then what `more` adds.
+
+    Attributes:
+      axes: dotted field -> values of the grid.
+      seeds: of the runs.
+      widen: the most values that are added at the ends of the grid.
+      ranges: of the fields that are tuned over a range.
+    """
+
+    axes: Mapping[str, tuple[Any, ...]]
+    seeds: tuple[int, ...]
+    widen: int = EXTEND
+    ranges: Ranges = dataclasses.field(default_factory=dict)
+    figure: ClassVar[str] = "tune"  # of its sweep
+
+    @property
+    def x(self) -> str:
+        """The field that is interpolated: the learning rate, or the first one with several positive values."""
+        is_number = lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        several = [path for path, values in self.axes.items() if len(values) > 1 and all(map(is_number, values))]
+        return LEARNING_RATE if LEARNING_RATE in several or not several else several[0]
+
+    @property
+    def extend(self) -> int:
+        """How often `more` is called."""
+        return self.widen
+
+    def grid(self) -> dict[str, tuple[Any, ...]]:
+        """The first runs: dotted field -> values."""
+        return {**self.axes, SEED: self.seeds}
+
+    def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
+        """Values beyond a grid whose best one is at its edge; see `depthmup_flax.sweep`."""
+        return extension(config, runs, done)
+
+    def choice(self, config: ConfigDict, records: Sequence[Record]) -> Choice:
+        """The best values; ``config``: of the sweep."""
+        return best_choice(records, self.x, config.objective)
+
+    def without_unread(self, experiment: Experiment) -> Search:
+        """The search over the fields on which training depends; says which others are left out."""
+        left_out = unread(experiment, self.ranges) if self.ranges else []
+        if not left_out:
+            return self
+        names = ", ".join(path.rpartition(".")[2] for path in left_out)
+        sentence = f"the training of {experiment.config.model.name} does not depend on {names}"
+        if len(left_out) == len(self.ranges):
+            raise InputError(f"tune: {sentence}. Name another hyperparameter, such as learning_rate.")
+        log.info("%s: not tuned", sentence)
+        return self.over([path for path in self.ranges if path not in left_out])
+
+    def over(self, paths: Sequence[str]) -> Search:
+        """The search over some of its ranges."""
+        axes, ranges = ({path: of_all[path] for path in paths} for of_all in (self.axes, self.ranges))
+        if len(paths) == 1:
+            ((path, ends),) = ranges.items()
+            return Search({path: octave_grid(*ends)}, self.seeds, self.widen, ranges)
+        if LEARNING_RATE not in paths:
+            axes[paths[0]] = octave_grid(*ranges[paths[0]])
+        return dataclasses.replace(self, axes=axes, ranges=ranges)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds(Search):
+    """A search over several hyperparameters: random points in boxes that shrink around good ones.
+
+    It begins with a grid of ``x``, with all seeds, which is extended as in `Search`. Each of `SHRINK` is a round of
+    points in a box, all with one seed. The first box is around the best of the grid, the next ones are around the mean,
+    in logarithms, of the best quarter of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab.
+    1, 1999), which is less subject to chance than the best point. The last round trains this mean and the best of the
+    grid with `CONFIRM` seeds that the search has not seen. The mean is the choice if its gain is resolved: if the 95 %
+    interval is above 0.
+
+    Attributes:
+      trials: number of points in all boxes, as many in each.
+    """
+
+    trials: int = TRIALS
+    figure: ClassVar[str] = ROUNDS
+
+    @property
+    def extend(self) -> int:
+        """See `Search`."""
+        return self.widen + len(SHRINK) + 1
+
+    def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
+        """See `Search`: the round after ``runs``."""
+        records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
+        size, ranges = len(self._on_grid(records)), self._extended(records)
+        k = (len(records) - size) // each
+        most = (len(self.axes[self.x]) + self.widen) * len(self.seeds)
+        if len(records) == size < most and (wider := super().more(config, runs, done)):
+            return wider
+        of_grid = center = self._best_of_grid(config, records)
+        if k:
+            center = self._center(records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
+        if k < len(SHRINK):
+            draw = np.random.default_rng([self.seeds[0], k])
+            points = self._box(center, ranges, SHRINK[k], each, draw)
+            seeds: Sequence[int] = (self.seeds[k % len(self.seeds)],)
+        else:
+            points, seeds = [of_grid, center], self._fresh
+        axes = list(runs[0].point)
+        values = [{**self._named(point), SEED: seed} for seed in seeds for point in points]
+        shown = ", ".join(f"{axis_name(path)} {number(value)}" for path, value in self._named(center).items())
+        return [([make_run(config.base, axes, of_run) for of_run in values], f"{len(values)} runs around {shown}")]
+
+    def choice(self, config: ConfigDict, records: Sequence[Record]) -> Choice:
+        """See `Search`: the last mean, or the best of the grid."""
+        fresh = sorted((r for r in records if r.seed in self._fresh), key=lambda record: record.seed)
+        losses: dict[Point, list[float]] = {self._best_of_grid(config, records): []}
+        for record in fresh:
+            losses.setdefault(self._point(record), []).append(_loss(record, config.objective))
+        of_grid, center = next(iter(losses)), list(losses)[-1]
+        gain, low, high = _gain(losses[of_grid], losses[center])
+        better = low > 0
+        values = self._named(center if better else of_grid)
+        warnings = [
+            f"the best {path}, {value:.4g}, is near the end of its range, {ends[0]:.4g} to {ends[1]:.4g}. "
+            + search_beyond(path, value)
+            for (path, ends), value in zip(self._extended(records).items(), values.values(), strict=True)
+            if not _EDGE < math.log(value / ends[0]) / math.log(ends[1] / ends[0]) < 1 - _EDGE
+        ]
+        name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
+        compared = (
+            f"{loss} with fresh seeds, mean ± standard deviation: {_mean_and_deviation(losses[center])}; with the "
+            f"{name} alone tuned: "
+            f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
+        )
+        if not better:
+            compared += f" As it is not above 0, only the tuned {name} is taken."
+        ordered = {self.x: values[self.x], **values}
+        return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
+
+    @property
+    def _fresh(self) -> range:
+        first = max(self.seeds) + 1
+        return range(first, first + CONFIRM)
+
+    def _on_grid(self, records: Sequence[Record]) -> list[Record]:
+        others = {path: values for path, values in self.grid().items() if path != self.x}
+        return [record for record in records if all(record.point[path] in others[path] for path in others)]
+
+    def _extended(self, records: Sequence[Record]) -> Ranges:
+        """The ranges, with the values by which the grid was extended."""
+        of_grid = [record.point[self.x] for record in self._on_grid(records)]
+        return {**self.ranges, self.x: (min(of_grid), max(of_grid))}
+
+    def _best_of_grid(self, config: ConfigDict, records: Sequence[Record]) -> Point:
+        values = best_choice(self._on_grid(records), self.x, config.objective).values
+        return tuple(_four_digits(values[path]) for path in self.ranges)
+
+    def _center(self, records: Sequence[Record], objective: str) -> Point | None:
+        """The mean, in logarithms, of the best quarter of a round; ``None`` if all of them diverged."""
+        ranked = sorted(records, key=lambda record: _loss(record, objective))[: max(1, len(records) // 4)]
+        points = [self._point(record) for record in ranked if math.isfinite(_loss(record, objective))]
+        return tuple(map(_four_digits, np.exp(np.log(points).mean(0)))) if points else None
+
+    def _box(self, center: Point, ranges: Ranges, size: float, count: int, draw: np.random.Generator) -> list[Point]:
+        """A Latin hypercube in the logarithms of values, in the box around ``center`` that lies in the ranges."""
+        axes = len(center)
+        places = (draw.permuted(np.tile(np.arange(count), (axes, 1)), axis=1) + draw.random((axes, count))) / count
+        columns = []
+        for place, middle, (path, ends) in zip(places, np.log(center), ranges.items(), strict=True):
+            low, high = np.log(ends)
+            half = size * (high - low) / 2 * (_OF_X if path == self.x else 1)
+            columns.append(np.exp(np.interp(place, (0, 1), (max(low, middle - half), min(high, middle + half)))))
+        return [tuple(map(_four_digits, point)) for point in np.transpose(columns)]
+
+    def _point(self, record: Record) -> Point:
+        return tuple(record.point[path] for path in self.ranges)
+
+    def _named(self, point: Point) -> dict[str, float]:
+        return dict(zip(self.ranges, point, strict=True))
+
+
+def _loss(record: Record, objective: str) -> float:
+    loss = record.loss(objective)
+    return math.inf if loss is None else loss
+
+
+def _four_digits(value: float) -> float:
+    """As ``tuned.py`` has it, so that it was trained."""
+    return float(f"{value:.4g}")
+
+
+def _mean_and_deviation(losses: Sequence[float]) -> str:
+    mean = statistics.fmean(losses)
+    return f"{mean:.4g} ± {statistics.stdev(losses):.2g}" if math.isfinite(mean) else "diverged"
+
+
+def _gain(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of what seeds gain, and its 95 % interval; infinite where the runs of one diverged."""
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        gain = math.inf if np.isfinite(after).all() else -math.inf
+        return gain, gain, gain
+    gains = np.subtract(before, after)
+    estimate = Estimate(float(gains.mean()), resampled_means(gains), len(gains))
+    return estimate.value, *(estimate.interval or ())
+
+
+def search_of(
+    config: ConfigDict,
+    named: Iterable[tuple[str, Any]],
+    *,
+    seeds: int | Sequence[int] = 3,
+    octaves: int = 4,
+    trials: int = TRIALS,
+    extend: int = EXTEND,
+) -> Search:
+    """A search over ranges around the values of ``config``: a grid of learning rates, or `Rounds` with further names.
+
+    Args:
+      config: of the proxy.
+      named, octaves: see `tuned_ranges`.
+      seeds: their number, or the seeds.
+      trials: points of all rounds.
+      extend: values that may be added at each end of the grid.
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < len(SHRINK):
+        raise InputError(f"trials is {trials!r}: use a whole number of at least {len(SHRINK)}.")
+    if not isinstance(extend, int) or extend < 0:
+        raise InputError(f"extend is {extend!r}: use a whole number of at least 0.")
+    ranges, seeds = tuned_ranges(config, named, octaves), seed_values(seeds, config.seed)
+    if len(ranges) == 1:
+        return Search({LEARNING_RATE: octave_grid(*ranges[LEARNING_RATE])}, seeds, extend, ranges)
+    # Others than the rate have the config's value, or the nearest one in their range.
+    axes = {path: (min(max(present_value(config, path), low), high),) for path, (low, high) in ranges.items()}
+    axes[LEARNING_RATE] = octave_grid(*ranges[LEARNING_RATE])
+    return Rounds(axes, seeds, extend, ranges, trials)
+
+
+def seed_values(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
+    """The seeds: those given, or so many from ``first`` on."""
+    several = isinstance(seeds, Iterable) and not isinstance(seeds, (str, Mapping))
+    values = as_tuple(seeds)
+    if not all(isinstance(value, int) for value in values) or (not several and values[0] < 1):
+        raise InputError(f"seeds is {seeds!r}: use a whole number of at least 1, or several seeds, such as (0, 1, 2).")
+    return values if several else tuple(range(first, first + values[0]))

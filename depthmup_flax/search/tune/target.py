@@ -1,0 +1,268 @@
+"""The large network with the hyperparameters of its proxy: its config file, rescaled or compared on request."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+import shlex
+import textwrap
+import warnings
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import (
+    default_config,
+    field_paths,
+    get_field,
+    optimizer_kwargs,
+    set_field,
+    set_model,
+)
+from depthmup_flax.config.files import from_file, shipped_name
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
+from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.rule.rescaling import (
+    DEFAULT,
+    OPTIMIZER_RULES,
+    Hyperparameters,
+    RescalingRule,
+    rescaled_hyperparameters,
+    rescaling_table,
+)
+from depthmup_flax.search.sweep.grid import sweep_config
+from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.proxy import AUTO, tune
+from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import is_bucket, write_atomically
+from depthmup_flax.storage.records import LEARNING_RATE, SEED, Sweep, read_info
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.util import messages
+from depthmup_flax.util.errors import InputError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+_FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaling:
+    """The batch size and steps of the target, ``None``: its config's, and how hyperparameters follow them."""
+
+    batch_size: int | None = None
+    steps: int | None = None
+    rule: RescalingRule = DEFAULT
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"target.{name} is {value}: use a whole number of at least 1.")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is given; else the target keeps the proxy's hyperparameters."""
+        return self != Rescaling()
+
+
+def tuned_hyperparameters(config: ConfigDict, total_steps: int) -> Hyperparameters:
+    """Those of a run of ``config``; arguments of the optimizer that are not set have optax's values."""
+    kwargs = {
+        name: value for name, value in optimizer_kwargs(config).items() if name in ("momentum", "b1", "b2", "eps")
+    }
+    if config.optimizer.name == "momentum":
+        kwargs.setdefault("momentum", 0.9)
+    fields = {name: config.optimizer[name] for name in _FIELDS}
+    return Hyperparameters(batch_size=config.train.batch_size, steps=total_steps, **fields, **kwargs)
+
+
+def rescale_target(
+    proxy: ConfigDict, proxy_steps: int, large: ConfigDict, large_steps: int, rescaling: Rescaling
+) -> str:
+    """Sets the fields of ``large`` that batch size and steps change; returns the table of `rescaling_table`.
+
+    Args:
+      proxy: the tuned run, with the best values set.
+      proxy_steps, large_steps: training steps that the two configs describe.
+      large: the target, changed in place.
+      rescaling: what is asked for.
+
+    Raises:
+      InputError: no rule is known for ``optimizer.name``.
+    """
+    tuned, name = tuned_hyperparameters(proxy, proxy_steps), proxy.optimizer.name
+    batch_size = rescaling.batch_size or large.train.batch_size
+    steps = rescaling.steps or max(1, round(large_steps * large.train.batch_size / batch_size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the table has them
+        target = rescaled_hyperparameters(
+            tuned, batch_size=batch_size, steps=steps, optimizer=name, rule=rescaling.rule
+        )
+    values = {f"optimizer.{field}": getattr(target, field) for field in _FIELDS}
+    if name in OPTIMIZER_RULES:
+        own = (*OPTIMIZER_RULES[name].averages, *(("eps",) if OPTIMIZER_RULES[name].eps else ()))
+        changed = [field for field in own if getattr(target, field) != getattr(tuned, field)]
+        values |= {f"optimizer.kwargs.{field}": getattr(target, field) for field in changed}
+    for path, value in {**values, "train.batch_size": batch_size, "train.steps": steps}.items():
+        set_field(large, path, float(f"{value:.6g}") if isinstance(value, float) else value)
+    return rescaling_table(tuned, target, name, rescaling.rule)
+
+
+def tune_target(
+    target: tuple[ConfigDict, ConfigDict],
+    search: Search,
+    file: str,
+    workdir: str | os.PathLike[str],
+    *,
+    lanes: int | None = None,
+    overwrite: bool = False,
+    rescaling: Rescaling = Rescaling(),
+    objective: str = AUTO,
+    compare: Sequence[str] = (),
+) -> pathlib.Path:
+    """Tunes the proxy of a large network, logs the optimum, and writes ``workdir/tuned.py``, which it returns.
+
+    Args:
+      target: ``(proxy, target)`` of `proxy_config`.
+      search: on the proxy.
+      file: the target's config file with any ``:argument``, which ``tuned.py`` loads.
+      workdir, lanes, overwrite, objective: see `depthmup_flax.tune`.
+      rescaling: the target's batch size and steps.
+      compare: presets under which the target is trained with the best values, too; see `compare_presets`.
+    """
+    proxy, large = target
+    load = LoadOnce()
+    require_presets(compare, large)
+    built = build(large, load=load)
+    built_proxy = build(proxy.copy_and_resolve_references(), load=load)
+    steps, examples = (built_proxy.total_steps, built.total_steps), len(built.dataset.train)
+    if rescaling.wanted:  # fails before anything is trained
+        if (rescaling.batch_size or 0) > examples:
+            raise InputError(f"target.batch_size is {rescaling.batch_size}: use at most the {examples} examples.")
+        rescale_target(proxy, steps[0], large.copy_and_resolve_references(), steps[1], rescaling)
+    sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
+    log.info("proxy: %s", ", ".join(sizes))
+    best = tune(proxy, search, workdir, objective=objective, lanes=lanes, overwrite=overwrite, load=load)
+    summary = repr(best)
+    for path, value in best.fields.items():
+        for config in (proxy, large):
+            set_field(config, path, value)
+    if rescaling.wanted:
+        table = rescale_target(proxy, steps[0], large, steps[1], rescaling)
+        summary += f"\n\nFor the target's batch size and steps:\n{table}"
+    tuned = best.directory / "tuned.py"
+    with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
+        write_atomically(tuned, derived_file(file, large, summary))
+    work = f"{built.cost / built_proxy.cost:,.0f} times the work (parameters times examples)"
+    log.info(
+        "%s\n\n%d runs of the proxy took %s s. The same search on the target would be %s.\nWritten to %s",
+        *(summary, len(best.records), f"{best.wall_time_s:,.0f}", work, tuned),
+        extra=messages.RESULT,
+    )
+    if compare:
+        table = compare_presets(large, compare, search.seeds, best.directory / COMPARISON, load)
+        log.info("%s", table, extra=messages.RESULT)
+    return tuned
+
+
+def require_presets(names: Sequence[str], target: ConfigDict) -> None:
+    """`InputError` unless ``names`` are presets other than the target's own, each given once."""
+    own = target.parametrization.preset
+    for name in names:
+        if name not in PRESETS:
+            raise InputError(f"compare has {name!r}: {did_you_mean(name, PRESETS)}")
+        if name == own:
+            raise InputError(f"compare has {name!r}, the target's own preset: name others, such as sp.")
+        if names.count(name) > 1:
+            raise InputError(f"compare has {name!r} twice: give each preset once.")
+
+
+def compare_presets(
+    target: ConfigDict, names: Sequence[str], seeds: Sequence[int], directory: pathlib.Path, load: LoadOnce
+) -> str:
+    """Trains ``target`` under its own preset and under ``names``, as a sweep in ``directory``; returns a table.
+
+    At the proxy's size all width and depth ratios are 1, so that every preset is the same network: the search on the
+    proxy was a search for each of them.
+
+    Args:
+      target: the large network with the tuned values; every run is trained on one device.
+      names: of presets.
+      seeds: of the runs of each.
+      directory: keeps the records.
+      load: the data.
+    """
+    base = target.copy_and_resolve_references()
+    base.mesh = default_config().mesh
+    own = base.parametrization.preset
+    grid = {PRESET: (own, *names), LEARNING_RATE: (base.optimizer.learning_rate,), SEED: tuple(seeds)}
+    config = sweep_config(base, {"presets": grid}, figure=COMPARISON, title="Presets at the target", scale="target")
+    records = sweep(config, directory, load=load)
+    compared = Sweep(read_info(directory), records, [])
+    return "\n".join(comparison_lines(comparison_data(compared)))
+
+
+def next_training(tuned: pathlib.Path, run: str) -> None:
+    """Prints how to train a config file, which in a bucket must be copied first, in the directory ``run`` beside it."""
+    command = f"depthmup train --config={shlex.quote(str(tuned))}"
+    if is_bucket(tuned):
+        command = f"gcloud storage cp {shlex.quote(str(tuned))} . && depthmup train --config={tuned.name}"
+    messages.next_step(f"{command} --workdir={shlex.quote(str(tuned.with_name(run)))}")
+
+
+def derived_file(file: str, config: ConfigDict, summary: str, **options: str) -> str:
+    """`tuned_file` that derives ``config`` from the file and arguments of ``--config``."""
+    parent, *arguments = file.split(":", 1)
+    return tuned_file(pathlib.Path(parent), arguments, config, from_file(parent, *arguments), summary, **options)
+
+
+def tuned_file(
+    original: pathlib.Path,
+    arguments: Sequence[str],
+    config: ConfigDict,
+    parent: ConfigDict,
+    summary: str,
+    origin: str = "with hyperparameters from a small proxy",
+) -> str:
+    """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``.
+
+    The file names a shipped config, which another machine may have elsewhere, and the absolute path of a user's file.
+    """
+    parent_name = shipped_name(original) or os.fspath(original.resolve())
+    imported, statements = "from depthmup_flax.config import from_file", []
+    if config.model.name != parent.model.name:
+        parent = parent.copy_and_resolve_references()
+        set_model(parent, config.model.name)
+        imported += "\nfrom depthmup_flax.config.fields import set_model"
+        statements.append(f"set_model(config, {config.model.name!r})")
+    known = set(field_paths(parent))
+    changed = {
+        path: get_field(config, path)
+        for path in field_paths(config)
+        if path not in known or get_field(config, path) != get_field(parent, path)
+    }
+    update = ["config.update_from_flattened_dict(", "    {"]
+    update += [f"        {path!r}: {value!r}," for path, value in changed.items()] + ["    }", ")"]
+    if changed.keys() - known:  # hyperparameters that the command line added
+        update = ["with config.unlocked():", *(f"    {line}" for line in update)]
+    body = textwrap.indent("\n".join([*statements, *update]), "    ")
+    return f'''"""{original.stem}, {origin}.
+
+{summary}
+"""
+
+from ml_collections import ConfigDict
+
+{imported}
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = from_file({", ".join(map(repr, (parent_name, *arguments)))})
+{body}
+    return config
+'''
