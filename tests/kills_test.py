@@ -1,35 +1,115 @@
-"""The harness of random kills: a process ends at the change of files that it should, and differences are found."""
+"""Runs, sweeps, searches and studies that are killed at random times end as undisturbed ones, bit for bit."""
 
-import json
+import itertools
+import os
+import random
 import signal
+import time
 
-import kills
+import flax.linen as nn
+import numpy as np
 import processes
+import pytest
+from small_runs import a_sweep, assert_same_run, config
+
+import depthmup_flax as dm
+
+KILLS = int(os.environ.get("KILLS", "20"))  # of all kinds of work together, in the slow test
+
+SEARCH = {
+    "config.model": {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2},
+    "config.data": {"name": "synthetic", "train_examples": 64, "test_examples": 16},
+    "config.train": {"batch_size": 8, "log_every": 2},
+    "config.optimizer": {"learning_rate": 0.008},
+    "proxy": {"steps": 12},
+}
 
 
-def makes_files(directory, **killed):
-    processes.killed_at_a_write(str(directory), **killed)
-    for i in range(10):
-        (directory / str(i)).write_text("text")
+def train(workdir):
+    return processes.train(config(checkpoint_every=5), workdir)
+
+
+def sweep(workdir):
+    return processes.sweep(a_sweep(rates=3), workdir, lanes=2, keep_every_s=0.0)
+
+
+def tune(workdir):
+    fields = [f"--{section}.{name}={value}" for section, of in SEARCH.items() for name, value in of.items()]
+    words = ["--config=configs/digits.py", "--lanes=2", "--octaves=2", "--seeds=2", "--tune=learning_rate", *fields]
+    return processes.command("-m", "depthmup_flax", "tune", *words, f"--workdir={workdir}", keep_every_s=0.0)
+
+
+class Net(nn.Module):
+    """A residual network under Depth-muP with the base 4 x 2."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + (2 / self.depth) ** 0.5 * nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(2)(h * 4 / self.width)
+
+
+def net(width, depth):
+    return Net(width, depth)
+
+
+def study(workdir):
+    from depthmup_flax.search.sweep import runner
+
+    runner.sweep.__kwdefaults__["keep_every_s"] = 0.0
+    x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
+    data, loss = ((x[:15], x[:15]), (x[15:], x[15:])), lambda outputs, targets: ((outputs - targets) ** 2).mean()
+    studied = dm.Study(net, data, loss=loss, base=(4, 2), steps=8, batch_size=5, workdir=workdir)
+    studied.tune(learning_rate=(0.05, 0.1, 0.2), seeds=2, extend=0, lanes=2)
     return 0
 
 
-def test_a_process_is_killed_at_the_chosen_change_of_files(tmp_path):
-    files = tmp_path / "files"
-    files.mkdir()
-    process = processes.Process(tmp_path / "log", makes_files, files, number=3)
-    assert process.wait() == -signal.SIGKILL, process.text()
-    assert sorted(path.name for path in files.iterdir()) == ["0", "1", "2"]
+def rows(workdir):
+    """The records below a directory without times, by run; each run is recorded once."""
+    read = dm.read_records(workdir)
+    columns = {name: read[name] for name in read.keys() - {"wall_time_s", "commit"}}
+    found = {run: {name: columns[name][i] for name in columns} for i, run in enumerate(columns["run"])}
+    assert len(found) == len(columns["run"])
+    return found
 
 
-def test_what_differs_from_an_undisturbed_run_is_named(tmp_path):
-    command = kills.command("train")
-    parts = {name: read for name, read in command.parts.items() if name != "parameters"}
-    for name, loss in (("whole", 1.0), ("same", 1.0), ("other", 1.5)):
-        run = tmp_path / name
-        run.mkdir()
-        (run / "result.json").write_text(json.dumps({"train_loss": loss, "wall_time_s": loss}))
-        (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "images_per_s": len(name)}) + "\n")
-    (tmp_path / "other" / "config.json.tmp").touch()
-    differing = {name: kills.differing(parts, tmp_path / name, tmp_path / "whole") for name in ("same", "other")}
-    assert differing == {"same": [], "other": ["files", "result.json"]}
+def assert_same_records(workdir, expected):
+    assert rows(workdir) == rows(expected)
+    for path in expected.rglob("tuned.py"):
+        assert (workdir / path.relative_to(expected)).read_text() == path.read_text()
+
+
+COMPARE = {train: assert_same_run, sweep: assert_same_records, tune: assert_same_records, study: assert_same_records}
+
+
+@pytest.mark.parametrize(
+    ("work", "kills"),
+    [
+        (train, 2),
+        (sweep, 2),
+        *(pytest.param(work, -(-KILLS // len(COMPARE)), marks=pytest.mark.slow) for work in COMPARE),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_work_that_is_killed_at_random_times_ends_as_if_undisturbed(work, kills, tmp_path):
+    rng, started = random.Random(f"{work.__name__} 0"), time.monotonic()
+    whole = processes.Process(tmp_path / "whole.log", work, tmp_path / "whole")
+    assert whole.wait(600) == 0, whole.text()
+    duration_s, killed = time.monotonic() - started, 0
+    for number in itertools.count():
+        workdir, code = tmp_path / str(number), -signal.SIGKILL
+        while code == -signal.SIGKILL:
+            process = processes.Process(tmp_path / f"{number}.log", work, workdir)
+            if killed < kills:
+                process.join(rng.uniform(0.0, duration_s))
+                process.send(signal.SIGKILL)
+            code = process.wait(600)
+            killed += code == -signal.SIGKILL
+        assert code == 0, process.text()
+        COMPARE[work](workdir, tmp_path / "whole")
+        if killed >= kills:
+            return
