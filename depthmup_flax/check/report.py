@@ -121,7 +121,7 @@ class Report:
           InputError: it cannot be written, or holds another kind of work. Nothing in it has changed.
         """
         with claimed(directory, COORD_CHECK) as claim:
-            self.write_to(claim.directory)
+            self.write_to(claim.workdir)
 
     def write_to(self, path: pathlib.Path) -> None:
         """Writes ``records.jsonl``, ``report.txt``, ``details.txt`` and, with matplotlib, ``coord_check.png``."""

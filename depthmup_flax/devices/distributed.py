@@ -142,12 +142,6 @@ def everywhere(condition: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
 
 
-def barrier(name: str) -> None:
-    """Waits until all processes reach the barrier of this name."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
 def _from_environment() -> tuple[str | None, int | None, int | None]:
     numbers = {name: os.environ[name] for name in (_COUNT, _ID) if name in os.environ}
     for name, text in numbers.items():

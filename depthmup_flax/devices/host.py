@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import stat
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,10 @@ def cache_directory() -> pathlib.Path:
 
 
 def cache_compilations() -> None:
-    """Makes JAX keep compiled programs in `cache_directory`, which only the user can read; call before JAX starts.
+    """Makes JAX keep compiled programs in `cache_directory`; call before JAX starts.
 
-    Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
+    Programs are executed, so a warning says that the directory is not used if other users could write to it. Has no
+    effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
     """
     import jax  # late: --help does not need it
 
@@ -33,6 +35,9 @@ def cache_compilations() -> None:
         return
     try:
         cache_directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = cache_directory().stat()
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"other users can write to {cache_directory()}")
     except (OSError, RuntimeError) as error:
         log.warning("compiled programs are not kept for the next start: %s", error)
         return

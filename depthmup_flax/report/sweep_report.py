@@ -107,8 +107,8 @@ def written(files: Mapping[str, bytes], out: str | pathlib.Path) -> list[pathlib
     """Writes the files of a report, each complete or absent; returns their paths."""
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         for name, content in files.items():
-            write_atomically(claim.directory / name, content)
-        return [claim.directory / name for name in files]
+            write_atomically(claim.workdir / name, content)
+        return [claim.workdir / name for name in files]
 
 
 def _pending(sweep: Sweep, axis: str) -> Sequence[float]:

@@ -227,7 +227,7 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
     except (InputError, RunStopped):
         raise
     except Exception as error:
-        if reason := _of_storage(error):
+        if reason := storage_failure(error):
             remedy = f"make room, make it writable or reachable, then {REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
@@ -249,7 +249,7 @@ def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
         raise
     except Exception as error:
         bucket = next(filter(is_bucket, directories), None)
-        if bucket is None or (reason := _of_storage(error)) is None:
+        if bucket is None or (reason := storage_failure(error)) is None:
             raise
         raise InputError(
             f"{str(bucket)!r} cannot be read ({reason}): check the name, your credentials and their permissions."
@@ -261,7 +261,7 @@ _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, err
 _REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # whose errors come from a bucket
 
 
-def _of_storage(error: BaseException) -> str | None:
+def storage_failure(error: BaseException) -> str | None:
     """The message of ``error`` or one of its causes if it is about a disk or a bucket."""
     cause: BaseException | None = error
     while cause is not None:

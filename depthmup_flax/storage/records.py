@@ -273,18 +273,18 @@ def flat(record: Record, names: Mapping[str, str] | None = None) -> dict[str, An
     return {**fields, **axes, **others, **record.test_metrics}
 
 
-def read_records(directory: str | os.PathLike[str]) -> dict[str, list[Any]]:
+def read_records(workdir: str | os.PathLike[str]) -> dict[str, list[Any]]:
     """Column -> values, a row per run: ``pandas.DataFrame(dm.read_records("runs/sweep"))``.
 
     The columns are those of `flat`, and ``directory``; ``None`` where a run has no such value.
 
     Args:
-      directory: of a sweep with its shards, of a search, or of a `Study`, which holds several of these.
+      workdir: of a sweep with its shards, of a search, or of a `Study`, which holds several of these.
 
     Raises:
       InputError: there are no records.
     """
-    path = as_path(directory)
+    path = as_path(workdir)
     with reachable([path]):
         found = [path] if (path / "sweep.json").exists() else sorted(one.parent for one in path.glob("*/sweep.json"))
         if not found:

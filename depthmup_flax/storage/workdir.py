@@ -40,20 +40,20 @@ _UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # a
 class Claim:
     """A work directory that this process may write to."""
 
-    directory: pathlib.Path
+    workdir: pathlib.Path
     file: pathlib.Path  # exists while the claim holds
 
     def check(self) -> None:
         """Raises `RunStopped` if a directory on a disk was deleted or renamed; call it between steps."""
-        if not is_bucket(self.directory) and not self.file.exists():
-            raise RunStopped(deleted(self.directory))
+        if not is_bucket(self.workdir) and not self.file.exists():
+            raise RunStopped(deleted(self.workdir))
 
     def require_alone(self) -> None:
         """Raises `InputError` if another part of the work is running, before what all share is deleted."""
-        for path in self.directory.glob(".lock*"):
+        for path in self.workdir.glob(".lock*"):
             if path.name != self.file.name and in_use(path):
                 raise InputError(
-                    f"workdir {str(self.directory)!r} is in use by another process: stop it before you delete its work."
+                    f"workdir {str(self.workdir)!r} is in use by another process: stop it before you delete its work."
                 )
 
 
@@ -72,21 +72,21 @@ def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", fla
       Busy: another process holds the lock.
       RunStopped: the disk is full, or cannot be written any more inside the context.
     """
-    directory = as_path(path)
+    workdir = as_path(path)
     with contextlib.ExitStack() as stack:
-        with writing_to(directory), reachable([directory]):
+        with writing_to(workdir), reachable([workdir]):
             try:
-                _mark(directory, kind)
-                hold = _claim_file if is_bucket(directory) else _file_lock
-                file = stack.enter_context(hold(directory / lock))
+                _mark(workdir, kind)
+                hold = _claim_file if is_bucket(workdir) else _file_lock
+                file = stack.enter_context(hold(workdir / lock))
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                     raise
                 raise InputError(
-                    f"{flag} {str(directory)!r} cannot be written to ({error.strerror}): choose another."
+                    f"{flag} {str(workdir)!r} cannot be written to ({error.strerror or error}): choose another."
                 ) from error
-        stack.enter_context(writing_to(directory))
-        yield Claim(directory, file)
+        stack.enter_context(writing_to(workdir))
+        yield Claim(workdir, file)
 
 
 @contextlib.contextmanager
@@ -149,14 +149,14 @@ def in_use(path: pathlib.Path) -> bool:
         return True
 
 
-def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
+def require_kind(workdir: pathlib.Path, kind: str, remedy: str) -> None:
     """Raises `InputError`, which ends with ``remedy``, unless a directory can be read as this kind of work."""
-    name, wanted = repr(str(directory)), NAMES[kind].removeprefix("a ")
-    with reachable([directory]):
-        if not directory.is_dir():
-            raise InputError(f"{name} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
+    name, wanted = repr(str(workdir)), NAMES[kind].removeprefix("a ")
+    with reachable([workdir]):
+        if not workdir.is_dir():
+            raise InputError(f"{name} {'is a file' if workdir.exists() else 'does not exist'}: {remedy}.")
         try:
-            present = kind_of(directory)
+            present = kind_of(workdir)
         except UnknownWork as error:
             raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
     if present != kind:
@@ -167,31 +167,31 @@ def require_kind(directory: pathlib.Path, kind: str, remedy: str) -> None:
 class UnknownWork(InputError):
     """A directory holds a ``file`` that another program may have written."""
 
-    def __init__(self, directory: pathlib.Path, file: str) -> None:
+    def __init__(self, workdir: pathlib.Path, file: str) -> None:
         holds = f"holds {file!r}, which another program may have written"
-        super().__init__(f"workdir {str(directory)!r} {holds}: choose another directory.")
+        super().__init__(f"workdir {str(workdir)!r} {holds}: choose another directory.")
         self.file = file
 
 
-def kind_of(directory: pathlib.Path) -> str | None:
+def kind_of(workdir: pathlib.Path) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
 
     Raises:
       UnknownWork: files of unknown work exist.
       InputError: the mark is damaged.
     """
-    mark = directory / MARK
+    mark = workdir / MARK
     if mark.exists():
         named = read_json(mark, "restore it, or choose another directory").get("kind")
         if named not in NAMES:
             raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
         return str(named)
     for name, kind in _UNMARKED.items():
-        if (directory / name).exists():
+        if (workdir / name).exists():
             return kind
-    unknown = (path for name in _UNKNOWN for path in directory.glob(name) if not _is_empty(path))
+    unknown = (path for name in _UNKNOWN for path in workdir.glob(name) if not _is_empty(path))
     if (found := next(unknown, None)) is not None:
-        raise UnknownWork(directory, found.name)
+        raise UnknownWork(workdir, found.name)
     return None
 
 
@@ -200,12 +200,12 @@ def _is_empty(path: pathlib.Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _mark(directory: pathlib.Path, kind: str) -> None:
+def _mark(workdir: pathlib.Path, kind: str) -> None:
     """Creates the directory and its mark if absent; `InputError` if it holds another kind of work."""
-    if not is_bucket(directory):  # which has no directories
-        directory.mkdir(parents=True, exist_ok=True)
-    if (present := kind_of(directory)) not in (None, kind):
+    if not is_bucket(workdir):  # which has no directories
+        workdir.mkdir(parents=True, exist_ok=True)
+    if (present := kind_of(workdir)) not in (None, kind):
         raise InputError(
-            f"workdir {str(directory)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another directory."
+            f"workdir {str(workdir)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another directory."
         )
-    create(directory / MARK, json.dumps({"kind": kind}) + "\n")
+    create(workdir / MARK, json.dumps({"kind": kind}) + "\n")

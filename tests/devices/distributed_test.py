@@ -1,15 +1,12 @@
-"""Several processes on this machine: the same training, checkpoints for any number of processes, no hangs."""
+"""Several processes on this machine: the same training, checkpoints for any number of processes, one end."""
 
-import functools
 import json
 import os
 import signal
-import time
 
 import numpy as np
-import processes
 import pytest
-from joined import Joined, free_port, train_py
+from joined import Joined
 
 from depthmup_flax import InputError, data
 from depthmup_flax.config import default_config
@@ -80,45 +77,18 @@ def test_a_run_goes_from_two_processes_to_four_to_one_with_the_losses_of_one_tha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victim, tmp_path):
-    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=100000", *SMALL)
-    pair.wait_for("step 2/")
-    pair.running[victim].send(signal.SIGKILL)
-    started = time.monotonic()
-    codes = pair.wait(distributed.HEARTBEAT_TIMEOUT_S + 30)
-    assert time.monotonic() - started < distributed.HEARTBEAT_TIMEOUT_S + 30
-    assert codes[victim] == -signal.SIGKILL
-    survivor = 1 - victim
-    # JAX aborts a process that has lost the coordinator, unless a collective fails first.
-    sentences = {
-        1: f"process {survivor} failed; the other processes stop, too",
-        -signal.SIGABRT: "distributed service",
-    }
-    assert sentences[codes[survivor]] in pair.running[survivor].text()
-    assert codes[survivor] == 1 or victim == 0
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_one_process_cannot_read_is_renamed_by_the_next_attempt(tmp_path):
-    sizes = ["--config.train.steps=20", "--config.train.eval_every=10", "--config.mesh.fsdp=2", *SMALL]
-    sizes.append("--config.model.width=128")  # smaller arrays lie in a file that both processes write
-    command = [f"--workdir={tmp_path / 'run'}", *sizes]
-    pair = Joined(tmp_path / "first", 2, 1, *command)
-    assert pair.wait() == [0, 0], pair.text()
-    latest = tmp_path / "run" / "checkpoints" / "20"
-    parts = list((latest / "state" / "ocdbt.process_1" / "d").iterdir())
-    for part in parts:
-        part.write_bytes(part.read_bytes()[:100])
-    (tmp_path / "run" / "result.json").unlink()
-    assert parts
-    stopped = Joined(tmp_path / "stopped", 2, 1, *command)
-    assert errors.STOPPED in stopped.wait(), stopped.text()
-    assert "rerun the command, which renames it to 20.damaged and resumes from the previous one" in stopped.text()
-    again = Joined(tmp_path / "second", 2, 1, *command)
-    assert again.wait() == [0, 0], again.text()
-    assert "resuming after step 10" in again.running[0].text()
-    assert (latest.parent / "20.damaged").exists()
+def test_a_process_that_is_killed_ends_the_other_and_both_resume(tmp_path):
+    arguments = (f"--workdir={tmp_path / 'run'}", "--config.train.eval_every=4", *SMALL)
+    pair = Joined(tmp_path / "logs", 2, 1, *arguments, "--config.train.steps=100000")
+    pair.wait_for("step 9/")
+    pair.running[1].send(signal.SIGKILL)
+    code, killed = pair.wait(150)  # JAX notices after 100 s, a collective at once
+    assert killed == -signal.SIGKILL
+    assert code != 0
+    again = Joined(tmp_path / "again", 2, 1, *arguments, "--config.train.steps=100000")
+    again.wait_for("resuming after step")
+    again.running[0].send(signal.SIGTERM)
+    assert again.wait() == [errors.PREEMPTED] * 2, again.text()
 
 
 @pytest.mark.slow
@@ -148,42 +118,6 @@ def test_processes_with_different_configs_name_the_difference_and_refuse_before_
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def train_py_in_a_hurry(arguments, devices):
-    distributed._START_TIMEOUT_S = 4
-    return train_py(arguments, devices)
-
-
-@pytest.mark.slow
-def test_a_process_whose_others_never_join_ends_with_a_sentence(tmp_path):
-    def start(process):
-        arguments = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", f"--process_id={process}"]
-        arguments.append(f"--workdir={tmp_path / 'run'}")
-        return processes.Process(tmp_path / f"{process}.log", train_py_in_a_hurry, arguments, 1)
-
-    for alone in [start(0), start(1)]:
-        assert alone.wait(60) == errors.STOPPED, alone.text()
-        assert "error: not all processes joined within 4 s. Check that all were started" in alone.text()
-
-
-def train_py_on_own_disk(homes, arguments, devices):
-    """``train.py`` with a home directory per process, below ``homes``."""
-    from depthmup_flax.trainer import process_agreement
-
-    process_agreement._VISIBLE_S = 0.5
-    options = dict(argument.split("=", 1) for argument in arguments)
-    os.environ["HOME"] = f"{homes}/{options['--process_id']}"
-    return train_py(arguments, devices)
-
-
-@pytest.mark.slow
-def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
-    program = functools.partial(train_py_on_own_disk, str(tmp_path))
-    pair = Joined(tmp_path / "logs", 2, 1, "--workdir=~/run", *SMALL, program=program)
-    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
-    assert "is another directory in process 1 than in process 0: name a directory on storage" in pair.running[1].text()
-    assert not list(tmp_path.glob("*/run/.shared-*"))
-
-
 @pytest.mark.slow
 def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     """Also where only the first looks: at the work directory."""
@@ -194,7 +128,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     for process in pair.running:
         (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
-        assert "config.json is not what was written" in sentence
+        assert "config.json is not JSON" in sentence
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import importlib.util
 import io
-import itertools
 import multiprocessing
 import os
 import pathlib
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 
@@ -145,57 +143,24 @@ def _contents(directories):
     return {path: path.read_bytes() for path in paths if path.is_file() and "__pycache__" not in path.parts}
 
 
-def command(*words, keep_every_s=None, killed=None):
+def command(*words, keep_every_s=None):
     """Runs ``python *words`` in the repository's root; returns its exit code.
 
-    ``keep_every_s`` replaces the default of a sweep, which no flag sets; ``killed`` is a tuple of arguments of
-    `killed_at_a_write`.
+    ``keep_every_s`` replaces the default of a sweep, which no flag sets.
     """
     from depthmup_flax.search.sweep import runner
 
     if keep_every_s is not None:
         runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
-    writes = killed_at_a_write(*killed) if killed else None
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     try:
         _run_words(words)
     except SystemExit as error:
-        if writes is not None:
-            print(f"writes: {next(writes)}")
         return error.code or 0
     except KeyboardInterrupt:  # before the command handles it
         return 128 + signal.SIGINT
     return 0
-
-
-# Audit events of changes of directories; files that are opened to be written to are changes, too.
-_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "shutil.rmtree")
-
-
-def killed_at_a_write(directory, number, delay_s=0.0, signal_number=signal.SIGKILL):
-    """From now on this process sends itself the signal at change ``number`` of files below ``directory``, from 0.
-
-    A change is a creation, renaming or deletion, or the opening of a file for writing, by Python in any thread. The
-    signal comes ``delay_s`` after its begin, without a delay just before. Returns the counter of changes.
-    """
-    count, reached = itertools.count(), threading.Event()
-
-    def strike():
-        reached.wait()
-        time.sleep(delay_s)
-        os.kill(os.getpid(), signal_number)
-
-    if delay_s:
-        threading.Thread(target=strike, daemon=True).start()
-
-    def hook(event, arguments):
-        changes = event in _CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
-        if changes and str(arguments[0]).startswith(directory) and next(count) == number:
-            reached.set() if delay_s else os.kill(os.getpid(), signal_number)
-
-    sys.addaudithook(hook)
-    return count
 
 
 def on_devices(count, function, *args, **kwargs):
@@ -203,12 +168,6 @@ def on_devices(count, function, *args, **kwargs):
     import jax
 
     jax.config.update("jax_num_cpu_devices", count)
-    return function(*args, **kwargs)
-
-
-def with_environment(environment, function, *args, **kwargs):
-    """Calls ``function`` in a process that talks to the server of that environment; see `bucket_emulator`."""
-    os.environ.update(environment)
     return function(*args, **kwargs)
 
 

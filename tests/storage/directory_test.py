@@ -120,7 +120,7 @@ def test_a_damaged_mark_is_one_sentence(text, tmp_path):
 def test_files_of_the_user_do_not_matter(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with claimed(tmp_path, RUN) as claim:
-        assert claim.directory == tmp_path
+        assert claim.workdir == tmp_path
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

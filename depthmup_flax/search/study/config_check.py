@@ -106,7 +106,7 @@ def check_config(
     with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
         report = coord_check(build, **of_outputs, rule=experiment.rule, spectral=spectral, **plan)
         if claim is not None:
-            report.write_to(claim.directory)
+            report.write_to(claim.workdir)
     return report
 
 

@@ -124,7 +124,7 @@ def sweep(
         require_memory(group.experiment)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
-        directory = claim.directory
+        directory = claim.workdir
         path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
         if overwrite and path.name == _WHOLE:
             claim.require_alone()

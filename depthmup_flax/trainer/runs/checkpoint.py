@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import checkpoint_managers as policies
 
-from depthmup_flax.storage.files import as_path, is_bucket
+from depthmup_flax.storage.files import as_path, is_bucket, storage_failure
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Json
 
@@ -34,6 +34,7 @@ class Checkpointer:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
             best_fn=score,  # Orbax then stores the metrics, so that the best is known after a restart
+            cleanup_tmp_directories=True,  # of writers that were killed
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "meta"))
 
@@ -85,6 +86,8 @@ class Checkpointer:
             restored = self._manager.restore(self.latest_step, args=items)
             return {name: jax.block_until_ready(restored[name]) for name in restored}  # files may be read only now
         except Exception as error:  # of whatever type Orbax raises for a damaged file
+            if storage_failure(error) is not None:  # `storage.files.writing_to` says it: the checkpoint may be whole
+                raise
             raise InputError(
                 f"checkpoint {self._directory / str(self.latest_step)} cannot be read ({_reason(error)}): mend that, "
                 "or delete its directory to resume from the one before."

@@ -164,7 +164,7 @@ class TrainedRun:
             raise InputError(
                 f"{self.directory} holds {self.config.model.name}, whose outputs for one image have the shapes "
                 f"{shapes}, not the {classes} classes of {self.data.name}: in Python, "
-                "dm.load_run(directory).predict(images) gives them."
+                "dm.load_run(workdir).predict(images) gives them."
             )
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
@@ -326,20 +326,20 @@ def _checked_parts(inputs: Any, specs: Any) -> Any:
     return given
 
 
-def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
+def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
     """Reads a run that `depthmup_flax.trainer.loop.train_and_evaluate` wrote, also while it trains.
 
     Its checkpoints may have been written on any number of devices and processes. The data set may be absent.
 
     Args:
-      directory: the work directory, on a disk or in a bucket.
+      workdir: of the run, on a disk or in a bucket.
       which: ``"latest"``, ``"best"`` (by the evaluated accuracy), or the step of a checkpoint.
 
     Raises:
       InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
         cannot be imported.
     """
-    path = as_path(directory)
+    path = as_path(workdir)
     with reachable([path]):
         require_run(path)
         stored = read_json(path / "config.json", RESTORE)

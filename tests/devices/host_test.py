@@ -1,0 +1,111 @@
+"""The cache of compiled programs, to which no other user can write, and compiler options for drawing parameters."""
+
+import os
+import re
+
+import jax
+import joined
+import numpy as np
+import processes
+import pytest
+
+from depthmup_flax.config import default_config
+from depthmup_flax.devices.host import cache_compilations, drawing_options
+from depthmup_flax.trainer.engine.from_config import build
+
+CACHE = (
+    "jax_compilation_cache_dir",
+    "jax_compilation_cache_max_size",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_enable_xla_caches",
+)
+LEVEL = "xla_backend_optimization_level"
+UNOPTIMIZED = "jax_disable_most_optimizations"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The user's cache, where ``JAX_COMPILATION_CACHE_DIR`` is not set."""
+    before = {name: jax.config.values[name] for name in CACHE}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "depthmup_flax"
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.slow
+def test_a_start_in_another_work_directory_with_the_cache_at_another_path_compiles_nothing_again(tmp_path):
+    fields = [f"--config.{field}" for field in ("model.width=8", "model.depth=2", "train.steps=2")]
+
+    def start(name, home):
+        arguments = [f"--workdir={tmp_path / 'runs' / name}", *fields]
+        process = processes.Process(tmp_path / name, joined.train_py_with_cache_home, home, arguments)
+        assert process.wait() == 0, process.text()
+        return [int(number) for number in re.search(r"read (\d+) compiled (\d+)", process.text()).groups()]
+
+    _, compiled = start("first", tmp_path / "home")
+    assert compiled > 0
+    (tmp_path / "home").rename(tmp_path / "moved")
+    read, compiled = start("second", tmp_path / "moved")
+    assert read > 0
+    assert compiled == 0
+
+
+def test_only_the_user_can_write_to_the_cache(home):
+    cache_compilations()
+    assert jax.config.jax_compilation_cache_dir == str(home)
+    assert os.stat(home).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, None])
+def test_a_cache_that_others_can_write_to_or_that_cannot_be_made_is_not_used(mode, home, logged):
+    if mode is None:
+        home.touch()
+    else:
+        home.mkdir()
+        os.chmod(home, mode)
+    cache_compilations()
+    assert jax.config.jax_compilation_cache_dir is None
+    assert "compiled programs are not kept" in logged.text
+
+
+def test_a_compilation_cache_that_the_user_names_takes_the_place_of_ours(tmp_path):
+    before = dict(jax.config.values)
+    assert before["jax_compilation_cache_dir"]
+    cache_compilations()
+    assert dict(jax.config.values) == before
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """`drawing_options` with this ``XLA_FLAGS`` and ``jax_disable_most_optimizations``."""
+
+    def options(platform="cpu", flags="", unoptimized=False):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        jax.config.update(UNOPTIMIZED, unoptimized)
+        try:
+            return drawing_options(platform)
+        finally:
+            jax.config.update(UNOPTIMIZED, before)
+
+    before = jax.config.values[UNOPTIMIZED]
+    return options
+
+
+def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization(options):
+    config = default_config("res_mlp")  # at level 0, 95 of its numbers differ
+    config.model.update(width=16, depth=4)
+    experiment = build(config)
+    at_default, drawn = (
+        jax.device_get(jax.jit(lambda: experiment.workload.init({}), compiler_options=chosen)())
+        for chosen in ({LEVEL: "3"}, options())
+    )
+    jax.tree.map(np.testing.assert_array_equal, drawn, at_default)
+
+
+def test_only_a_cpu_has_options_and_a_level_that_is_set_stays(options):
+    assert options(flags="--xla_force_host_platform_device_count=8") == {LEVEL: "2"}
+    assert options("tpu") is None
+    assert options(flags=f"--{LEVEL}=1") is None
+    assert options(unoptimized=True) is None
