@@ -2,7 +2,7 @@
 
     depthmup forecast --config=TUNED [--target.FIELD=N ...] [FLAG ...]
     depthmup forecast --check=RUN --workdir=FORECAST
-    depthmup forecast --config=TUNED --compute=TIMES [--ladder=FORECAST] [FLAG ...]
+    depthmup forecast --config=TUNED --compute=TIMES [FLAG ...]
 
 Examples:
     depthmup forecast --config=digits_deep --budget=10%
@@ -51,7 +51,6 @@ def define(parser: Parser) -> None:
     parser.flag("--objective", default="auto", choices=("auto", *OBJECTIVES), help=compared)
     parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
     parser.flag("--compute", type=float, help="Choose sizes for so many times the config's operations.")
-    parser.flag("--ladder", help="With --compute: the --workdir of a forecast whose law chooses.")
     parser.flag("--check", help="Compare this run of the target with the forecast in --workdir.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
 
@@ -76,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
     if args.compute is not None:
         if target.pop("steps") is not None:
             raise InputError("--target.steps and --compute are both given: the steps use what the sizes leave.")
-        chosen = recipe(config, args.compute, forecast=None if args.ladder is None else read(args.ladder), **target)
+        chosen = recipe(config, args.compute, **target)
         print(chosen)
         path = as_path(args.workdir or f"runs/recipe/{name}") / "recipe.py"
         _write_config(args, path, chosen.config, repr(chosen), "at another compute", "run")

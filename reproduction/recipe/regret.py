@@ -1,10 +1,10 @@
 """What recipes cost against a search at the target: the runs of reproduction/pages/recipe_table.py.
 
-    python -m reproduction.recipe.regret NAME COMPUTE [FORECAST]      NAME: mlp, gpt, conv; COMPUTE: 16, 64
+    python -m reproduction.recipe.regret NAME COMPUTE      NAME: mlp, gpt, conv; COMPUTE: 16, 64
 
 The search: allocations of the compute at three rates, a factor 2 apart, more if the best is the first or the last; then
-the allocation of all that was better than the middle one. Its two best runs, the recipe and, with the directory of a
-FORECAST, its ladder's recipe are then trained with other seeds. Rerunning resumes. reproduction/recipe/run.sh runs all.
+the allocation of all that was better than the middle one. Its two best runs and the recipe are then trained with other
+seeds. Rerunning resumes. reproduction/recipe/run.sh runs all.
 Environment: DATA_DIR is the directory of prepared TFDS data sets, TEXT a text file (Tiny Shakespeare).
 """
 
@@ -26,7 +26,6 @@ from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.forecast.allocation import Allocation, recipe
-from depthmup_flax.search.forecast.target_loss import read
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records import LEARNING_RATE, SEED
@@ -108,12 +107,10 @@ class Search:
         return losses
 
 
-def train(name: str, compute: str, forecast: str = "") -> None:
+def train(name: str, compute: str) -> None:
     """The whole search."""
     search, seeds, allocations = Search(name, compute), SEARCH_SEEDS[compute], ALLOCATIONS[compute]
     recipes = {"recipe": recipe(**search.budget).config}
-    if forecast:
-        recipes["ladder"] = recipe(**search.budget, forecast=read(pathlib.Path(forecast))).config
     configs = [*search.star, *recipes.values()]
     first = search.losses([(config, FACTORS, seeds) for config in configs])
     for fields, losses in zip([*allocations, *recipes], first, strict=True):

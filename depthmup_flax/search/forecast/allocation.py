@@ -1,10 +1,8 @@
 """A larger run for a compute budget: width, depth, batch size, steps and what follows from them, together.
 
-Compute is counted as parameters times examples, as `search.forecast.law.Rung.cost`. Without a ladder, powers of
-the compute (`Allocation`) say how much of it goes where. With one, the size is chosen among all of that compute whose
-loss is lowest at the upper end of its interval: the median of a small ladder's law is flat, and lowest where one axis
-has all of the compute and the law is least certain. The optimum is read from the fitted surface, because parabolas
-through runs of equal compute give biased ones (arXiv:2603.22339).
+Compute is counted as parameters times examples, as `search.forecast.law.Rung.cost`. Powers of the compute
+(`Allocation`) say how much of it goes where. (Sizes chosen by the law of a ladder were worse in five of six
+measurements, and are not offered: reproduction/pages/forecasts.md.)
 """
 
 from __future__ import annotations
@@ -12,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import field_paths, get_field, listed, run_differences
+from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce, steps_of_epoch
 from depthmup_flax.rule.rescaling import concerns, rescaling_rows
 from depthmup_flax.search.forecast.ladder import Size, rung_config
-from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung, forecast_loss, upper_losses, varied_axes
-from depthmup_flax.search.forecast.target_loss import TargetForecast, config_json, require_rule
+from depthmup_flax.search.forecast.law import DEPTH, STEPS, WIDTH
+from depthmup_flax.search.forecast.target_loss import require_rule
 from depthmup_flax.search.tune.target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
@@ -33,7 +30,6 @@ from depthmup_flax.util.table import Table
 
 # The largest budget, in the tuned run's, at which recipes were compared with a search.
 CHECKED_COMPUTE = 64
-_APART = 2**0.25  # ratio of neighboring sizes among which a law chooses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +61,12 @@ class Recipe:
     Attributes:
       tuned, config: of the tuned run, and of this one.
       compute: its parameters times examples, in those of the tuned run.
-      forecast: the loss that a ladder foretells for it; ``None`` without a ladder.
-      text: the table, compute, loss and warnings.
+      text: the table, compute and warnings.
     """
 
     tuned: ConfigDict
     config: ConfigDict
     compute: float
-    forecast: TargetForecast | None
     text: str
 
     @property
@@ -92,7 +86,6 @@ def recipe(
     tuned: ConfigDict,
     compute: float,
     *,
-    forecast: TargetForecast | None = None,
     width: int | None = None,
     depth: int | None = None,
     batch_size: int | None = None,
@@ -104,14 +97,12 @@ def recipe(
     Args:
       tuned: a config with tuned hyperparameters, at the size, batch size and steps at which they were tuned.
       compute: parameters times examples, in those of a run of ``tuned``; at least 1.
-      forecast: of this config: its law chooses among the axes that its ladder varies; the batch size and
-        the other axes are its target's.
       width, depth, batch_size: of the run; ``None``: ``allocation`` chooses them.
-      allocation: where the compute goes without a forecast. The steps use what the sizes leave.
+      allocation: where the compute goes. The steps use what the sizes leave.
       load: shared with a caller that uses the same data.
 
     Raises:
-      InputError: bad sizes, a rule that does not transfer, a forecast of another config or one that cannot choose.
+      InputError: bad sizes, or a rule that does not transfer.
     """
     load = load or LoadOnce()
     require_rule(tuned)
@@ -121,11 +112,8 @@ def recipe(
     for name, value in given.items():
         if value is not None and value < 1:
             raise InputError(f"target.{name} is {value!r}: use a whole number of at least 1.")
-        if value is not None and forecast is not None:
-            raise InputError(f"target.{name} is {value}, which the forecast chooses: leave one of them out.")
     family = _Family(tuned, load)
-    chosen = _allocated(family, compute, given, allocation) if forecast is None else _by_law(family, compute, forecast)
-    return _described(family, *chosen, forecast, load)
+    return _described(family, *_allocated(family, compute, given, allocation), load)
 
 
 class _Family:
@@ -235,61 +223,11 @@ def _parameters(family: _Family, compute: float, allocation: Allocation) -> tupl
     return by_power, f"parameters ~ compute^{allocation.parameters:g}"
 
 
-def _by_law(family: _Family, compute: float, forecast: TargetForecast) -> tuple[Size, int, dict[str, str]]:
-    """The size of the surest low loss by a ladder's law, along the axes that it varies, and the reasons."""
-    axes, target, batch_size = varied_axes(forecast.rungs), forecast.target, forecast.batch_size
-    if len(axes) < 2:
-        raise InputError(
-            f"the ladder of the forecast varies {' and '.join(axes)} alone, and its law has nothing to choose: use a "
-            "forecast with axes=width,depth,steps, or leave it out."
-        )
-    own = family.config(Size(target.width, target.depth, target.steps), batch_size)
-    if differing := run_differences(forecast.config, config_json(own)):
-        raise InputError(
-            f"the forecast is of another config ({listed(differing)}): use the config that it was made of."
-        )
-    budget = compute * family.built.cost / batch_size
-    if budget < forecast.largest.cost:
-        least = compute * forecast.largest.cost / budget
-        raise InputError(f"compute is {compute:g}, and the largest rung has {least:.3g}: use more than that.")
-    sizes = list(_of_equal_compute(family, forecast, axes, budget))
-    losses = upper_losses(forecast.rungs, sizes)
-    best = sizes[losses.index(min(losses))]
-    steps = family.steps(compute, best.width, best.depth, batch_size) if STEPS in axes else target.steps
-    chosen = {axis: "surest low loss by the ladder's law" if axis in axes else "the ladder's" for axis in AXES}
-    return Size(best.width, best.depth, steps), batch_size, {**chosen, "batch_size": "the ladder's"}
-
-
-def _of_equal_compute(family: _Family, forecast: TargetForecast, axes: Sequence[str], budget: float) -> Iterator[Rung]:
-    """Sizes that use the budget, in parameters times steps; of a ladder without steps the widest within it."""
-    count, lowest = family.count, {axis: min(getattr(rung, axis) for rung in forecast.rungs) for axis in AXES}
-    grains = {axis: family.grain(axis) for axis in axes if axis != STEPS}
-    fits = lambda depth: lambda width: count(width, depth) * lowest[STEPS] <= budget
-    for depth in _apart(lowest[DEPTH], grains.get(DEPTH), _APART):
-        every = _apart(lowest[WIDTH], grains.get(WIDTH), _APART if STEPS in axes else 1.0)
-        sizes = [(width, count(width, depth)) for width in itertools.takewhile(fits(depth), every)]
-        if not sizes:
-            return
-        runs = [Rung(width, depth, round(budget / parameters), parameters) for width, parameters in sizes]
-        yield from runs if STEPS in axes else [dataclasses.replace(runs[-1], steps=forecast.target.steps)]
-
-
-def _apart(lowest: int, grain: int | None, ratio: float) -> Iterator[int]:
-    """Multiples of the grain from the lowest size on, a ratio apart or the next; the lowest alone without a grain."""
-    value = lowest
-    while True:
-        yield value
-        if not grain:
-            return
-        value = max(grain * (value // grain + 1), grain * round(value * ratio / grain))
-
-
 def _described(
     family: _Family,
     size: Size,
     batch_size: int,
     why: Mapping[str, str],
-    forecast: TargetForecast | None,
     load: LoadOnce,
 ) -> Recipe:
     config, built, tuned = family.config(size, batch_size), family.built, family.tuned
@@ -307,11 +245,7 @@ def _described(
     ]
     table = Table(("", "tuned", "recipe", "why"), cells, "<>><")
     lines = [*table.lines, "", f"compute: {used:.4g} times the tuned run's parameters times examples"]
-    if forecast is not None:
-        target = Rung(size.width, size.depth, size.steps, run.parameters)
-        forecast = dataclasses.replace(forecast, target=target, forecast=forecast_loss(forecast.rungs, target))
-        lines += forecast.expected_loss()
     lines += [f"Warning: {text}" for text in concerns(before, after, tuned.optimizer.name)]
     if used > CHECKED_COMPUTE * 1.05:
         lines.append(f"Warning: recipes were compared with searches up to {CHECKED_COMPUTE} times the compute.")
-    return Recipe(tuned, config, used, forecast, "\n".join(lines))
+    return Recipe(tuned, config, used, "\n".join(lines))

@@ -64,7 +64,6 @@ FORMS = (
 _EXPONENTS = 2.0 ** np.arange(-3, 1.1, 0.25)  # uniform prior over these, from nearly a logarithm to a square
 _MISFITS = 0.0005 * 2.0 ** np.arange(9)  # relative distances between the losses of a ladder and a law
 _DRAWS, _FEWEST = 20_000, 0.01  # the share of draws that are laws
-_AT_ONCE = 16  # sizes in memory
 _LEVEL = 0.95
 
 
@@ -179,13 +178,6 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
         inflation=inflation,
         seed_spread=_seed_spread(rungs),
     )
-
-
-def upper_losses(rungs: Sequence[Rung], sizes: Sequence[Rung]) -> list[float]:
-    """The loss below which one run of each size stays with 97.5 %, from one fit; `InputError` if no law fits."""
-    _, whole, weights = _posteriors(rungs)
-    parts = [sizes[start : start + _AT_ONCE] for start in range(0, len(sizes), _AT_ONCE)]
-    return [_quantiles(losses)[-1] for part in parts for losses in _drawn(whole, weights, part, 1).T]
 
 
 def _posteriors(rungs: Sequence[Rung]) -> tuple[list[Posterior], list[Posterior], np.ndarray]:

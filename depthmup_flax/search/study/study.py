@@ -381,18 +381,17 @@ class Study:
         with self._shown():
             return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
-    def recipe(self, compute: float, *, forecast: TargetForecast | None = None, **values: Any) -> Recipe:
+    def recipe(self, compute: float, **values: Any) -> Recipe:
         """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
 
         Args:
           compute: parameters times examples, in those of ``study.train(**values)``.
-          forecast: of this study at the same values: the law of its ladder chooses.
           **values: of the hyperparameters, ``**best``; and ``width``, ``depth``, ``batch_size`` of the run, which are
             otherwise chosen. See `depthmup_flax.recipe`.
         """
         given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
         with self._shown():
-            return recipe(self.config(**values), compute, forecast=forecast, load=self._load, **given)
+            return recipe(self.config(**values), compute, load=self._load, **given)
 
     def check(self, widths: Sequence[int] = (), depths: Sequence[int] = (), **values: Any) -> CheckReport:
         """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.

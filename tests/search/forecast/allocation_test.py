@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import pytest
@@ -14,9 +13,6 @@ from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
 from depthmup_flax.search.forecast.allocation import Allocation, recipe
-from depthmup_flax.search.forecast.ladder import Size, rung_config
-from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss, upper_losses
-from depthmup_flax.search.forecast.target_loss import TargetForecast, config_json
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
 
@@ -96,58 +92,6 @@ def test_sizes_are_those_that_the_network_takes(config):
     assert run.config.model.width > config.model.width
 
 
-# Chinchilla's law (arXiv:2203.15556, eq. 2): E + A N^-a + B D^-b, here with equal batch sizes and D in steps.
-IRREDUCIBLE, A, B, N_POWER, D_POWER = 0.5, 20.0, 6.0, 0.5, 0.35
-
-
-UNREAD = Forecast(1.0, (1.0, 1.0), "sum", {}, "", 0.0, 1.0, 0.0)
-
-
-def ladder_of(config, loss_of, axes=("width", "depth", "steps")):
-    """A forecast whose rungs have the losses of a law."""
-    values = {"width": (8, 16, 32), "depth": (1, 2, 4), "steps": (100, 200, 400)}
-    target = {"width": 64, "depth": 8, "steps": 800}
-    sizes = [Size(*size) for size in itertools.product(*(values[a] if a in axes else (target[a],) for a in values))]
-    rung = lambda size: Rung(size.width, size.depth, size.steps, parameters(size.width, size.depth))
-    rungs = tuple(dataclasses.replace(r, losses=(loss_of(r),) * 2) for r in map(rung, sizes))
-    large = Size(*target.values())
-    own = config_json(rung_config(config, STEPS, 45, large, BATCH))
-    return TargetForecast("test", BATCH, rung(large), rungs, UNREAD, own, {})
-
-
-@pytest.mark.slow
-def test_with_a_ladder_of_chinchillas_law_its_closed_optimum_is_found():
-    """The least A N^-a + B S^-b at N S = C has N^(a + b) = (a A / (b B)) C^b."""
-    config = tuned()
-    law = lambda r: IRREDUCIBLE + A * r.parameters**-N_POWER + B * r.steps**-D_POWER
-    run = recipe(config, 16, forecast=ladder_of(config, law), load=LOAD)
-    budget = 16 * parameters(32, 4) * STEPS
-    best = (N_POWER * A / (D_POWER * B) * budget**D_POWER) ** (1 / (N_POWER + D_POWER))
-    found = parameters(run.config.model.width, run.config.model.depth)
-    assert found == pytest.approx(best, rel=0.3)
-    least = law(Rung(1, 1, budget / best, best))
-    assert law(Rung(1, 1, run.config.train.steps, found)) == pytest.approx(least, rel=0.003)
-    assert run.forecast.loss == pytest.approx(least, rel=0.02)
-    assert run.compute == pytest.approx(16, rel=0.01)
-
-
-def test_the_depth_that_a_law_finds_bad_stays_small_and_axes_that_the_ladder_does_not_vary_stay():
-    config = tuned()
-    worse_when_deep = lambda r: 1 + 2 * r.width**-0.5 + 0.1 * r.depth
-    ladder = ladder_of(config, worse_when_deep, axes=("width", "depth"))
-    run = recipe(config, 16, forecast=ladder, load=LOAD)
-    assert (run.config.train.steps, run.config.train.batch_size) == (800, BATCH)
-    assert run.config.model.depth == 1
-    assert 14 < run.compute <= 16
-
-
-def test_upper_losses_of_several_sizes_are_those_of_the_interval_of_each():
-    rungs = [Rung(2**k, 4, 100, 4**k, (1 + 2.0**-k, 1.01 + 2.0**-k)) for k in range(3, 7)]
-    sizes = [Rung(2**k, 4, 100, 4**k) for k in (7, 8)]
-    upper = [forecast.interval[1] for size in sizes if (forecast := forecast_loss(rungs, size)).inflation == 1]
-    assert upper_losses(rungs, sizes) == pytest.approx(upper, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("compute", "given", "sentence"),
     [
@@ -162,20 +106,6 @@ def test_a_compute_or_size_that_cannot_be_is_one_sentence(compute, given, senten
     with pytest.raises(InputError) as caught:
         recipe(tuned(), compute, load=LOAD, **given)
     assert str(caught.value).startswith(sentence)
-
-
-def test_a_forecast_that_cannot_choose_is_refused():
-    config = tuned()
-    law = lambda r: 1 + r.width**-0.5 + r.steps**-0.5
-    ladder = ladder_of(config, law)
-    for forecast, compute, given, sentence in (
-        (ladder_of(config, law, axes=("width",)), 16, {}, "varies width alone"),
-        (ladder, 16, {"depth": 4}, "target.depth is 4, which the forecast chooses"),
-        (dataclasses.replace(ladder, config={**ladder.config, "loss": "other"}), 16, {}, "is of another config"),
-        (dataclasses.replace(ladder, rungs=(*ladder.rungs, ladder.target)), 2, {}, "compute is 2, and the largest"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            recipe(config, compute, forecast=forecast, load=LOAD, **given)
 
 
 def test_a_rule_that_does_not_transfer_and_a_config_without_a_base_are_refused():
