@@ -99,7 +99,6 @@ CASES = {
     "forecast": [
         ("{sweep}", "depthmup sweep"),
         ("{digits} --compute=0.5", "compute is 0.5"),
-        ("{digits} --compute=4 --ladder={files}/run", "{files}/run"),
         ("{digits} --budget=abc", "budget"),
         ("{digits} --axes=hight", "axes has 'hight'"),
         ("{digits} --widths=a,b", "--widths"),
