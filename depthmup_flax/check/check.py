@@ -9,6 +9,7 @@ import logging
 import numbers
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,9 +110,10 @@ def coord_check(
     readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
     layers = collect_layers(sized)
     alone, blocks = groups_alone(layers, readings.values()), sample_blocks(of_axis["depth"])
+    of_blocks: list[Any] = [*[None] * len(widths), *blocks]
     measurements = [
         Measurement(one, masks, loss, rule, steps, seeds, spectral, alone)
-        for one, masks in zip(sized, [None] * len(widths) + blocks, strict=True)
+        for one, masks in zip(sized, of_blocks, strict=True)
     ]
     seconds = {"reading the code": time.monotonic() - start}
     records = train_networks(measurements, say, seconds)
@@ -250,7 +252,7 @@ def require_plan(
     widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
 ) -> None:
     """Raises `InputError` for arguments that `coord_check` cannot use."""
-    is_size = lambda size: isinstance(size, numbers.Integral) and size > 0
+    is_size = lambda size: isinstance(size, numbers.Integral) and int(size) > 0
     for name, sizes in (("widths", widths), ("depths", depths)):
         whole = isinstance(sizes, Collection) and all(map(is_size, sizes))
         if not whole or len(set(sizes)) in (1, 2):

@@ -535,6 +535,6 @@ def rule_section(rule: str | Parametrization) -> dict[str, Any]:
     }
     same = [preset for preset, known in PRESETS.items() if known.replace(**changes[preset]) == rule]
     if not same:
-        raise InputError(f"rule is {rule.name!r}, which no preset becomes: use dm.get_parametrization(PRESET, ...).")
+        raise InputError(f"rule is {rule!r}, which no preset becomes: use dm.get_parametrization(PRESET, ...).")
     preset = min(same, key=lambda preset: len(changes[preset]))
     return {"preset": preset, **changes[preset]}

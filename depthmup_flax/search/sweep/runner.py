@@ -368,8 +368,8 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
-    if not recorded and create(path, info_to_json(info)):
-        return info
+    if not recorded:
+        create(path, info_to_json(info))
     stored = read_info(directory)
     require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     # Time slices of the same length, so that one figure can show them all.

@@ -355,7 +355,8 @@ def search_of(
     if len(ranges) == 1:
         return Search({LEARNING_RATE: octave_grid(*ranges[LEARNING_RATE])}, seeds, extend, ranges)
     # Others than the rate have the config's value, or the nearest one in their range.
-    axes = {path: (min(max(present_value(config, path), low), high),) for path, (low, high) in ranges.items()}
+    value = lambda path, low, high: min(max(present_value(config, path), low), high)
+    axes: dict[str, Point] = {path: (value(path, *ends),) for path, ends in ranges.items()}
     axes[LEARNING_RATE] = octave_grid(*ranges[LEARNING_RATE])
     return Rounds(axes, seeds, extend, ranges, trials)
 
