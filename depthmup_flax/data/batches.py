@@ -13,7 +13,7 @@ import numpy as np
 
 from depthmup_flax.data.dataset import Split
 from depthmup_flax.data.image_files import ImageFiles, crop_draws
-from depthmup_flax.data.user_splits import BatchStream
+from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import HostBatch

@@ -58,7 +58,7 @@ class Split(Protocol):
         """The examples ``indices`` [B] as arrays with a leading axis B; thread-safe.
 
         Images: ``{"image": [B, H, W, C], "label": int32 [B]}``, uint8 or float32 in 0..255. Text:
-        ``{"tokens": [B, W]}``, unsigned integers. Data of a user: see ``user_splits.ExampleSpec``.
+        ``{"tokens": [B, W]}``, unsigned integers. Data of a user: see ``user_data.ExampleSpec``.
         """
 
     def arrays(self) -> HostBatch:

@@ -14,8 +14,7 @@ import numpy as np
 from depthmup_flax.data.dataset import ArraySplit, Dataset
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.text import TextDataset, Tokenizer
-from depthmup_flax.data.user_data import UserDataset, pair_or_batch
-from depthmup_flax.data.user_splits import ExampleSpec
+from depthmup_flax.data.user_data import ExampleSpec, UserDataset, pair_or_batch
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 

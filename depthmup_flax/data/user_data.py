@@ -1,9 +1,14 @@
-"""Data of the user: what a function that ``data.name`` names returns, and inputs and targets by their ``prepare``."""
+"""Data of the user: what a function that ``data.name`` names returns, and inputs and targets by their ``prepare``.
+
+A split is arrays in memory, records with random access, or batches by seed. All give flat batches of an `ExampleSpec`.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -11,44 +16,217 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.dataset import (
+    MEMORY_LIMIT,
     ArraySplit,
     DataConfig,
     Dataset,
-    Placement,
-    Split,
+    checksum_of_arrays,
+    checksum_of_texts,
     limited,
     placement,
+    spaced,
     with_validation,
-)
-from depthmup_flax.data.user_splits import (
-    BatchStream,
-    ExampleSpec,
-    RecordSplit,
-    array_split,
-    batches_in_memory,
-    kind_of,
 )
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.named import resolve
-from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Batch
+from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.types import Batch, HostBatch
 
 # A key (None: evaluation) and the user's batch -> inputs and targets, or what their own training step reads.
 UserPrepare = Callable[[jax.Array | None, Any], Any]
-# Keys of a dict that is a pair of inputs and targets.
-PAIRS = (("inputs", "targets"), ("image", "label"), ("x", "y"))
-# Examples of the abstract batch from which `prepared_specs` reads shapes. It divides into groups of any usual size.
-_ABSTRACT = 64
+# Keys of a dict that is a pair of inputs and targets, in the order of the alphabet.
+PAIRS = ({"inputs", "targets"}, {"image", "label"}, {"x", "y"})
+_ABSTRACT = 64  # examples of the abstract batch of which shapes are read: divides into groups of any usual size
 _CHUNK = 4096  # examples whose targets are prepared at a time, for the number of classes
+_SAMPLE = 16  # records whose content is compared when a run is resumed
+_MOST_READERS = 256  # seeds whose iterators stay open
+_RECENT = 8  # batches of a seed that can be read again: those read ahead when a sweep continues with fewer lanes
 
 
 def pair_or_batch(key: jax.Array | None, batch: Any) -> Any:
     """The ``prepare`` of users who give none: a pair, and a dict with the keys of `PAIRS`, are inputs and targets."""
-    if isinstance(batch, dict):
-        for inputs, targets in PAIRS:
-            if batch.keys() == {inputs, targets}:
-                return batch[inputs], batch[targets]
+    if isinstance(batch, dict) and batch.keys() in PAIRS:
+        inputs, targets = sorted(batch)
+        return batch[inputs], batch[targets]
     return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSpec:
+    """The structure of an example, and the shape and dtype of each of its arrays."""
+
+    structure: Any  # PyTreeDef of nested pairs and dicts
+    # Name -> array of one example. Names are Python's, "['image']" or "[0]['left']": none is the engine's "mask".
+    fields: Mapping[str, jax.ShapeDtypeStruct]
+
+    @classmethod
+    def of_tree(cls, example: Any) -> ExampleSpec:
+        """The spec of an example, given as a tree of shapes and dtypes."""
+        leaves, structure = _leaves(example)
+        return cls(structure, leaves)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shapes_of(x)}" for name, x in self.fields.items())
+
+    @property
+    def tree(self) -> Any:
+        """One example, as shapes and dtypes."""
+        return self.unflatten(self.fields)
+
+    def unflatten(self, batch: Mapping[str, Any]) -> Any:
+        """The user's pair or dict from a flat batch, which may have more fields."""
+        return jax.tree.unflatten(self.structure, [batch[name] for name in self.fields])
+
+    def zeros(self, count: int) -> HostBatch:
+        """A flat batch of ``count`` empty examples."""
+        return {name: np.zeros((count, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
+
+    def require(self, given: ExampleSpec, where: str) -> None:
+        """Raises `InputError` unless ``given`` has this structure, these shapes and dtypes."""
+        if given != self:
+            raise InputError(f"{where} has examples {given}: the first training example is {self}. Give all the same.")
+
+
+def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
+    """All that is no dict or tuple, by name, and the structure."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: not isinstance(x, (dict, tuple)))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}, structure
+
+
+def _flat(tree: Any, where: str, batch_axes: int) -> tuple[HostBatch, ExampleSpec]:
+    """A pair or a dict, of one example or (``batch_axes`` 1) of a batch, as arrays by name; and the spec of an example.
+
+    64-bit numbers become 32-bit, as in JAX.
+    """
+    if not (isinstance(tree, dict) and tree) and not (isinstance(tree, tuple) and len(tree) == 2):
+        raise InputError(f"{where} is {shown(tree)}: it must be a pair (inputs, targets) or a dict of arrays.")
+    leaves, structure = _leaves(tree)
+    arrays = {}
+    for name, leaf in leaves.items():
+        array = np.asarray(leaf)
+        if not (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)):
+            raise InputError(f"{where}{name} has the type {array.dtype}: it must be numbers. Convert it.")
+        with np.errstate(over="ignore"):  # 1e39 becomes infinite, as in JAX
+            arrays[name] = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        narrowed = arrays[name].dtype != array.dtype and np.issubdtype(array.dtype, np.integer)
+        if narrowed and not np.array_equal(arrays[name], array):
+            raise InputError(f"{where}{name} has integers that do not fit into {arrays[name].dtype}. Use smaller ones.")
+    if batch_axes and (len({x.shape[:1] for x in arrays.values()}) > 1 or not all(x.size for x in arrays.values())):
+        given = ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items())
+        raise InputError(f"{where} has the shapes {given}: give arrays whose first axis is the example, of one length.")
+    fields = {name: jax.ShapeDtypeStruct(x.shape[batch_axes:], x.dtype) for name, x in arrays.items()}
+    return arrays, ExampleSpec(structure, fields)
+
+
+class RecordSplit:
+    """Records of an object with ``__len__`` and ``__getitem__``, read when asked; all are like the first."""
+
+    def __init__(self, source: Any, where: str, order: np.ndarray | None = None) -> None:
+        self._source, self._where = source, where  # which names it in errors
+        if order is None:
+            with calling(f"{where}.__len__"):
+                order = np.arange(len(source))
+        if not len(order):
+            raise InputError(f"{where} has 0 records: give at least one.")
+        self._order = order  # the records that are examples
+        self.spec = self._record(0)[1]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def _record(self, index: int) -> tuple[HostBatch, ExampleSpec]:
+        with calling(f"{self._where}.__getitem__", index):
+            record = self._source[index]
+        return _flat(record, f"{self._where}[{index}]", 0)
+
+    def read(self, indices: np.ndarray) -> HostBatch:
+        """See ``Split.read``; `InputError` for a record unlike the first."""
+        batch = self.spec.zeros(len(indices))
+        for place, index in enumerate(self._order[indices].tolist()):
+            arrays, spec = self._record(index)
+            self.spec.require(spec, f"{self._where}[{index}]")
+            for name, x in arrays.items():
+                batch[name][place] = x
+        return batch
+
+    def arrays(self) -> HostBatch:
+        """See ``Split.arrays``; reads all records."""
+        return self.read(np.arange(len(self)))
+
+    def checksum(self) -> str:
+        """See ``Split.checksum``: what ``fingerprint()`` of the user's object returns, else of a few records."""
+        if callable(own := getattr(self._source, "fingerprint", None)):
+            with calling(f"{self._where}.fingerprint"):
+                return checksum_of_texts([str(own()), f"{len(self)}"])
+        return checksum_of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
+
+    def take(self, order: np.ndarray) -> RecordSplit:
+        """The examples ``order``, in that order."""
+        return RecordSplit(self._source, self._where, self._order[order])
+
+
+class BatchStream(ArraySplit):
+    """Training batches of a user's ``batches(seed)``: functions of (seed, step), read in order of the steps.
+
+    As a split it holds the first batch of seed 0, from which shapes and dtypes are read.
+    """
+
+    def __init__(self, batches: Callable[[int], Iterable[Any]], where: str) -> None:
+        self._batches, self._where = batches, where
+        # By seed: the open iterator, the position of its next batch, and the last batches.
+        self._readers: dict[int, tuple[Iterator[Any], int, collections.deque[HostBatch]]] = {}
+        self._lock = threading.Lock()
+        first, self.spec = self._next(self._iterator(0), 0, 0)
+        super().__init__(first)
+        again, _ = self._next(self._iterator(0), 0, 0)
+        if checksum_of_arrays(again) != self.checksum():
+            raise InputError(
+                f"{where}(0) gave two first batches that differ: batches must depend only on the seed. Create its "
+                "random numbers and its iterator inside the function."
+            )
+
+    def require_size(self, batch_size: int) -> None:
+        """Raises `InputError` unless batches have ``batch_size`` examples."""
+        if batch_size != len(self):
+            raise InputError(
+                f"train.batch_size is {batch_size}: the batches of {self._where} have {len(self)} examples. Use "
+                f"train.batch_size={len(self)}, or change the function."
+            )
+
+    def batch(self, seed: int, step: int) -> HostBatch:
+        """The batch of a training step, counted from 0; thread-safe. Skips batches, or begins again, to get there.
+
+        `InputError` for a batch unlike the first, or if there are no more.
+        """
+        with self._lock:
+            iterator, position, recent = self._readers.pop(seed, (None, 0, collections.deque[HostBatch]()))
+            if iterator is None or step < position - len(recent):
+                iterator, position, recent = self._iterator(seed), 0, collections.deque(maxlen=_RECENT)
+            while step >= position:
+                arrays, spec = self._next(iterator, seed, position)
+                self.spec.require(spec, f"{self._where}({seed})[{position}]")
+                self.require_size(len(next(iter(arrays.values()))))
+                recent.append(arrays)
+                position += 1
+            self._readers[seed] = iterator, position, recent  # the last used one; after an error it is gone
+            if len(self._readers) > _MOST_READERS:
+                del self._readers[next(iter(self._readers))]
+            return recent[step - position]
+
+    def _iterator(self, seed: int) -> Iterator[Any]:
+        with calling(self._where, seed):
+            return iter(self._batches(seed))
+
+    def _next(self, iterator: Iterator[Any], seed: int, step: int) -> tuple[HostBatch, ExampleSpec]:
+        end = object()
+        with calling(f"{self._where}({seed}).__next__"):
+            batch = next(iterator, end)
+        if batch is end:
+            raise InputError(
+                f"{self._where}({seed}) ends after {step} batches: the run reads more. Yield batches without end, or "
+                "train fewer steps (train.steps)."
+            )
+        return _flat(batch, f"{self._where}({seed})[{step}]", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +235,8 @@ class UserDataset(Dataset):
 
     spec: ExampleSpec
     user_prepare: UserPrepare
-    inputs: Any  # tree of shapes and dtypes, of one example; None if `user_prepare` does not give inputs and targets
-    targets: Any  # likewise
+    inputs: Any = None  # tree of shapes and dtypes, of one example; None unless `user_prepare` gives inputs and targets
+    targets: Any = None  # likewise
     lowest_target: int = 0  # of the integers from which `num_classes` is known
 
     unit: ClassVar[str] = "examples"
@@ -66,15 +244,18 @@ class UserDataset(Dataset):
     @property
     def input_kind(self) -> str:
         """See the base class."""
-        if not all(isinstance(tree, jax.ShapeDtypeStruct) for tree in (self.inputs, self.targets)):
+        x, y = self.inputs, self.targets
+        if not (isinstance(x, jax.ShapeDtypeStruct) and self.has_integer_targets):
             return "arrays"
-        if not jnp.issubdtype(self.targets.dtype, jnp.integer):
-            return "arrays"
-        pixels = self.inputs.dtype == jnp.uint8 or jnp.issubdtype(self.inputs.dtype, jnp.floating)
-        if pixels and (len(self.inputs.shape), len(self.targets.shape)) == (3, 0):
-            return "image"
-        tokens = jnp.issubdtype(self.inputs.dtype, jnp.integer)
-        return "tokens" if tokens and self.inputs.shape == self.targets.shape and self.inputs.ndim == 1 else "arrays"
+        if jnp.issubdtype(x.dtype, jnp.integer) and x.shape == y.shape and x.ndim == 1:
+            return "tokens"
+        pixels = x.dtype == jnp.uint8 or jnp.issubdtype(x.dtype, jnp.floating)
+        return "image" if pixels and (x.ndim, y.ndim) == (3, 0) else "arrays"
+
+    @property
+    def has_integer_targets(self) -> bool:
+        """Whether the targets are one array of integers."""
+        return isinstance(self.targets, jax.ShapeDtypeStruct) and jnp.issubdtype(self.targets.dtype, jnp.integer)
 
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> Any:
         """``(inputs, targets)``, trees of arrays ``[B, ...]``; what `user_prepare` gives, if that is something else."""
@@ -86,10 +267,9 @@ class UserDataset(Dataset):
     def input_spec(self) -> Any:
         """A tree of shapes ``[1, ...]``; `InputError` if ``prepare`` gives no inputs and targets."""
         if self.inputs is None:
-            given = shapes_of(_traced_prepare(self, _ABSTRACT, None))
             raise InputError(
-                f"data.name is {self.name!r}: a model needs inputs and targets [B, ...], but {_ABSTRACT} examples of "
-                f"{self.spec} are {given}. Return (train, test, prepare) with prepare(key, batch) -> (inputs, targets)."
+                f"data.name is {self.name!r}: a model needs inputs and targets [B, ...], and its examples are "
+                f"{self.spec}. Return (train, test, prepare) with prepare(key, batch) -> (inputs, targets)."
             )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
@@ -132,111 +312,96 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     if callable(found):
         with calling(path):
             found = found()
-    if not (isinstance(found, (tuple, list)) and len(found) in (2, 3)):
-        raise InputError(
-            f"{where}: its result is {kind_of(found)}. It must be (train, test) or (train, test, prepare)."
-        )
-    train, test, prepare = (*found, None)[:3]
+    train, test, prepare = (*found, None)[:3] if isinstance(found, (tuple, list)) and len(found) in (2, 3) else [0] * 3
     if prepare is not None and not callable(prepare):
         raise InputError(
-            f"{where}: prepare is {kind_of(prepare)}. It must be a function prepare(key, batch) -> (inputs, targets)."
+            f"{where}: its result is {shown(found)}. It must be (train, test) or (train, test, prepare), with a "
+            "function prepare(key, batch) -> (inputs, targets)."
         )
-    train_split, spec = _train_split(train, f"{where}: train")
-    test_split = _test_split(test, spec, f"{where}: test", config)
+    train_split, spec = _split(train, f"{where}: train", None, config)
+    test_split, _ = _split(test, f"{where}: test", spec, config)
     if isinstance(train_split, BatchStream):
         for field in ("train_examples", "validation_fraction"):
             if getattr(config, field):
                 raise InputError(f"data.{field} is {getattr(config, field)}: batches(seed) have no end. Use 0.")
         if config.placement == "device":
             raise InputError("data.placement is 'device': batches(seed) have no end. Use 'auto'.")
-        _, test_split = limited(config, (ArraySplit(spec.zeros(0)), test_split))
-        return user_dataset(config.name, train_split, test_split, spec, "stream", prepare)
-    given = train_split, test_split = with_validation(config, limited(config, (train_split, test_split)))
+    given = held = tuple(with_validation(config, limited(config, (train_split, test_split))))
     if config.placement == "device":
-        train_split, test_split = ArraySplit(train_split.arrays()), ArraySplit(test_split.arrays())
-    place: Placement = "stream"
-    if isinstance(train_split, ArraySplit):
-        place = placement(config, sum(x.nbytes for x in train_split.fields.values()))
-    dataset = user_dataset(config.name, train_split, test_split, spec, place, prepare)
-    return dataclasses.replace(dataset, given=tuple(given))
-
-
-def _train_split(train: Any, where: str) -> tuple[ArraySplit | RecordSplit | BatchStream, ExampleSpec]:
-    if isinstance(train, (tuple, dict)):
-        return array_split(train, where)
-    split: RecordSplit | BatchStream
-    if _is_source(train):
-        split = RecordSplit.of(train, where)
-    elif callable(train):
-        split = BatchStream(train, where)
-    else:
-        raise InputError(
-            f"{where} is {kind_of(train)}: give a pair (inputs, targets) or a dict of arrays, an object with __len__ "
-            "and __getitem__, or a function batches(seed) that returns an iterator of batches."
-        )
-    return split, split.spec
-
-
-def _test_split(test: Any, spec: ExampleSpec, where: str, config: DataConfig) -> ArraySplit | RecordSplit:
-    if test is None:
-        return ArraySplit(spec.zeros(0))
-    if isinstance(test, (tuple, dict)):
-        arrays, own = array_split(test, where)
-        spec.require(arrays.fields, own.structure, 1, where)
-        return arrays
-    if _is_source(test):
-        return RecordSplit.of(test, where, spec)
-    if hasattr(type(test), "__iter__") and not isinstance(test, (str, np.ndarray, jax.Array)):
-        return batches_in_memory(test, spec, where, config.test_examples)
-    raise InputError(
-        f"{where} is {kind_of(test)}: give a pair (inputs, targets) or a dict of arrays, an object with __len__ and "
-        "__getitem__, an iterable of batches, or None for no evaluation."
-    )
-
-
-def _is_source(split: Any) -> bool:
-    """Whether its examples can be read by index."""
-    kind = type(split)
-    is_other = isinstance(split, (str, bytes)) or hasattr(split, "dtype")
-    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not is_other
-
-
-def user_dataset(
-    name: str, train: Split, test: Split, spec: ExampleSpec, placement: Placement, prepare: UserPrepare | None
-) -> UserDataset:
-    """The data set of splits whose examples have ``spec``; `prepare` is traced for training, and for a test split."""
-    dataset = UserDataset(name, train, test, 0, placement, spec, prepare or pair_or_batch, None, None)
-    size = len(train) if isinstance(train, BatchStream) else _ABSTRACT
-    inputs, targets = prepared_specs(dataset, size, jax.eval_shape(lambda: jax.random.key(0)))
-    if len(test):
-        prepared_specs(dataset, size, None)
+        held = tuple(ArraySplit(split.arrays()) for split in given)
+    in_memory = type(held[0]) is ArraySplit  # and no stream
+    place = placement(config, sum(x.nbytes for x in held[0].fields.values())) if in_memory else "stream"
+    dataset = UserDataset(config.name, *held, 0, place, spec, prepare or pair_or_batch, given=given)
+    inputs, targets = _prepared_specs(dataset, jax.eval_shape(lambda: jax.random.key(0)))
+    if len(held[1]):
+        _prepared_specs(dataset, None)
     dataset = dataclasses.replace(dataset, inputs=inputs, targets=targets)
     lowest, highest = _target_range(dataset)
     return dataclasses.replace(dataset, num_classes=1 + highest, lowest_target=lowest)
 
 
-def prepared_specs(dataset: UserDataset, size: int, key: Any) -> tuple[Any, Any]:
+def _split(given: Any, where: str, like: ExampleSpec | None, config: DataConfig) -> tuple[Any, ExampleSpec]:
+    """The split that the user gives, for training or, with the spec of the training examples, for evaluation."""
+    if given is None and like is not None:
+        return ArraySplit(like.zeros(0)), like
+    if isinstance(given, (tuple, dict)):
+        arrays, spec = _flat(given, where, 1)
+        split: Any = ArraySplit(arrays)
+    elif hasattr(type(given), "__len__") and hasattr(type(given), "__getitem__"):
+        split = RecordSplit(given, where)
+        spec = split.spec
+    elif callable(given) and like is None:
+        split = BatchStream(given, where)
+        spec = split.spec
+    elif hasattr(type(given), "__iter__") and like is not None:
+        return _in_memory(given, where, like, config), like
+    else:
+        raise InputError(
+            f"{where} is {shown(given)}: give a pair (inputs, targets) or a dict of arrays, or an object with __len__ "
+            "and __getitem__; for training also a function batches(seed) that returns an iterator of batches, for "
+            "evaluation an iterable of batches, or None for none."
+        )
+    if like is not None:
+        like.require(spec, where)
+    return split, spec
+
+
+def _in_memory(batches: Iterable[Any], where: str, like: ExampleSpec, config: DataConfig) -> ArraySplit:
+    """An iterable of batches as one split, read until it has ``config.test_examples``, if not 0."""
+    parts: list[HostBatch] = []
+    held = size = 0
+    with calling(f"{where}.__iter__"):
+        for batch in batches:
+            arrays, spec = _flat(batch, f"{where}[{len(parts)}]", 1)
+            like.require(spec, f"{where}[{len(parts)}]")
+            parts.append(arrays)
+            held += len(next(iter(arrays.values())))
+            size += sum(x.nbytes for x in arrays.values())
+            if size > MEMORY_LIMIT:
+                raise InputError(f"{where} has more than {MEMORY_LIMIT >> 30} GiB, or no end: set data.test_examples.")
+            if 0 < config.test_examples <= held:
+                break
+    if not parts:
+        raise InputError(f"{where} has no batches: give some, or None for no evaluation.")
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in like.fields}
+    # `test_examples` that do not exist are refused with other limits.
+    return ArraySplit({name: x[: config.test_examples or None] for name, x in whole.items()})
+
+
+def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:
     """Shapes and dtypes of one example's inputs and targets, or Nones if ``prepare`` gives other things.
 
-    Args:
-      dataset: whose ``prepare`` is traced.
-      size: of the batch, B.
-      key: its shape and dtype; None as in evaluation.
+    ``key`` is its shape and dtype; None as in evaluation.
     """
-    prepared = _traced_prepare(dataset, size, key)
+    size = _ABSTRACT if dataset.has_epochs else len(dataset.train)
+    batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in dataset.spec.fields.items()}
+    prepared = jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
     if not (isinstance(prepared, (tuple, list)) and len(prepared) == 2 and all(map(jax.tree.leaves, prepared))):
         return None, None
-    if any(x.ndim == 0 or x.shape[0] != size for x in jax.tree.leaves(prepared)):
+    if any(x.shape[:1] != (size,) for x in jax.tree.leaves(prepared)):
         return None, None
     inputs, targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared)
     return inputs, targets
-
-
-def _traced_prepare(dataset: UserDataset, size: int, key: Any) -> Any:
-    batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in dataset.spec.fields.items()}
-    if key is None:
-        return jax.eval_shape(lambda batch: dataset.prepare("none", None, batch), batch)
-    return jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
 
 
 def _target_range(dataset: UserDataset) -> tuple[int, int]:
@@ -244,21 +409,12 @@ def _target_range(dataset: UserDataset) -> tuple[int, int]:
 
     (0, -1) for other targets than integers, or if the examples are read in training.
     """
-    targets, kind = dataset.targets, dataset.input_kind
-    if not isinstance(targets, jax.ShapeDtypeStruct) or not jnp.issubdtype(targets.dtype, jnp.integer):
-        return 0, -1
-
-    def extremes(batch: Mapping[str, Any]) -> Any:
-        inputs, targets = dataset.prepare("none", None, batch)
-        return [x for one in ([inputs, targets] if kind == "tokens" else [targets]) for x in (one.min(), one.max())]
-
-    is_own = dataset.user_prepare is not pair_or_batch
-    extremes_in = jax.jit(extremes) if is_own else extremes  # which then only looks at NumPy's arrays
     found: list[int] = []
     for split in (dataset.train, dataset.test):
-        if isinstance(split, ArraySplit):
-            size = _CHUNK if is_own else max(1, len(split))
-            for start in range(0, len(split), size):
-                batch = {name: x[start : start + size] for name, x in split.fields.items()}
-                found += map(int, extremes_in(batch))
+        if dataset.has_integer_targets and type(split) is ArraySplit:
+            for start in range(0, len(split), _CHUNK):
+                batch = {name: x[start : start + _CHUNK] for name, x in split.fields.items()}
+                inputs, targets = dataset.prepare("none", None, batch)
+                for x in (inputs, targets) if dataset.input_kind == "tokens" else (targets,):
+                    found += int(x.min()), int(x.max())
     return min(found, default=0), max(found, default=-1)

@@ -1,5 +1,6 @@
 """Data of the user: every kind of split gives the batches of the arrays that they hold; wrong ones are one sentence."""
 
+import collections
 import itertools
 import json
 import sys
@@ -14,7 +15,7 @@ from data_sets import assert_batches_equal, error, load
 from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import chance_loss
-from depthmup_flax.data.user_splits import BatchStream
+from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.networks.named import register
 from depthmup_flax.util.errors import UserCodeError
 
@@ -38,32 +39,19 @@ def given(monkeypatch):
     return load_given
 
 
-def batches_of(seed, size=8, x=X, y=Y):
+def batches_of(seed):
     rng = np.random.default_rng(seed)
     while True:
-        rows = rng.integers(0, len(x), size)
-        yield x[rows], y[rows]
+        rows = rng.integers(0, len(X), 8)
+        yield X[rows], Y[rows]
 
 
 def prepared(dataset, batch, key=None):
     return dataset.prepare("none", key, batch)
 
 
-def expected(indices, x=X, y=Y):
-    return x[indices], y[indices]
-
-
-class Records:
+class Records(collections.UserList):
     """A source with random access that is no list."""
-
-    def __init__(self, records):
-        self.records = records
-
-    def __len__(self):
-        return len(self.records)
-
-    def __getitem__(self, index):
-        return self.records[index]
 
 
 KINDS = {
@@ -80,8 +68,8 @@ def test_every_kind_of_split_gives_the_examples_that_it_holds(given, kind):
     dataset = given(*(KINDS[kind](*split) for split in PAIR))
     assert (len(dataset.train), len(dataset.test), dataset.unit) == (30, 10, "examples")
     batch = data.train_batch(dataset.train, seed=3, step=2, batch_size=8)
-    wanted = expected(data.batch_indices(3, 2, 30, 8))
-    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), wanted)
+    indices = data.batch_indices(3, 2, 30, 8)
+    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), (X[indices], Y[indices]))
     (_, last) = data.eval_batches(dataset.test, 6)
     assert last["mask"].tolist() == [1, 1, 1, 1, 0, 0]
     jax.tree.map(lambda got, want: np.testing.assert_array_equal(got[:4], want[36:]), prepared(dataset, last), (X, Y))
@@ -162,7 +150,7 @@ def test_limits_keep_as_many_examples_of_any_split(given):
         dataset = given(kind(*PAIR[0]), kind(*PAIR[1]), train_examples=12, test_examples=4)
         assert (len(dataset.train), len(dataset.test)) == (12, 4)
         order = np.random.default_rng(0).permutation(30)[:12]
-        jax.tree.map(np.testing.assert_array_equal, prepared(dataset, dataset.train.arrays()), expected(order))
+        jax.tree.map(np.testing.assert_array_equal, prepared(dataset, dataset.train.arrays()), (X[order], Y[order]))
 
 
 @pytest.mark.parametrize(
@@ -212,11 +200,8 @@ def test_the_kind_and_the_classes_are_those_that_our_models_need(given, kind):
 def test_another_dict_is_the_batch_itself_of_which_a_model_is_told_the_names(given):
     dataset = given({"left": X, "right": X}, None)
     assert prepared(dataset, dataset.train.read(np.arange(2))).keys() == {"left", "right"}
-    message = error(lambda: dataset.input_spec)
-    assert "'left'" in message
-    assert "prepare" in message
-    dataset = given(*PAIR, lambda key, batch: batch[0].sum())
-    assert "float32[]" in error(lambda: dataset.input_spec)
+    assert "'left'" in error(lambda: dataset.input_spec)
+    error(lambda: given(*PAIR, lambda key, batch: batch[0].sum()).input_spec)
 
 
 def test_data_themselves_and_objects_of_this_process_may_be_named(given):
@@ -261,65 +246,62 @@ def ends(seed):
 
 
 @pytest.mark.parametrize(
-    ("splits", "says"),
+    ("splits", "named"),
     [
-        ((PAIR[0],), ["(train, test, prepare)"]),
-        ((*PAIR, 3), ["prepare", "a int"]),
-        (((X, Y[:9]), None), ["train", "[0] [40, 3, 2], [1] [9]"]),
-        (((X[:0], Y[:0]), None), ["train", "[0, 3, 2]"]),
-        (([], None), ["train", "0 records"]),
-        (((X, np.array(["a"] * 40)), None), ["train[1]", "<U1", "numbers"]),
-        (((X, np.full(40, 2**40)), None), ["train[1]", str(2**40), "int32"]),
-        (((X, Y), (X[:, :2], Y)), ["test", "float32[2, 2]", "float32[3, 2]"]),
-        (((X, Y), {"x": X, "y": Y}), ["test", "['x']", "[0]"]),
-        (((X, Y), X), ["test", "float32[40, 3, 2]", "None"]),
-        (((X, Y), iter([])), ["test", "no batches"]),
-        ((batches_of(0), None), ["train", "generator", "batches(seed)"]),
-        ((3, None), ["train", "a int", "batches(seed)"]),
-        (([{"x": None}], None), ["train[0]['x']", "NoneType", "numbers"]),
-        ((lambda seed: iter([]), None), ["train(0)", "ends after 0"]),
-        ((lambda seed: batches_of(None), None), ["train(0)", "differ", "seed"]),
+        ((PAIR[0],), "result"),
+        ((*PAIR, 3), "prepare"),
+        (((X, Y[:9]), None), "train"),
+        (((X[:0], Y[:0]), None), "train"),
+        (([], None), "train"),
+        (((X, np.array(["a"] * 40)), None), "train[1]"),
+        (((X, np.full(40, 2**40)), None), "train[1]"),
+        (((X, Y), (X[:, :2], Y)), "test"),
+        (((X, Y), {"x": X, "y": Y}), "test"),
+        (((X, Y), X), "test"),
+        (((X, Y), iter([])), "test"),
+        ((batches_of(0), None), "train"),
+        ((3, None), "train"),
+        (([{"x": None}], None), "train[0]['x']"),
+        ((lambda seed: iter([]), None), "train(0)"),
+        ((lambda seed: batches_of(None), None), "train(0)"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_wrong_results_are_one_sentence_that_names_the_function(given, splits, says):
+def test_wrong_results_are_one_sentence_that_names_the_function_and_the_part(given, splits, named):
     message = error(given, *splits)
     assert message.startswith(f"data.name is {NAME!r}: ")
-    assert all(part in message for part in says), message
+    assert named in message
 
 
 @pytest.mark.parametrize(
-    ("train", "read", "says"),
+    ("train", "read", "named"),
     [
-        ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), ["train[5]", "[3]", "[4]"]),
-        ([{"x": 1}, {"y": 1}], lambda s: s.read(np.arange(2)), ["train[1]", "['y']", "['x']"]),
-        (changes, lambda s: s.batch(1, 1), ["train(1)[1]", "[2, 2]", "[3, 2]"]),
-        (shrinks, lambda s: s.batch(1, 1), ["batch_size is 7", "8"]),
-        (ends, lambda s: s.batch(1, 1), ["train(1)", "after 1 batches", "train.steps"]),
-        (batches_of, lambda s: data.steps_of_epoch(s, 16), ["train.batch_size is 16", "8"]),
-        (batches_of, lambda s: data.train_batch(s, 0, 0, 4), ["train.batch_size is 4", "8"]),
+        ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), "train[5]"),
+        ([{"x": 1}, {"y": 1}], lambda s: s.read(np.arange(2)), "train[1]"),
+        (changes, lambda s: s.batch(1, 1), "train(1)[1]"),
+        (shrinks, lambda s: s.batch(1, 1), "batch_size is 7"),
+        (ends, lambda s: s.batch(1, 1), "after 1 batches"),
+        (batches_of, lambda s: data.steps_of_epoch(s, 16), "train.batch_size is 16"),
+        (batches_of, lambda s: data.train_batch(s, 0, 0, 4), "train.batch_size is 4"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_data_unlike_the_first_example_are_one_sentence_when_read(given, train, read, says):
-    message = error(read, given(train, None).train)
-    assert all(part in message for part in says), message
+def test_data_unlike_the_first_example_are_one_sentence_when_read(given, train, read, named):
+    assert named in error(read, given(train, None).train)
 
 
 @pytest.mark.parametrize(
-    ("splits", "fields", "says"),
+    ("splits", "field", "value"),
     [
-        (PAIR, {"augment": "cifar"}, ["data.augment is 'cifar'", "prepare"]),
-        (PAIR, {"image_size": 8}, ["data.image_size is 8", NAME]),
-        (PAIR, {"train_examples": 31}, ["data.train_examples is 31", "30"]),
-        ((batches_of, None), {"train_examples": 31}, ["data.train_examples is 31", "batches(seed)"]),
-        ((batches_of, None), {"placement": "device"}, ["data.placement is 'device'", "auto"]),
-        ((PAIR[0], None), {"test_examples": 3}, ["data.test_examples is 3", "0"]),
+        (PAIR, "augment", "cifar"),
+        (PAIR, "image_size", 8),
+        (PAIR, "train_examples", 31),
+        ((batches_of, None), "train_examples", 31),
+        ((batches_of, None), "validation_fraction", 0.1),
+        ((batches_of, None), "placement", "device"),
+        ((PAIR[0], None), "test_examples", 3),
     ],
 )
-def test_fields_that_cannot_be_obeyed_are_refused(given, splits, fields, says):
-    message = error(given, *splits, **fields)
-    assert all(part in message for part in says), message
+def test_fields_that_cannot_be_obeyed_are_refused(given, splits, field, value):
+    assert error(given, *splits, **{field: value}).startswith(f"data.{field} is {value!r}")
 
 
 def fails(*_):
@@ -344,11 +326,6 @@ def test_exceptions_of_the_user_keep_their_traceback_below_the_name_of_the_funct
     given.module.load = fails
     with pytest.raises(UserCodeError, match=r"their_data:load.*theirs"):
         load(NAME)
-
-
-def test_a_misspelled_name_is_told_what_was_meant(given):
-    given.module.load = lambda: PAIR
-    assert "their_data:load" in error(load, "python:their_data:laod")
 
 
 def test_the_chance_of_a_users_targets_is_that_of_the_prepared_ones_and_numbers_have_none(given):

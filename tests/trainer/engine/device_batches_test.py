@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from depthmup_flax.data import TextDataset, Tokenizer, from_arrays
+from depthmup_flax.data import DataConfig, TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.data.user_data import user_dataset
-from depthmup_flax.data.user_splits import array_split
+from depthmup_flax.data.user_data import load_python
 from depthmup_flax.devices import sharding
+from depthmup_flax.networks.named import register
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data, batch_of, put_train_data
 
 
@@ -26,8 +26,8 @@ def own():
     """Arrays of several ranks and dtypes, one of them called "mask"."""
     rng = np.random.default_rng(0)
     inputs = {"mask": rng.random((6, 5)) > 0.5, "long": rng.random((6, 2, 1, 3, 2), np.float32), "one": np.arange(6.0)}
-    split, spec = array_split((inputs, rng.integers(0, 9, (6, 1), np.int8)), "train")
-    return user_dataset("python:a:b", split, split, spec, "device", None)
+    split = inputs, rng.integers(0, 9, (6, 1), np.int8)
+    return load_python(register((split, split), "data"), DataConfig())
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
