@@ -42,15 +42,18 @@ for ((i = 0; i < processes; i++)); do
   pids+=($!)
 done
 
-outcome=0 left=$processes
-while [ "$left" -gt 0 ]; do
-  code=0 ended=""
-  wait -n -p ended || code=$?
-  [ -n "${ended:-}" ] || continue # a signal, which the trap has forwarded
-  left=$((left - 1))
-  if [ "$code" -ne 0 ] && [ "$outcome" -eq 0 ]; then
-    outcome=$code
-    [ -n "$sweep" ] || kill -TERM "${pids[@]}" 2>/dev/null || true
-  fi
+outcome=0
+while [ ${#pids[@]} -gt 0 ]; do
+  sleep 0.2
+  for i in "${!pids[@]}"; do
+    kill -0 "${pids[i]}" 2>/dev/null && continue
+    code=0
+    wait "${pids[i]}" || code=$?
+    unset "pids[i]"
+    if [ "$code" -ne 0 ] && [ "$outcome" -eq 0 ]; then
+      outcome=$code
+      [ -n "$sweep" ] || kill -TERM "${pids[@]}" 2>/dev/null || true
+    fi
+  done
 done
 exit "$outcome"
