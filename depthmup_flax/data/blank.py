@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Mapping
 
 import numpy as np
 
-from depthmup_flax.data.dataset import DataConfig, Dataset, NotHere, placement, validation_count
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, placement, validation_count
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.registry import LoadOnce, checked_source, named_split
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import HostBatch
 
 # Published sets, by the last part of data.name -> training and test examples, classes, shape if all images share it.
 _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
@@ -36,30 +36,18 @@ class Sizes:
     vocabulary: int | None = None
 
 
-Fields = Mapping[str, tuple[tuple[int, ...], np.dtype]]  # shape and type in one example
+class BlankSplit(ArraySplit):
+    """A split of zeros, which take no memory."""
 
-
-@dataclasses.dataclass(frozen=True)
-class BlankSplit:
-    """A split of zeros."""
-
-    length: int
-    fields: Fields
-
-    def __len__(self) -> int:
-        return self.length
-
-    def read(self, indices: np.ndarray) -> HostBatch:
-        """See ``Split.read``."""
-        return {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in self.fields.items()}
-
-    def arrays(self) -> HostBatch:
-        """See ``Split.arrays``."""
-        return self.read(np.arange(self.length))
+    def __init__(self, length: int, **fields: tuple[tuple[int, ...], np.dtype]) -> None:
+        """``fields``: shape and dtype in one example."""
+        super().__init__(
+            {name: np.broadcast_to(np.zeros((), of), (length, *shape)) for name, (shape, of) in fields.items()}
+        )
 
     def checksum(self) -> str:
         """See ``Split.checksum``: of no content."""
-        return f"{self.length:08x}"
+        return f"{len(self):08x}"
 
 
 class PlannedData(LoadOnce):
@@ -88,9 +76,7 @@ def description(dataset: Dataset) -> str:
 def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
     train, test, classes, shape = _IMAGES.get(os.path.basename(os.path.normpath(name)), (0, 0, 0, None))
     classes = sizes.classes or classes
-    train, test = _counts(fields, sizes, train, test)
-    if not classes or not train:
-        raise _unknown(fields, "--classes=1000 --examples=1000000")
+    counts = _counts(fields, sizes, classes, train, test, "--classes=1000 --examples=1000000")
     if fields.image_size:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
     if shape is None:
@@ -98,37 +84,33 @@ def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
             f"data.name is {fields.name!r}: its images are not here and may differ in size. "
             "Set data.image_size, such as to 224."
         )
-    spec: Fields = {"image": (shape, np.dtype(np.uint8)), "label": ((), np.dtype(np.int32))}
-    train_split, test_split = (BlankSplit(count, spec) for count in (train, test))
-    where = placement(fields, train * int(np.prod(shape)))
+    spec = {"image": (shape, np.dtype(np.uint8)), "label": ((), np.dtype(np.int32))}
+    splits = [BlankSplit(count, **spec) for count in counts]
+    where = placement(fields, counts[0] * math.prod(shape))
     mean, std = (np.full(shape[-1], value, np.float32) for value in (0.45, 0.25))
-    return ImageDataset(fields.name, train_split, test_split, classes, where, shape, mean, std)
+    return ImageDataset(fields.name, *splits, classes, where, shape, mean, std)
 
 
 def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
     (tokens, vocabulary), context = _TEXTS.get(os.path.basename(name), (0, 0)), fields.context
     vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else vocabulary)
     windows = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
-    train, test = _counts(fields, sizes, *windows)
-    if not vocabulary or not train:
-        raise _unknown(fields, "--vocabulary=50304 --examples=1000000")
+    counts = _counts(fields, sizes, vocabulary, *windows, "--vocabulary=50304 --examples=1000000")
     dtype = np.min_scalar_type(vocabulary - 1)
-    split = lambda count, length: BlankSplit(count, {"tokens": ((length,), dtype)})
-    train_split, test_split = split(train, 2 * context), split(test, context + 1)
+    lengths = zip(counts, (2 * context, context + 1), strict=True)
+    splits = [BlankSplit(count, tokens=((length,), dtype)) for count, length in lengths]
     tokenizer = Tokenizer("".join(map(chr, range(vocabulary))))
-    where = placement(fields, 2 * train * context * dtype.itemsize)
-    return TextDataset(fields.name, train_split, test_split, vocabulary, where, context, tokenizer)
+    where = placement(fields, 2 * counts[0] * context * dtype.itemsize)
+    return TextDataset(fields.name, *splits, vocabulary, where, context, tokenizer)
 
 
-def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[int, int]:
-    train = sizes.examples or train
-    test = fields.test_examples or test or max(1, train // 10)
-    train = fields.train_examples or train
+def _counts(fields: DataConfig, sizes: Sizes, classes: int, train: int, test: int, flags: str) -> tuple[int, int]:
+    """The numbers of training and test examples; `InputError` with the flags that say what is unknown."""
+    train = fields.train_examples or sizes.examples or train
+    test = fields.test_examples or test or max(1, (sizes.examples or train) // 10)
+    if not classes or not train:
+        raise InputError(
+            f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Give it: {flags}."
+        )
     held_out = validation_count(fields, train)
     return train - held_out, held_out or test
-
-
-def _unknown(fields: DataConfig, flags: str) -> InputError:
-    return InputError(
-        f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Give it: {flags}."
-    )

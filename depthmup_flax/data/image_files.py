@@ -23,7 +23,7 @@ import numpy as np
 
 from depthmup_flax.data.dataset import DataConfig, checksum_of_arrays, spaced
 from depthmup_flax.devices.host import cpu_cores
-from depthmup_flax.util.errors import InputError, RunStopped, shown
+from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import HostBatch
 
@@ -70,17 +70,17 @@ class ImageFiles:
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
         """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of `crop_draws`, crop each image at random."""
         examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
-        for example in examples:
-            if not 0 <= example.label < self.num_classes:
-                raise InputError(
-                    f"data.name is {self.config.name!r}: the label of {example.where} is {example.label}, outside "
-                    f"0..{self.num_classes - 1}. Correct or remove that example."
-                )
+        labels = np.array([example.label for example in examples], np.int32)
+        for wrong in np.flatnonzero((labels < 0) | (labels >= self.num_classes)):
+            raise InputError(
+                f"data.name is {self.config.name!r}: the label of {examples[wrong].where} is {labels[wrong]}, outside "
+                f"0..{self.num_classes - 1}. Correct or remove that example."
+            )
         crops = [None] * len(examples) if draws is None else list(draws)
         images = np.empty((len(examples), *self.image_shape), np.uint8)
         for place, image in enumerate(_pool().map(self._decoded, examples, crops)):
             images[place] = image
-        return {"image": images, "label": np.array([example.label for example in examples], np.int32)}
+        return {"image": images, "label": labels}
 
     def arrays(self) -> HostBatch:
         """See ``Split.arrays``."""
@@ -100,9 +100,8 @@ class ImageFiles:
         image = decode(example, self.image_shape[-1], self.config, draws)
         if image.shape != self.image_shape:
             raise InputError(
-                f"data.image_size is {self.config.image_size}: all images must have one size, but the first is "
-                f"{pixels(self.image_shape)} and {example.where} is {pixels(image.shape)}. "
-                f"Set data.image_size, such as to {min(image.shape[:2])}, to resize and crop every image."
+                f"data.image_size is {self.config.image_size}: the first image is {pixels(self.image_shape)} and "
+                f"{example.where} is {pixels(image.shape)}. Set it, to resize and crop every image."
             )
         return image
 
@@ -114,7 +113,7 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
     orientation is not applied, and transparency is dropped. `InputError` for an image that cannot be read.
     """
     require("PIL", f"data.name={config.name!r}")
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     mode, size, content = _MODES[channels], config.image_size, _content(example, config)
     try:
@@ -127,9 +126,7 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
             else:
                 array = np.asarray(fit(image, mode, size))
     except Exception as error:  # Pillow's decoders raise many types on damaged files
-        reason = "it is no JPEG or PNG" if isinstance(error, UnidentifiedImageError) else error
-        problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason})."
-        raise InputError(f"{problem} Replace or remove that file.") from error
+        raise _unreadable(example, config, error) from error
     return array.reshape(*array.shape[:2], channels)
 
 
@@ -139,10 +136,17 @@ def _content(example: Encoded, config: DataConfig) -> bytes:
     try:
         return pathlib.Path(example.source).read_bytes()
     except OSError as error:
-        problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({error.strerror})."
         if error.errno in (errno.ENOENT, errno.EACCES, errno.EISDIR):
-            raise InputError(f"{problem} Restore it, or make it readable.") from error
-        raise RunStopped(f"{problem} Check its storage, then rerun the command.") from error
+            raise _unreadable(example, config, error) from error
+        raise RunStopped(
+            f"{example.where} cannot be read ({error}). Check its storage, then rerun the command."
+        ) from error
+
+
+def _unreadable(example: Encoded, config: DataConfig, error: Exception) -> InputError:
+    reason = str(getattr(error, "strerror", None) or error).partition(" <")[0]  # Pillow adds the address of its buffer
+    problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason})."
+    return InputError(f"{problem} Replace or remove that file.")
 
 
 def pixels(shape: tuple[int, ...]) -> str:
@@ -223,19 +227,15 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 def checked_images(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     """A user's images ``[B, *shape]`` in 0..255: uint8 as given, or float32 from floats in 0..1; else `InputError`."""
     array = np.asarray(images)
-    if array.dtype.kind in "USO":
-        raise InputError(f"images is {shown(images)}: use an array of images, such as run.read_images(['image.png']).")
-    if array.ndim != 4 or array.shape[1:] != shape:
+    if array.shape[1:] != shape:
         wanted = f"[B, {', '.join(map(str, shape))}]"
-        hint = "Add the axis B, images[None]" if array.shape == shape else "Resize them, or read files"
-        raise InputError(f"images have shape {list(array.shape)}: the network reads {wanted}. {hint}.")
+        raise InputError(
+            f"images have shape {list(array.shape)}: the network reads {wanted}. Resize, or add that axis."
+        )
     top = {"i": 255, "u": 255, "f": 1}.get(array.dtype.kind)
-    values = array.astype(np.float32) if top == 1 else array
-    low, high = (float(values.min()), float(values.max())) if top and array.size else (0.0, 0.0)
-    if top is None or not (low >= 0 and high <= top):  # also for NaN
-        given = f" from {low:g} to {high:g}" if top else ""
-        raise InputError(f"images are {array.dtype}{given}: give integers in 0..255, or floats in 0..1.")
-    return values * np.float32(255) if top == 1 else values.astype(np.uint8)
+    if top is None or not (array.size == 0 or (array.min() >= 0 and array.max() <= top)):  # also for NaN
+        raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")
+    return array.astype(np.float32) * np.float32(255) if top == 1 else array.astype(np.uint8)
 
 
 def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], config: DataConfig) -> np.ndarray:
@@ -249,14 +249,9 @@ def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], conf
         config = dataclasses.replace(config, image_size=height)
 
     def read(path: pathlib.Path) -> np.ndarray:
-        try:
-            image = decode(Encoded(repr(os.fspath(path)), os.fspath(path), 0), channels, config)
-        except InputError as error:
-            raise InputError(f"{str(path)!r} cannot be read as a JPEG or PNG: name another file.") from error
+        image = decode(Encoded(repr(os.fspath(path)), os.fspath(path), 0), channels, config)
         if image.shape != shape:
-            raise InputError(
-                f"{str(path)!r} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize the image."
-            )
+            raise InputError(f"{str(path)!r} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize it.")
         return image
 
     images = list(_pool().map(read, paths))
@@ -268,10 +263,10 @@ def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
     files: list[pathlib.Path] = []
     for argument in arguments:
         path = pathlib.Path(argument).expanduser()
-        if not path.exists():
-            raise InputError(f"there is no file {argument!r}. Name image files, or directories of them.")
         images = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        if not images:
-            raise InputError(f"{argument!r} has no image files. Name a directory with {', '.join(SUFFIXES)}.")
+        if not path.exists() or not images:
+            raise InputError(
+                f"{argument!r} has no image files. Name {', '.join(SUFFIXES)} files, or directories of them."
+            )
         files += images
     return files

@@ -61,33 +61,31 @@ def from_arrays(
       train_labels, test_labels: integers [N] in [0, num_classes).
       num_classes: by default the largest label plus one.
       name: for messages.
-
-    Raises:
-      InputError: an array is empty, of the wrong shape or type, or a label is out of range.
     """
     if num_classes is None:
         num_classes = 1 + int(max(np.max(train_labels), np.max(test_labels)))
-    train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
-    test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
+    train, test = (
+        _checked_split(f"data set {name!r}, {which} split", images, labels, num_classes)
+        for which, images, labels in (("train", train_images, train_labels), ("test", test_images, test_labels))
+    )
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(f"data set {name!r}: train images are {shape}, and test images are {test_shape}. Resize them.")
-    mean, std = channel_statistics(train)
-    return ImageDataset(name, train, test, num_classes, "device", shape, mean, std)
+    return ImageDataset(name, train, test, num_classes, "device", shape, *channel_statistics(train))
 
 
 def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int) -> ArraySplit:
     """Images as uint8 or float32 and labels as int32."""
     images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
+    if images.ndim != 4 or labels.shape != images.shape[:1] or not images.size:
         shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
         raise InputError(f"{where}: {shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0.")
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= num_classes:
         raise InputError(f"{where}: labels are {labels.dtype}. Give integers in 0..{num_classes - 1}.")
-    if images.dtype != np.uint8:
-        if not np.issubdtype(images.dtype, np.floating) or not np.isfinite(images).all():
-            raise InputError(f"{where}: images are {images.dtype}. Give uint8, or finite floats in 0..255.")
-        images = images.astype(np.float32)
+    is_bytes = images.dtype == np.uint8
+    if not is_bytes and not (np.issubdtype(images.dtype, np.floating) and np.isfinite(images).all()):
+        raise InputError(f"{where}: images are {images.dtype}. Give uint8, or finite floats in 0..255.")
+    images = images if is_bytes else images.astype(np.float32)
     return ArraySplit({"image": images, "label": labels.astype(np.int32)})
 
 
@@ -102,16 +100,13 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
     sums, count = np.zeros((2, 1)), 0
     for start in range(0, len(indices), _CHUNK):
         images = train.read(indices[start : start + _CHUNK])["image"]
-        sums = sums + sum(map(_centered_sums, np.array_split(images, max(1, len(images) // _PART))))
+        for part in np.array_split(images, max(1, len(images) // _PART)):
+            # Of pixel - 127.5 and of its square, per channel, in float64: exact for bytes.
+            *_, width, channels = part.shape
+            rows = part.reshape(-1, width * channels) - _GRAY
+            columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
+            sums = sums + columns.reshape(2, width, channels).sum(1)
         count += images[..., 0].size
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0)) / 255
     return np.asarray((mean + _GRAY) / 255, np.float32), np.where(std < 1e-6, 1.0, std).astype(np.float32)
-
-
-def _centered_sums(images: np.ndarray) -> np.ndarray:
-    """Sums of pixel - 127.5 and of its square, per channel: float64 [2, C]; exact for bytes."""
-    *_, width, channels = images.shape
-    rows = images.reshape(-1, width * channels) - _GRAY
-    columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
-    return columns.reshape(2, width, channels).sum(1)

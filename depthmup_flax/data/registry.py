@@ -96,10 +96,9 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     for field, default in DATA_DEFAULTS.items():
         value = getattr(fields, field)
         readers = [other.form for other in SOURCES.values() if field in other.reads]
-        verb = "reads" if len(readers) == 1 else "read"
         if readers and field not in source.reads and value != default:
             raise InputError(
-                f"data.{field} is {value!r}: only {' and '.join(readers)} {verb} it, but data.name is {fields.name!r}. "
+                f"data.{field} is {value!r}: of {' and '.join(readers)} alone, but data.name is {fields.name!r}. "
                 f"Use {default!r}."
             )
         if field in _CHOICES and value not in _CHOICES[field]:
@@ -108,30 +107,22 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
         if isinstance(default, int) and not (isinstance(value, numbers.Integral) and int(value) >= lowest):
             raise InputError(f"data.{field} is {value!r}: use a whole number of at least {lowest}.")
     share = fields.validation_fraction
-    if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
+    if not isinstance(share, float | int) or share is True or not 0 <= share < 1:
         raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
-    if fields.augment == "resized_crop":
-        _check_crops(fields, source)
+    if fields.augment == "resized_crop" and not (source.decodes and fields.image_size and fields.placement != "device"):
+        raise InputError(
+            "data.augment is 'resized_crop': it crops image files (tfds: or folder:) to data.image_size, such as 224, "
+            "at every step, so data.placement must not be 'device'. Set these, or use 'imagenet'."
+        )
     return source, place
-
-
-def _check_crops(fields: DataConfig, source: Source) -> None:
-    field = "data.augment is 'resized_crop'"
-    if not source.decodes:
-        able = " or ".join(other.form for other in SOURCES.values() if other.decodes)
-        raise InputError(f"{field}: it crops image files, but data.name is {fields.name!r}. Use 'imagenet', or {able}.")
-    if not fields.image_size:
-        raise InputError(f"{field}: it needs the size of its crops, and data.image_size is 0. Set it, such as to 224.")
-    if fields.placement == "device":
-        raise InputError(f"{field}: it reads files at every step, and data.placement is 'device'. Set that to 'auto'.")
 
 
 def find_source(name: str) -> tuple[Source, str]:
     """The source of ``data.name``, and the place after the colon."""
-    word, colon, place = name.partition(":")
+    word, _, place = name.partition(":")
     source = SOURCES.get(word)
-    if source is not None and (bool(place) if source.has_place else not colon):
+    if source is not None and (place if source.has_place else name == word):
         return source, place
-    meant, (*most, last) = closest(word, SOURCES), (source.form for source in SOURCES.values())
-    hint = f"Did you mean {SOURCES[meant].form}?" if meant else "Data from elsewhere come from a function of yours."
-    raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}. {hint}")
+    forms, meant = ", ".join(source.form for source in SOURCES.values()), closest(word, SOURCES)
+    hint = f" Did you mean {SOURCES[meant].form}?" if meant else ""
+    raise InputError(f"data.name is {name!r}: there is no such data set. Use one of {forms}.{hint}")

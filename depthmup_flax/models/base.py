@@ -50,16 +50,6 @@ def require(valid: bool, sentence: str) -> None:
         raise InputError(f"model.{sentence}")
 
 
-def _require_floating(field: str, value: Any) -> None:
-    """Raises `InputError` unless ``value`` is a floating dtype, or its name, in which layers can compute."""
-    widths = (16, 32, 64) if jax.config.jax_enable_x64 else (16, 32)  # type: ignore[attr-defined]
-    try:
-        usable = jnp.issubdtype(jnp.dtype(value), jnp.floating) and jnp.finfo(value).bits in widths
-    except TypeError:
-        usable = False
-    require(usable, f"{field} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
-
-
 class ResidualNetwork(nn.Module):
     """The base of every model.
 
@@ -100,22 +90,19 @@ class ResidualNetwork(nn.Module):
 
     def __post_init__(self) -> None:
         require(isinstance(self.rule, Parametrization), f"rule is {self.rule!r}: use get_parametrization(name).")
-        for name in ("dtype", "param_dtype"):
-            if (value := getattr(self, name)) is not None:
-                _require_floating(name, value)
-        sigma = self.sigma
-        require(
-            not isinstance(sigma, numbers.Real) or 0 < sigma < math.inf, f"sigma is {sigma!r}: use a number above 0."
-        )
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), 0 if field.default == 0 else 1
             if field.type == "int":
                 whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-                allowed = "a positive whole number" + ("" if least else ", or 0 for the model's own")
-                require(whole and value >= least, f"{field.name} is {value!r}: use {allowed}.")
-            if field.type == "bool":
+                require(whole and value >= least, f"{field.name} is {value!r}: use a whole number of at least {least}.")
+            elif field.type == "bool":
                 require(isinstance(value, (bool, np.bool_)), f"{field.name} is {value!r}: use True or False.")
-        require(self.scan in (True, False, "auto"), f"scan is {self.scan!r}: use auto, True or False.")
+            elif "Dtype" in str(field.type) and value not in (None, ""):
+                try:
+                    floating = jnp.issubdtype(jnp.dtype(value), jnp.floating)
+                except TypeError:
+                    floating = False
+                require(floating, f"{field.name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
         for name, names in self.choices.items():
             value = getattr(self, name)
             require(value in names, f"{name} is {value!r}: {did_you_mean(value, names)}")
@@ -226,36 +213,23 @@ class TransformerNetwork(ResidualNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stream_dtype != "":
-            _require_floating("stream_dtype", self.stream_dtype)
-        name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
-        for field, value in (("width", self.width), ("base_width", self.base_width)):
-            example = f"For example: {max(1, round(value / divisor)) * divisor}."
-            require(value % divisor == 0, f"{field} is {value}: use a multiple of model.{name}, {divisor}. {example}")
-        probability = isinstance(self.dropout, (int, float)) and not isinstance(self.dropout, bool)
-        require(
-            probability and 0 <= self.dropout < 1,
-            f"dropout is {self.dropout!r}: use a probability of at least 0 and below 1.",
-        )
-        divisor, base = self.position_divisor, self._base_width
-        if self.positions == "sincos":
-            need = f"positions 'sincos' need a multiple of {divisor}."
-            require(self.width % divisor == 0, f"width is {self.width}: {need}")
-        for width in {self.width, base} if self.positions == "rotary" else ():
-            head_dim = width // self._heads(width)
-            need = f"heads have dimension {head_dim} at width {width}: use a multiple of {divisor}"
-            require(head_dim % divisor == 0, f"positions is 'rotary', but {need}. Change model.width or model.{name}.")
+        base, name = self._base_width, "head_dim" if self.head_dim else "num_heads"
+        for field, width in (("width", self.width), ("base_width", base)):
+            divisor = getattr(self, name)
+            require(width % divisor == 0, f"{field} is {width}: use a multiple of model.{name}, {divisor}.")
+            # Sines and cosines of positions are features of the stream, or of the heads at both widths.
+            dim = {"sincos": self.width, "rotary": width // self._heads(width)}.get(self.positions, 0)
+            need = f"positions is {self.positions!r}: the features of the stream or of a head"
+            multiple = self.position_divisor
+            require(dim % multiple == 0, f"{need} are {dim} at width {width}, not a multiple of {multiple}.")
+        require(0 <= self.dropout < 1, f"dropout is {self.dropout!r}: use a probability below 1.")
         if self.num_kv_heads:
             heads, group = self._heads(base), self._heads(base) // self.num_kv_heads
-            field = f"num_kv_heads is {self.num_kv_heads}: "
-            require(heads % self.num_kv_heads == 0, f"{field}use a divisor of the {heads} heads of width {base}.")
-            groups = f"{field}it makes groups of {group} heads at the base width, so the width must be a multiple of "
-            require(self._heads(self.width) % group == 0, f"{groups}{group * self.head_dim}, not {self.width}.")
-        multiple = base // math.gcd(self.width, base)  # with which the number at this width is whole
-        require(
-            self.mlp_features % multiple == 0,
-            f"mlp_features is {self.mlp_features} at the base width {base}: use a multiple of {multiple}.",
-        )
+            divides = heads % self.num_kv_heads == 0 and self._heads(self.width) % group == 0
+            need = f"num_kv_heads is {self.num_kv_heads}: use a divisor of the {heads} heads of width {base}"
+            require(divides, f"{need}, for equal groups of {group} heads at width {self.width}, too.")
+        whole, features = self.mlp_features * self.width % base == 0, f"mlp_features is {self.mlp_features}"
+        require(whole, f"{features} at the base width {base}: at width {self.width} it must be a whole number, too.")
         require(
             not self.experts or self.experts_per_token <= self.experts,
             f"experts_per_token is {self.experts_per_token}: use at most model.experts, {self.experts}.",

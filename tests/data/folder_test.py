@@ -43,9 +43,9 @@ def test_a_folder_that_is_absent_or_lacks_classes_images_or_a_test_is_refused(tm
     (tmp_path / "train/a").mkdir(parents=True)
     assert "val/<class>/" in error(load, name=name)
     (tmp_path / "test/a").mkdir(parents=True)
-    assert "'a' has no .jpeg, .jpg, .png files" in error(load, name=name)
+    assert f"'{tmp_path}/train' has no .jpeg, .jpg, .png files" in error(load, name=name)
     write_image(tmp_path / "train/a/0.png", noise(4, 4))
-    assert f"'{tmp_path}/test' contain no images" in error(load, name=name)
+    assert f"'{tmp_path}/test' has no .jpeg, .jpg, .png files" in error(load, name=name)
     write_image(tmp_path / "test/zebra/0.png", noise(4, 4))
     assert "the test class 'zebra'" in error(load, name=name)
 

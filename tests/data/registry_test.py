@@ -95,7 +95,7 @@ def test_the_comment_of_data_name_lists_the_forms_of_all_sources():
 def test_an_unknown_name_lists_the_forms_and_the_closest(name, meant):
     message = error(load, name)
     assert message.startswith(f"data.name is {name!r}: ")
-    assert "digits, synthetic, tfds:<set>, folder:<dir>, text:<file> or python:<module>:<function>" in message
+    assert all(source.form in message for source in registry.SOURCES.values())
     assert message.endswith(f"Did you mean {meant}?")
 
 
@@ -124,19 +124,9 @@ def test_a_wrong_field_or_one_of_other_sources_is_named_with_its_value(name, fie
     assert error(load, name=name, **{field: value}).startswith(f"data.{field} is {value!r}")
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"name": "digits"}, "data.name is 'digits'"),
-        ({"name": "synthetic"}, "tfds:<set> or folder:<dir>"),
-        ({"image_size": 0}, "data.image_size is 0"),
-        ({"placement": "device"}, "data.placement is 'device'"),
-    ],
-)
-def test_resized_crops_that_cannot_be_are_refused(photographs, fields, says):
-    message = error(load_crops, photographs, **fields)
-    assert message.startswith("data.augment is 'resized_crop': ")
-    assert says in message
+@pytest.mark.parametrize("fields", [{"name": "digits"}, {"image_size": 0}, {"placement": "device"}])
+def test_resized_crops_that_cannot_be_are_refused(photographs, fields):
+    assert error(load_crops, photographs, **fields).startswith("data.augment is 'resized_crop': ")
 
 
 @pytest.mark.parametrize(
