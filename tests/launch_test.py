@@ -37,7 +37,7 @@ def test_shellcheck_finds_nothing():
 
 @pytest.mark.parametrize(("sweep", "last"), [((), "--process_id={}"), (("sweep",), "--shard={}/2")])
 def test_local_starts_each_process_with_its_number_and_its_gpus(tmp_path, sweep, last):
-    stand_in(tmp_path, "python", PORT + 'printf "[%s] " "$@" "$CUDA_VISIBLE_DEVICES"; echo\n')
+    stand_in(tmp_path, "python", PORT + 'echo "$(printf "[%s] " "$@" "$CUDA_VISIBLE_DEVICES")"\n')
     lines, code = run("local.sh", "2", *sweep, *FLAGS, path=tmp_path, GPUS="2")
     assert code == 0
     for number, line in enumerate(sorted(lines)):
