@@ -185,7 +185,7 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
 @pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
-        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1. Use --config"),
+        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1."),
         ({"data": 2}, "mesh is data=2, fsdp=1, tensor=1: the product must be the number of devices, 1. Use"),
         ({"fsdp": -1}, "only one number can be -1"),
         ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
@@ -223,7 +223,7 @@ def test_data_is_the_axis_between_tpu_slices():
     devices = absent_devices("tpu", "TPU v5 lite", 2)
     mesh = sharding.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, devices)
     assert [[d.slice_index for d in row] for row in mesh.devices[..., 0]] == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    sentence = "mesh.data is 1: it must be a multiple of the number of TPU slices, 2. Use --config.mesh.data=-1 and "
+    sentence = "mesh.data is 1: it must be a multiple of the number of TPU slices, 2. Use mesh.data=-1 and "
     with pytest.raises(InputError, match=f"^{sentence}values of fsdp and tensor whose product divides 4.$"):
         sharding.make_mesh({"data": -1, "fsdp": 8, "tensor": 1}, devices)
 

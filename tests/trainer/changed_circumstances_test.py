@@ -93,7 +93,7 @@ def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, change, stop
     shutil.rmtree(root)
     shutil.move(tmp_path / "kept", root)
     assert error.startswith(f"data.name is 'folder:{root}'")
-    assert "--overwrite" in error
+    assert "overwrite" in error
 
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
