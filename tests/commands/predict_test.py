@@ -140,7 +140,7 @@ def test_files_are_cropped_as_the_evaluation_of_resized_crops_does(wide):
 
 
 def test_a_size_that_cannot_be_reached_and_a_missing_file_are_one_sentence(wide, tmp_path):
-    with pytest.raises(dm.InputError, match=r"wide\.png' is 60x90x3: the network reads 60x80x3. Resize the image"):
+    with pytest.raises(dm.InputError, match=r"wide\.png' is 60x90x3: the network reads 60x80x3. Resize it"):
         image_files.read_images([wide], (60, 80, 3), DataConfig())
     with pytest.raises(dm.InputError, match=r"none\.png' cannot be read"):
         image_files.read_images([tmp_path / "none.png"], (8, 8, 3), DataConfig())
