@@ -10,8 +10,6 @@ parameters; shakespeare_gpt.py: 2.304 +- 0.015 with 210,176, and 2.275 at 1.6e-2
     depthmup train --config=shakespeare_llama --workdir=runs/llama_small --config.model.width=64
         --config.model.depth=4 --config.optimizer.warmup_steps=50 --config.train.steps=400 --config.train.batch_size=16
         --config.train.average_steps=50 --config.data.context=64 --config.data.name=text:path/to/file.txt
-
-With --config.model.experts=4 a router chooses two of four feed-forwards for each token.
 """
 
 from ml_collections import ConfigDict

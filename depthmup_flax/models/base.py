@@ -170,9 +170,6 @@ class TransformerNetwork(ResidualNetwork):
       mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
       mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
         ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
-      experts: number of feed-forward networks in a layer, the same at every size; 0: one without router. All are
-        computed (`depthmup_flax.nn.transformer.MixtureOfExperts`).
-      experts_per_token: number of experts that the router chooses for a token.
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
@@ -208,8 +205,6 @@ class TransformerNetwork(ResidualNetwork):
     qk_norm: bool = False
     mlp: str = "gelu"
     mlp_features: int = 0
-    experts: int = 0
-    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,10 +225,6 @@ class TransformerNetwork(ResidualNetwork):
             require(divides, f"{need}, for equal groups of {group} heads at width {self.width}, too.")
         whole, features = self.mlp_features * self.width % base == 0, f"mlp_features is {self.mlp_features}"
         require(whole, f"{features} at the base width {base}: at width {self.width} it must be a whole number, too.")
-        require(
-            not self.experts or self.experts_per_token <= self.experts,
-            f"experts_per_token is {self.experts_per_token}: use at most model.experts, {self.experts}.",
-        )
 
     @property
     def _base_width(self) -> int:

@@ -81,8 +81,6 @@ class TransformerConfig(LayerConfig):
     mlp: str = "gelu"
     mlp_ratio: int = 4
     mlp_features: int = 0
-    experts: int = 0
-    experts_per_token: int = 2
     dropout: float = 0.0
     stream_dtype: Dtype = ""
     attention: str = "auto"

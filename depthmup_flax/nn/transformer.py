@@ -12,14 +12,12 @@ import jax.numpy as jnp
 from depthmup_flax.devices.sharding import gathered, inner, target_platform
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig, stacked
-from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense, LogitFactors, normal, readout_product
+from depthmup_flax.nn.layers import INTO, OUT_OF, LogitFactors, normal, readout_product
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import readout_precision
 from depthmup_flax.util.types import Dtype
 
 MLPS = ("gelu", "swiglu")
-BALANCE_RATE = 0.01  # per step, for logits of order one
 
 
 class FeedForward(nn.Module):
@@ -56,74 +54,6 @@ def _recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return jax.checkpoint(function) if target_platform() == "gpu" else function
 
 
-class MixtureOfExperts(nn.Module):
-    """``sum over the chosen of g_e expert_e(x)``: a router chooses ``experts_per_token`` `FeedForward` for each token.
-
-    ``g`` is the softmax of the router's logits over the chosen, so the weights of a token's experts sum to one. Every
-    expert computes every token, and those that are not chosen have weight zero: no token is dropped, and the cost of a
-    step is that of all experts.
-
-    The rule. Experts are independent hidden layers, stacked along ``experts``, an axis that does not grow; each has the
-    factors of a feed-forward of its own. Their number needs no factor: the sum is a weighted mean of changes that a
-    token's gradient aligns, so updates of the same size, as Adam's, change it as much for any number of experts. (SGD's
-    differ: the gradient of an expert is that of its share of the tokens.) At the start, when experts are independent,
-    the sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
-    router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
-    layer and starts at zero. Random logits would shrink with width as those of a readout, and updates would overtake
-    them sooner: in wide networks more tokens would change their experts.
-
-    Over depth, with ``alpha = 1/2``, the part of the router's effect along the gradient grows at the first step, as
-    equal logits let the smallest step decide every choice. It has size (depth / width)^1/2: depth^(0.28 to 0.39) and
-    width^(-0.41 to -0.51), +- 0.15, widths 32 to 128, depths 8 to 32, n = 6; 9 % of the change at width 32 and depth 8.
-    The whole effect adds up at random, depth^(0.03 +- 0.03). A coordinate check of narrow networks may report it at the
-    first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` it does not grow, depth^(0.00 +- 0.11) at
-    width 32, but features shrink as depth^(-0.45 +- 0.04).
-
-    Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they enter the choice, not the
-    weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
-    subtracts it if more did. They are in the collection ``batch_stats``. At first all tokens choose the same experts;
-    the biases separate them within tens of steps.
-    """
-
-    config: TransformerConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """``[..., n] -> [..., n]``."""
-        config = self.config
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # in 16 bits, close logits would tie
-        router = Dense(config.experts, HIDDEN, sigma=0.0, dtype=wide, param_dtype=config.param_dtype, name="router")
-        logits = router(x)
-        if not self.is_initializing() and not self.has_variable("batch_stats", "bias"):
-            raise InputError(
-                "the collection 'batch_stats' is missing, which has the biases of the experts: call apply with all "
-                "collections of model.init, and in training with mutable=['batch_stats']."
-            )
-        bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
-        chosen = largest(logits + bias.value, config.experts_per_token)
-        if config.train and not self.is_initializing():
-            load = chosen.astype(wide).mean(range(chosen.ndim - 1))
-            bias.value += BALANCE_RATE * jnp.sign(load.mean() - load)
-        weights = jax.nn.softmax(logits, where=chosen)
-        experts = nn.vmap(
-            FeedForward,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=None,
-            out_axes=-2,
-            axis_size=config.experts,
-            metadata_params={nn.PARTITION_NAME: "experts"},
-        )(config, name="experts")
-        y = experts(x)
-        return jnp.sum(weights[..., None].astype(y.dtype) * y, axis=-2)
-
-
-def largest(x: jax.Array, count: int) -> jax.Array:
-    """A mask of the ``count`` largest entries along the last axis; of equal ones, the first."""
-    _, chosen = jax.lax.top_k(x, count)
-    return jax.nn.one_hot(chosen, x.shape[-1], dtype=bool).any(-2)
-
-
 class Transformer(nn.Module):
     """Pre-norm (or norm-free) blocks ``h <- h + c attention(norm(h)); h <- h + c feed_forward(norm(h))`` and a norm.
 
@@ -151,7 +81,7 @@ class _Block(nn.Module):
         config = self.config
         attention_norm, attention = config.normalization("attention_norm"), SelfAttention(config, name="attention")
         mlp_norm = config.normalization("mlp_norm")
-        mlp = (MixtureOfExperts if config.experts else FeedForward)(config, name="mlp")
+        mlp = FeedForward(config, name="mlp")
         attention_dropout, mlp_dropout = (
             nn.Dropout(config.dropout, deterministic=not config.train, name=name)
             for name in ("attention_dropout", "mlp_dropout")

@@ -52,7 +52,7 @@ def config_of(model, dropout=True):
     elif model == "vit":
         config.model.update(patch_size=4, num_heads=2, dropout=0.1 if dropout else 0.0)
     elif model == "llama":
-        config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2, experts=4)
+        config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2)
     elif model == "gpt":
         config.model.update(num_heads=2)
     if config.model.name == "gpt":

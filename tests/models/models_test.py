@@ -380,8 +380,6 @@ WRONG_FIELDS = [
     ("GPT", "num_kv_heads", {"width": 32, "num_heads": 4, "num_kv_heads": 3}),
     ("GPT", "num_kv_heads", {"width": 40, "base_width": 32, "head_dim": 8, "num_kv_heads": 2}),
     ("GPT", "mlp_features", {"width": 48, "base_width": 32, "mlp_features": 85}),
-    ("GPT", "experts_per_token", {"experts": 2, "experts_per_token": 3}),
-    ("GPT", "experts_per_token", {"experts": 4, "experts_per_token": 0}),
     ("GPT", "zero_init_readout", {"tied": True, "zero_init_readout": True}),
 ]
 

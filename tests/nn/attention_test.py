@@ -147,9 +147,8 @@ def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", [0, 4])
-def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_missing(experts):
-    model = dm.GPT(7, width=32, depth=4, base_width=16, base_depth=2, mlp_features=40, experts=experts, **LLAMA)
+def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_missing():
+    model = dm.GPT(7, width=32, depth=4, base_width=16, base_depth=2, mlp_features=40, **LLAMA)
     audit = dm.audit(model, model.base().clone(depth=2), TOKENS)
     assert "ok: every factor was read" in str(audit)
     found, annotated = (flatten_info(info) for info in (audit.info, dm.param_info(model, model.base(), TOKENS)))

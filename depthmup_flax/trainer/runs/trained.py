@@ -97,7 +97,7 @@ class TrainedRun:
 
     @property
     def batch_stats(self) -> ArrayTree:
-        """BatchNorm's running averages, biases of experts; else empty."""
+        """BatchNorm's running averages; else empty."""
         return self.collections.get("batch_stats", {})
 
     @property
