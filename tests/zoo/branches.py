@@ -8,11 +8,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .attention_parts import attend, rotate, unit_rms
 from .scales import HEADS, Scales
 from .scope import Scope
 
 Branch = Callable[[Scope, jax.Array, Scales], jax.Array]
+
+
+def attend(q_BTHd: jax.Array, k_BSKd: jax.Array, v_BSKd: jax.Array, scale: float, causal: bool = True) -> jax.Array:
+    """Softmax attention ``[B, T, H, d]``; H is a multiple of K, the number of heads of keys and values."""
+    groups = q_BTHd.shape[2] // k_BSKd.shape[2]
+    k, v = (jnp.repeat(x, groups, axis=2) for x in (k_BSKd, v_BSKd))
+    logits = jnp.einsum("bthd,bshd->bhts", q_BTHd, k) * scale
+    if causal:
+        logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool)), logits, -1e9)
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+
+
+def rotate(x_BTHd: jax.Array) -> jax.Array:
+    """Rotary positions: pairs of entries turn by an angle that grows with the position."""
+    length, d = x_BTHd.shape[1], x_BTHd.shape[-1]
+    angles_Te = jnp.arange(length)[:, None] * 100.0 ** (-jnp.arange(d // 2) / (d // 2))
+    cos, sin = jnp.cos(angles_Te)[:, None], jnp.sin(angles_Te)[:, None]
+    first, second = jnp.split(x_BTHd, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def unit_rms(x: jax.Array) -> jax.Array:
+    """``x`` with a root mean square of 1 over the last axis."""
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+
+def sines(length: int, width: int) -> jax.Array:
+    """Fixed positions ``[T, D]``."""
+    angles = jnp.arange(length)[:, None] * 100.0 ** (-jnp.arange(width // 2) / (width // 2))
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def dense(p: Scope, name: str, y: jax.Array, features: int) -> jax.Array:
@@ -64,16 +93,6 @@ def _table_bias(p: Scope, scores: jax.Array, q: jax.Array) -> jax.Array:
     return scores + p("bias", 7, HEADS)[_distances(scores.shape[-1])].transpose(2, 0, 1)
 
 
-def _alibi(p: Scope, scores: jax.Array, q: jax.Array) -> jax.Array:
-    return scores - jnp.abs(_distances(scores.shape[-1]) - 3) * jnp.array([0.5, 0.25])[:, None, None]
-
-
-def _mlp_bias(p: Scope, scores: jax.Array, q: jax.Array) -> jax.Array:
-    offsets = (_distances(scores.shape[-1]) - 3.0)[..., None]
-    hidden = jax.nn.relu(offsets @ p("bias_in", 1, 8))
-    return scores + (hidden @ p("bias_out", 8, HEADS)).transpose(2, 0, 1)
-
-
 def _talking(p: Scope, scores: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.einsum("bhts,hg->bgts", scores, p("talk", HEADS, HEADS))
 
@@ -122,13 +141,6 @@ def fused(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", attend(q, k, v, e.heads(q.shape[-1])).reshape(y.shape), y.shape[-1]) + p("bias", y.shape[-1])
 
 
-def stacked_qkv(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """One kernel ``[3, D, H, d]``."""
-    d = y.shape[-1] // HEADS
-    q, k, v = jnp.einsum("btn,cnhd->cbthd", y, p("qkv", 3, y.shape[-1], HEADS, d))
-    return jnp.einsum("bthd,hdn->btn", attend(q, k, v, e.heads(d)), p("out", HEADS, d, y.shape[-1]))
-
-
 def normed_scores(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """Queries and keys with a root mean square of 1 and learned scales."""
     q, k, v = qkv(p, y)
@@ -153,13 +165,6 @@ def differential(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     scale = e.heads(q.shape[-1])
     mixed = attend(q, k, v, scale) - 0.3 * attend(q2, k2, v, scale)
     return dense(p, "out", mixed.reshape(y.shape), y.shape[-1])
-
-
-def gated_attention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """Attention whose output is gated."""
-    q, k, v = qkv(p, y)
-    mixed = attend(q, k, v, e.heads(q.shape[-1])).reshape(y.shape)
-    return dense(p, "out", mixed * jax.nn.sigmoid(dense(p, "gate", y, y.shape[-1])), y.shape[-1])
 
 
 def linear_attention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
@@ -207,11 +212,6 @@ def swiglu(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
 def one_matrix(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """An activation and one matrix."""
     return dense(p, "dense", jax.nn.relu(y), y.shape[-1])
-
-
-def maxout(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """The largest of two products."""
-    return jnp.maximum(dense(p, "first", y, y.shape[-1]), dense(p, "second", y, y.shape[-1]))
 
 
 def experts(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
@@ -299,28 +299,10 @@ def lstm(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return jnp.swapaxes(jax.lax.scan(body, (zeros, zeros), jnp.swapaxes(y, 0, 1))[1], 0, 1)
 
 
-def gmlp(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """A gate that mixes tokens by a matrix of fixed size."""
-    n, length = y.shape[-1], y.shape[1]
-    u, v = jnp.split(jax.nn.gelu(dense(p, "up", y, 2 * n)), 2, axis=-1)
-    v = jnp.einsum("btn,ts->bsn", v, p("tokens", length, length)) + p("tokens_bias", length)[:, None]
-    return dense(p, "down", u * v, n)
-
-
 def token_mixer(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """A feed-forward over tokens."""
     hidden = jax.nn.gelu(jnp.einsum("btn,ts->bsn", y, p("up", y.shape[1], 8)))
     return jnp.einsum("bsn,st->btn", hidden, p("down", 8, y.shape[1]))
-
-
-def hyena(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """A long convolution by FFT, whose filter a small network of positions makes."""
-    n, length = y.shape[-1], y.shape[1]
-    hidden = jnp.sin(jnp.arange(length)[:, None] * jnp.ones(1) @ p("filter_in", 1, 8))
-    filters = hidden @ p("filter_out", 8, n)
-    v, gate = dense(p, "value", y, n), dense(p, "gate", y, n)
-    mixed = jnp.fft.irfft(jnp.fft.rfft(v, 2 * length, 1) * jnp.fft.rfft(filters, 2 * length, 0), 2 * length, 1)
-    return dense(p, "out", gate * mixed[:, :length], n)
 
 
 def squeeze(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
@@ -328,15 +310,6 @@ def squeeze(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     out = dense(p, "dense", jax.nn.relu(y), y.shape[-1])
     gate = jax.nn.sigmoid(dense(p, "expand", jax.nn.relu(dense(p, "reduce", out.mean(1), 4)), y.shape[-1]))
     return out * gate[:, None]
-
-
-def rwkv(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """Token shift and a squared activation (RWKV's channel mixing)."""
-    n = y.shape[-1]
-    before = jnp.pad(y, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    mixed = y + p("mix", n) * (before - y)
-    hidden = jnp.square(jax.nn.relu(dense(p, "key", mixed, 2 * n)))
-    return jax.nn.sigmoid(dense(p, "receptance", mixed, n)) * dense(p, "value", hidden, n)
 
 
 def kan(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
@@ -358,15 +331,56 @@ def parallel(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
 
 
 BRANCHES: Mapping[str, Branch] = {
-    "attention": attention, "rotary": rotary, "table_bias": scores_with(_table_bias), "alibi": scores_with(_alibi),
-    "mlp_bias_scores": scores_with(_mlp_bias), "talking": scores_with(_talking), "capped": scores_with(_capped),
+    "attention": attention, "rotary": rotary, "table_bias": scores_with(_table_bias),
+    "talking": scores_with(_talking), "capped": scores_with(_capped),
     "sink": scores_with(lambda p, s, q: s, _sink), "sigmoid_scores": scores_with(lambda p, s, q: s, jax.nn.sigmoid),
     "relu_scores": scores_with(lambda p, s, q: s, lambda s: jax.nn.relu(s) / s.shape[-1]),
-    "shaw": shaw, "transformer_xl": transformer_xl, "grouped": grouped, "fused": fused, "stacked_qkv": stacked_qkv,
-    "normed_scores": normed_scores, "latent": latent, "differential": differential, "gated_attention": gated_attention,
+    "shaw": shaw, "transformer_xl": transformer_xl, "grouped": grouped, "fused": fused,
+    "normed_scores": normed_scores, "latent": latent, "differential": differential,
     "linear_attention": linear_attention, "retention": retention, "mlp": mlp, "mlp4": mlp4, "mlp_bias": mlp_bias,
-    "swiglu": swiglu, "one_matrix": one_matrix, "maxout": maxout, "experts": experts, "ragged_experts": ragged_experts,
-    "depthwise": depthwise, "convolution": convolution, "lru": lru, "mamba": mamba, "lstm": lstm, "gmlp": gmlp,
-    "token_mixer": token_mixer, "hyena": hyena, "squeeze": squeeze, "rwkv": rwkv, "kan": kan,
+    "swiglu": swiglu, "one_matrix": one_matrix, "experts": experts, "ragged_experts": ragged_experts,
+    "depthwise": depthwise, "convolution": convolution, "lru": lru, "mamba": mamba, "lstm": lstm,
+    "token_mixer": token_mixer, "squeeze": squeeze, "kan": kan,
     "hypernetwork": hypernetwork, "parallel": parallel,
 }  # fmt: skip
+
+
+# Without weights: functions of the (normalized) stream.
+def _ffts(y: jax.Array) -> jax.Array:
+    return jnp.fft.fft2(y).real / y.shape[-1] ** 0.5  # otherwise it grows with the width
+
+
+def _blur(y: jax.Array) -> jax.Array:
+    n = y.shape[-1]
+    kernel = jnp.array([0.25, 0.5, 0.25])[:, None, None] * jnp.ones((1, 1, n))
+    return jax.lax.conv_general_dilated(
+        y, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=n
+    )
+
+
+def _average(y: jax.Array) -> jax.Array:
+    sums = jax.lax.reduce_window(y, 0.0, jax.lax.add, (1, 3, 1), (1, 1, 1), "SAME")
+    return sums / 3.0 - y
+
+
+def _self_similar(y: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.einsum("btn,bsn->bts", y, y) / y.shape[-1]) @ y
+
+
+def _decayed(y: jax.Array) -> jax.Array:
+    step = lambda state, now: (0.9 * state + now, 0.9 * state + now)
+    return jnp.swapaxes(jax.lax.scan(step, jnp.zeros_like(y[:, 0]), jnp.swapaxes(y, 0, 1))[1], 0, 1)
+
+
+WEIGHTLESS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "average_pool": _average,
+    "fft": _ffts,
+    "shift": lambda y: jnp.roll(y, 1, axis=1),
+    "causal_mean": lambda y: jnp.cumsum(y, axis=1) / (1.0 + jnp.arange(y.shape[1]))[:, None],
+    "blur": _blur,
+    "fixed_matrix": lambda y: jnp.einsum("btn,ts->bsn", y, jnp.cos(jnp.arange(36.0)).reshape(6, 6)),
+    "self_similar": _self_similar,
+    "decayed": _decayed,
+    "tanh": jnp.tanh,
+    "sort": lambda y: jnp.sort(y, axis=1),
+}

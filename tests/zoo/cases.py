@@ -10,9 +10,8 @@ import depthmup_flax as dm
 from depthmup_flax.auditing.given_model import as_model
 from depthmup_flax.auditing.table import Audit
 
-from .scales import Scales, fault, possible
+from .scales import BASE_DEPTH, BASE_WIDTH, RULE, Scales, fault, possible
 from .scope import NAMINGS, as_pair
-from .settings import BASE_DEPTH, BASE_WIDTH, RULE
 
 SIZE = 4 * BASE_WIDTH, 2 * BASE_DEPTH
 

@@ -13,17 +13,15 @@ import jax.numpy as jnp
 import depthmup_flax as dm
 
 from . import kernels, libraries, networks, stacks, streams
-from .branches import BRANCHES, mlp
+from .branches import BRANCHES, WEIGHTLESS, mlp
 from .cases import Kind
 from .fresh import FRESH
 from .outsider import OUTSIDER
-from .scales import A, Scales
+from .scales import LOOPED_RULE, A, Scales
 from .scope import NAMINGS, Net, Scope
-from .settings import LOOPED_RULE
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
 from .styles import STYLES
-from .weightless import WEIGHTLESS
 
 LONG = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
@@ -54,12 +52,13 @@ def _weightless() -> dict[str, Kind]:
 
 
 def _norms() -> dict[str, Kind]:
+    norms_at = {"pre": ("rms", "layer", "tanh", "none"), "post": ("layer", "unscaled"), "end": ("rms", "unscaled"),
+                "sandwich": ("rms",)}  # fmt: skip
     kinds = {
         f"{place}_{norm}": Kind(stack("attention", "mlp", norm=norm, place=place), TOKENS)
-        for place in ("pre", "post", "end", "sandwich")
-        for norm in ("rms", "layer", "unscaled")
+        for place, norms in norms_at.items()
+        for norm in norms
     }
-    kinds |= {f"pre_{norm}": Kind(stack("attention", "mlp", norm=norm), TOKENS) for norm in ("tanh", "none")}
     gains = {"layer_scale": stacks.folded, "rezero": stacks.rezero, "skip_init": stacks.skip_init}
     kinds |= {name: Kind(stack("attention", "mlp", gain=gain), TOKENS) for name, gain in gains.items()}
     kinds["rezero_without_norm"] = Kind(stack("attention", "mlp", norm="none", gain=stacks.rezero), TOKENS)
@@ -72,7 +71,7 @@ def _norms() -> dict[str, Kind]:
 def _names() -> dict[str, Kind]:
     # The MLP is as many times wider inside as the audited model is wider than the base model.
     kind = functools.partial(Kind, x=TOKENS, only=("none", "first_layer", "only_mlp4", "root_heads", "no_readout"))
-    nets = {"": stack("attention", "mlp4"), "_bias": stack("mlp_bias"), "_matrix": stack("one_matrix")}
+    nets = {"": stack("attention", "mlp4"), "_bias": stack("mlp_bias")}
     rare = ("words", "letters", "lettered_blocks")  # names that do not say which layer is the third
     kinds = {
         f"{naming}{end}": kind(net, naming=naming, rare=naming in rare)
@@ -141,17 +140,12 @@ def _streams() -> dict[str, Kind]:
     return {
         "graph": Kind(simple(streams.graph(False), of_edges, of_nodes), VECTORS),
         "graph_sequential": Kind(simple(streams.graph(True), of_edges, of_nodes), VECTORS),
-        "graph_messages": Kind(simple(streams.graph(True, False), of_edges, of_nodes), VECTORS),
-        "graph_both": Kind(simple(streams.graph(False), of_edges, streams.edges_and_nodes), VECTORS),
-        "pair_and_single_both": Kind(simple(streams.pair_and_single, of_edges, streams.edges_and_nodes), VECTORS),
         "graph_scanned": Kind(simple(streams.graph(False), of_edges, of_nodes, scan=True), VECTORS),
         "segments": Kind(simple(streams.segments), VECTORS),
         "graph_attention": Kind(simple(streams.graph_attention), VECTORS),
         "co_attention": Kind(simple(streams.co_attention, two, both), TOKENS),
         "co_attention_scanned": Kind(simple(streams.co_attention, two, both, scan=True), TOKENS),
-        "co_attention_sum": Kind(simple(streams.co_attention, two, streams.sum_out), TOKENS),
         "one_reads_other": Kind(simple(streams.one_reads_other, two, both), TOKENS),
-        "one_reads_other_alone": Kind(simple(streams.one_reads_other, two, streams.second_out), TOKENS),
         "joint_attention": Kind(simple(streams.joint_attention, two, both), TOKENS),
         "reversible": Kind(simple(streams.reversible, streams.twice, both), TOKENS),
         "reversible_halves": Kind(simple(streams.reversible_halves), TOKENS),
@@ -160,17 +154,9 @@ def _streams() -> dict[str, Kind]:
         "hyper_connections": Kind(
             simple(streams.hyper_connections, streams.hyper_start, streams.hyper_out), TOKENS, rare=True
         ),
-        "pair_and_single_scanned": Kind(simple(streams.pair_and_single, of_edges, of_nodes, scan=True), VECTORS),
-        "reversible_two": Kind(simple(streams.reversible, two, both), TOKENS),
-        "momentum_scanned": Kind(
-            simple(streams.momentum, streams.wavenet_start, of_nodes, scan=True), TOKENS, rare=True
-        ),
-        "injected_scanned": Kind(simple(streams.injected, streams.twice, of_nodes, scan=True), TOKENS, rare=True),
         "momentum": Kind(simple(streams.momentum, streams.wavenet_start, of_nodes), TOKENS, rare=True),
         "highway": Kind(simple(streams.highway), TOKENS),
-        "gated": Kind(simple(streams.gated), TOKENS),
         "parallel_sums": Kind(simple(streams.parallel_sums), TOKENS),
-        "parallel_outside": Kind(simple(streams.parallel_outside), TOKENS),
         "parallel_first": Kind(simple(streams.parallel_first), TOKENS),
         "conformer": Kind(simple(streams.conformer), TOKENS),
         "wavenet": Kind(simple(streams.wavenet, streams.wavenet_start, streams.skips_out), TOKENS),
@@ -180,15 +166,9 @@ def _streams() -> dict[str, Kind]:
         "value_residual": Kind(simple(streams.value_residual, streams.twice, of_nodes), TOKENS),
         "encoder_decoder": encoder_decoder(),
         "t5": encoder_decoder(bias=True),
-        "t5_tied": encoder_decoder(bias=True, tied=True),
-        "t5_post": encoder_decoder(bias=True, place="post", norm="layer"),
         "bart": encoder_decoder(place="post", norm="layer", tied=True),
-        "bart_unscaled": encoder_decoder(place="post", norm="unscaled"),
         "deeper_decoder": encoder_decoder(decoder=2),
-        "deeper_decoder_t5": encoder_decoder(decoder=2, bias=True),
-        "deeper_decoder_post": encoder_decoder(decoder=2, place="post", norm="layer"),
         "unet": Kind(networks.unet, VECTORS),
-        "unet_add": Kind(functools.partial(networks.unet, joins="add"), VECTORS),
         "clip": Kind(networks.towers, TOKENS),
         "clip_normed": Kind(functools.partial(networks.towers, unit=True), TOKENS, harmless=_READOUTS),
         "siamese": Kind(functools.partial(networks.towers, shared=True), TOKENS),
@@ -197,7 +177,6 @@ def _streams() -> dict[str, Kind]:
         "stages": Kind(networks.stages, VECTORS),
         "merging": Kind(functools.partial(networks.stages, projected=False), VECTORS),
         "images": Kind(networks.images, IMAGES),
-        "images_bottleneck": Kind(functools.partial(networks.images, norm="layer", bottleneck=True), IMAGES),
         "ensemble": Kind(networks.ensemble, FLAT),
         "masked_autoencoder": Kind(networks.masked_autoencoder, VECTORS),
         "looped": Kind(looped, TOKENS, rule=LOOPED_RULE),
@@ -206,65 +185,44 @@ def _streams() -> dict[str, Kind]:
 
 
 def _kernels() -> dict[str, Kind]:
-    long = {*kernels.LONG_CORES, "grouped_product"}
     kinds = {
-        name: Kind(stack((name, branch)), LONG if name in long else TOKENS, rare=name in kernels.RARE)
+        name: Kind(stack((name, branch)), LONG if name == "flash" else TOKENS, rare=name in kernels.RARE)
         for name, branch in kernels.KERNELS.items()
     }
-    kinds |= {
-        f"{name}_mlp": Kind(stack((name, kernels.KERNELS[name]), "mlp"), LONG, rare=True)
-        for name in ("flash", "splash")
+    flash = ("flash", kernels.KERNELS["flash"])
+    return kinds | {
+        "flash_scanned": Kind(stack(flash, "mlp", scan=True), LONG, rare=True),
+        "norm_kernel": Kind(stack("attention", "mlp", norm="kernel"), TOKENS, rare=True),
+        "sum_kernel": Kind(stack("attention", "mlp", write_as="kernel"), TOKENS, rare=True),
     }
-    kinds |= {
-        f"{name}_scanned": Kind(stack((name, kernels.KERNELS[name]), "mlp", scan=True), LONG, rare=True)
-        for name in ("flash", "splash")
-    }
-    return kinds
 
 
 NORMS["kernel"], WRITES["kernel"] = kernels.norm_kernel, kernels.sum_kernel
 
 
-def _more_kernels() -> dict[str, Kind]:
-    return {
-        "norm_kernel": Kind(stack("attention", "mlp", norm="kernel"), TOKENS, rare=True),
-        "end_norm_kernel": Kind(stack("attention", "mlp", norm="kernel", place="end"), TOKENS, rare=True),
-        "sum_kernel": Kind(stack("attention", "mlp", write_as="kernel"), TOKENS, rare=True),
-    }
-
-
-def _fp8(operation: Any) -> dict[str, Any]:
-    return {"dense": functools.partial(nn.Dense, use_bias=False, dot_general_cls=operation)}
-
-
 _LINEN: Mapping[str, dict[str, Any]] = {
-    "plain": {}, "rms": {"norm": nn.RMSNorm},
+    "plain": {},
     "batch_norm": {"norm": functools.partial(nn.BatchNorm, use_running_average=False)},
     "group_norm": {"norm": functools.partial(nn.GroupNorm, num_groups=4)},
-    "fp8": _fp8(nn.Fp8DotGeneralOp), "fp8_direct": _fp8(nn.Fp8DirectDotGeneralOp),
-    "fp8_nanoo": _fp8(nn.NANOOFp8DotGeneralOp),
-    "fp8_alone": _fp8(nn.Fp8DotGeneralOp) | {"with_attention": False},
+    "fp8": {"dense": functools.partial(nn.Dense, use_bias=False, dot_general_cls=nn.Fp8DotGeneralOp)},
     "spectral_norm": {"wrap": libraries.spectral_norm},
-    "spectral_alone": {"wrap": libraries.spectral_norm, "with_attention": False},
-    "weight_norm": {"wrap": libraries.weight_norm},
-    "weight_norm_alone": {"wrap": libraries.weight_norm, "with_attention": False},
+    "weight_norm": {"wrap": nn.WeightNorm},
 }  # fmt: skip
 _DROPS = (
-    libraries.drop_path, libraries.drop_path_product, libraries.drop_path_floor, libraries.drop_path_unscaled,
-    libraries.drop_path_flax, libraries.drop_batch, libraries.dropout, libraries.noisy,
+    libraries.drop_path, libraries.drop_path_floor, libraries.drop_path_flax, libraries.drop_batch, libraries.dropout,
+    libraries.noisy,
 )  # fmt: skip
 
 
 def _libraries() -> dict[str, Kind]:
     linen = lambda options: Kind(functools.partial(libraries.LinenNet, **options), T, None)
     kinds = {f"linen_{name}": linen(options) for name, options in _LINEN.items()}
-    haiku = lambda make, x, **options: Kind(lambda e: make(e, x, **options), x, None)
+    haiku = lambda make, x: Kind(lambda e: make(e, x), x, None)
     return kinds | {
         "nnx": Kind(libraries.nnx_net(), T, None),
         "nnx_tied": Kind(libraries.nnx_net(tied=True), T, None),
         "equinox": Kind(libraries.eqx_net, T, None),
         "haiku_mlp": haiku(libraries.haiku_mlp, V),
-        "haiku_blocks": haiku(libraries.haiku_mlp, V, named=True),
         "haiku_unnamed": haiku(libraries.haiku_unnamed, V),
         "haiku_attention": haiku(libraries.haiku_attention, T),
         "haiku_stack": haiku(libraries.haiku_stack, V),
@@ -296,7 +254,7 @@ def _writes() -> dict[str, Kind]:
 
 GROUPS: Mapping[str, Mapping[str, Kind]] = {
     "branches": _branches(), "weightless": _weightless(), "norms": _norms(), "names": _names(), "ends": _ends(),
-    "streams": _streams(), "kernels": _kernels() | _more_kernels(), "libraries": _libraries(), "random": _random(),
+    "streams": _streams(), "kernels": _kernels(), "libraries": _libraries(), "random": _random(),
     "sums": _writes(),
 }  # fmt: skip
 KINDS: Mapping[str, Kind] = {

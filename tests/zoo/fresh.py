@@ -39,31 +39,6 @@ class PixelNeRF(nn.Module):
         return nn.Dense(4, name="lin_out")(nn.relu(x) * e.readout())
 
 
-class FTTransformer(nn.Module):
-    """Every column of a table is a token; the last token reads all."""
-
-    e: Scales
-
-    @nn.compact
-    def __call__(self, columns):
-        e, n = self.e, self.e.width
-        d = n // 2
-        w = self.param("weight", nn.initializers.normal(1.0), (columns.shape[-1], n))
-        b = self.param("bias", nn.initializers.zeros, (columns.shape[-1], n))
-        cls = self.param("cls", nn.initializers.normal(1.0), (n,))
-        x = columns[..., None] * w + b
-        x = jnp.concatenate([x, jnp.tile(cls, (x.shape[0], 1, 1))], 1)
-        for i in range(e.depth):
-            y = nn.LayerNorm(name=f"layers_{i}_n1")(x) if i else x
-            q, k, v = jnp.split(nn.DenseGeneral((2, 3 * d), name=f"layers_{i}_qkv")(y), 3, -1)
-            a = nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * e.heads(d))
-            y = nn.DenseGeneral(n, (-2, -1), name=f"layers_{i}_proj")(jnp.einsum("bhqk,bkhd->bqhd", a, v))
-            x = x + y * e.branch("attention", i)
-            u, g = jnp.split(nn.Dense(2 * n, name=f"layers_{i}_w1")(nn.LayerNorm(name=f"layers_{i}_n2")(x)), 2, -1)
-            x = x + nn.Dense(n, name=f"layers_{i}_w2")(u * nn.relu(g)) * e.branch("ffn", i)
-        return nn.Dense(2, name="head")(e.readout() * nn.relu(nn.LayerNorm(name="norm")(x[:, -1])))
-
-
 class DecisionTransformer(nn.Module):
     """Returns, states and actions in turn, under a causal mask; a tanh bounds the action."""
 
@@ -90,53 +65,6 @@ class DecisionTransformer(nn.Module):
             x = x + e.branch("mlp", i) * nn.Dense(n, name=f"h{i}_mlp_proj")(nn.gelu(y))
         x = nn.LayerNorm(name="ln_f")(x).reshape(states.shape[0], -1, 3, n)
         return jnp.tanh(e.readout() * nn.Dense(2, name="predict_action")(x[:, :, 1]))
-
-
-class AlphaZero(nn.Module):
-    """Convolutions with batch norm, a head of moves and one of values."""
-
-    e: Scales
-
-    @nn.compact
-    def __call__(self, board, train=True):
-        e, n = self.e, self.e.width
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train)
-        x = nn.relu(norm()(nn.Conv(n, (3, 3), use_bias=False)(board)))
-        for i in range(e.depth):
-            y = nn.Conv(n, (3, 3), use_bias=False, name=f"res{i}_conv1")(x)
-            y = nn.Conv(n, (3, 3), use_bias=False, name=f"res{i}_conv2")(nn.relu(norm(name=f"res{i}_bn1")(y)))
-            x = nn.relu(x + e.branch("block", i) * norm(name=f"res{i}_bn2")(y))
-        policy = nn.Conv(2, (1, 1), name="policy_conv")(e.readout() * x).reshape(x.shape[0], -1)
-        value = nn.Conv(1, (1, 1), name="value_conv")(e.readout() * x).reshape(x.shape[0], -1)
-        return {"policy": policy, "value": jnp.tanh(value.mean(-1))}
-
-
-class ConformerConv(nn.Module):
-    """Speech: a convolution module between attention and feed-forwards, one norm at the end of each block."""
-
-    e: Scales
-
-    @nn.compact
-    def __call__(self, frames):
-        e, n = self.e, self.e.width
-        x = nn.Conv(n, (3,), (2,), name="subsample")(frames)
-        x = nn.Dense(n, name="proj")(nn.relu(x))
-        for i in range(e.depth):
-
-            def feed(x, name, i=i):
-                y = nn.swish(nn.Dense(4 * n, name=f"{name}_up_{i}")(nn.LayerNorm(name=f"{name}_ln_{i}")(x)))
-                return x + 0.5 * e.branch(name, i) * nn.Dense(n, name=f"{name}_down_{i}")(y)
-
-            x = feed(x, "ff1")
-            y = nn.LayerNorm(name=f"attn_ln_{i}")(x)
-            y = nn.MultiHeadDotProductAttention(n // 8, name=f"attn_{i}")(y)
-            x = x + e.branch("attention", i) * y
-            y = nn.glu(nn.Dense(2 * n, name=f"conv_in_{i}")(nn.LayerNorm(name=f"conv_ln_{i}")(x)))
-            y = nn.Conv(n, (5,), feature_group_count=n, name=f"conv_dw_{i}")(y)
-            y = nn.Dense(n, name=f"conv_out_{i}")(nn.swish(nn.GroupNorm(None, 8, name=f"conv_gn_{i}")(y)))
-            x = x + e.branch("conv", i) * y
-            x = feed(x, "ff2")
-        return e.readout() * nn.Dense(7, name="ctc")(nn.LayerNorm(name="out_ln")(x))
 
 
 class ImpalaStage(nnx.Module):
@@ -192,46 +120,6 @@ class MuZero(nnx.Module):
         return jnp.concatenate(rewards, -1)
 
 
-class GRN(eqx.Module):
-    """A gated residual network of the temporal fusion transformer: the branch ends in a gated linear unit."""
-
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-    gate: eqx.nn.Linear
-    norm: eqx.nn.LayerNorm
-
-    def __init__(self, n, key):
-        a, b, c = jax.random.split(key, 3)
-        self.first, self.second = eqx.nn.Linear(n, n, key=a), eqx.nn.Linear(n, n, key=b)
-        self.gate, self.norm = eqx.nn.Linear(n, 2 * n, key=c), eqx.nn.LayerNorm(n)
-
-    def __call__(self, x):
-        y = self.second(jax.nn.elu(self.first(self.norm(x))))
-        value, gate = jnp.split(self.gate(y), 2)
-        return value * jax.nn.sigmoid(gate)
-
-
-class TemporalFusion(eqx.Module):
-    """Gated residual networks behind a linear layer."""
-
-    stem: eqx.nn.Linear
-    blocks: tuple[GRN, ...]
-    quantiles: eqx.nn.Linear
-    e: Scales = eqx.field(static=True)
-
-    def __init__(self, e, key):
-        keys = jax.random.split(key, e.depth + 2)
-        self.stem = eqx.nn.Linear(12, e.width, key=keys[0])
-        self.blocks = tuple(GRN(e.width, k) for k in keys[2:])
-        self.quantiles, self.e = eqx.nn.Linear(e.width, 3, key=keys[1]), e
-
-    def __call__(self, x):
-        x = self.stem(x)
-        for i, block in enumerate(self.blocks):
-            x = x + self.e.branch("grn", i) * block(x)
-        return self.quantiles(x) * self.e.readout()
-
-
 class ResidualFlow(eqx.Module):
     """Equinox's MLPs as branches, stacked by ``filter_vmap`` and scanned."""
 
@@ -255,14 +143,9 @@ class ResidualFlow(eqx.Module):
 Z = jnp.zeros
 LIBRARY: Mapping[str, Kind] = {
     "pixel_nerf": Kind(PixelNeRF, (Z((2, 5, 3)), Z((2, 9))), None),
-    "ft_transformer": Kind(FTTransformer, Z((2, 7)), None),
     "decision_transformer": Kind(DecisionTransformer, (Z((2, 4, 1)), Z((2, 4, 5)), Z((2, 4, 2))), None),
-    "alpha_zero": Kind(AlphaZero, Z((2, 5, 5, 3)), None,
-                       arguments={"output": lambda out: jnp.concatenate([out["policy"], out["value"][:, None]], -1)}),
-    "conformer_conv": Kind(ConformerConv, Z((2, 12, 6)), None),
     "impala": Kind(lambda e: nnx.eval_shape(lambda: Impala(e, nnx.Rngs(0))), Z((2, 16, 16, 3)), None),
     "muzero": Kind(lambda e: nnx.eval_shape(lambda: MuZero(e, nnx.Rngs(0))), Z((2, 12)), None),
-    "temporal_fusion": Kind(lambda e: eqx.filter_eval_shape(TemporalFusion, e, jax.random.key(0)), Z((2, 12)), None),
     "residual_flow": Kind(lambda e: eqx.filter_eval_shape(ResidualFlow, e, jax.random.key(0)), Z((2, 12)), None),
 }  # fmt: skip
 FRESH: Mapping[str, Kind] = {f"fresh/{name}": kind for name, kind in {**LIBRARY, **FUNCTIONS}.items()}

@@ -79,97 +79,6 @@ def deep_o_net(e: Scales) -> Net:
     return net
 
 
-def set_transformer(e: Scales) -> Net:
-    """Learned inducing points read a set, which reads them; seeds pool it."""
-    n = e.width
-
-    def attend(q: Scope, a: jax.Array, b: jax.Array) -> jax.Array:
-        split = lambda z: z.reshape(*z.shape[:-1], 2, n // 2)
-        s = jnp.einsum("...qhd,...khd->...hqk", split(a @ q("wq", n, n)), split(b @ q("wk", n, n)))
-        out = jnp.einsum("...hqk,...khd->...qhd", L.softmax(s * e.heads(n // 2)), split(b @ q("wv", n, n)))
-        return out.reshape(a.shape) @ q("wo", n, n)
-
-    def net(p: Scope, points: jax.Array) -> jax.Array:
-        x = linear(p / "in", points, n)
-        for i in range(e.depth):
-            q = p / f"isab_{i}"
-            inducing = jnp.broadcast_to(q("inducing", 3, n), (x.shape[0], 3, n))
-            summary = attend(q / "to_points", norm(q / "ln_i", inducing), norm(q / "ln_x", x))
-            x = x + e.branch("attention", i) * attend(
-                q / "from_points", norm(q / "ln_x2", x), norm(q / "ln_s", summary)
-            )
-            x = x + e.branch("ffn", i) * linear(q / "down", L.relu(linear(q / "up", norm(q / "ln_f", x), n)), n)
-        seeds = jnp.broadcast_to(p("seed", 1, n), (x.shape[0], 1, n))
-        return e.readout() * linear(p / "out", attend(p / "pool", seeds, norm(p / "ln_p", x))[:, 0], 3)
-
-    return net
-
-
-def swin(e: Scales) -> Net:
-    """Shifted windows with a table of relative positions, the width doubles at the merging."""
-
-    def window(q: Scope, y: jax.Array, shift: int) -> jax.Array:
-        b, h, w, n = y.shape
-        d = n // (n // 8)
-        y = (
-            jnp.roll(y, (-shift, -shift), (1, 2))
-            .reshape(b, h // 2, 2, w // 2, 2, n)
-            .transpose(0, 1, 3, 2, 4, 5)
-            .reshape(b, -1, 4, n)
-        )
-        qq, k, v = (z.reshape(*z.shape[:3], -1, d) for z in jnp.split(linear(q / "qkv", y, 3 * n), 3, -1))
-        bias = q("relative", 9)[jnp.array([[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]])]
-        a = L.softmax(jnp.einsum("bwqhd,bwkhd->bwhqk", qq, k) / jnp.sqrt(d) + bias)
-        y = linear(q / "proj", jnp.einsum("bwhqk,bwkhd->bwqhd", a, v).reshape(y.shape), n)
-        y = y.reshape(b, h // 2, w // 2, 2, 2, n).transpose(0, 1, 3, 2, 4, 5).reshape(b, h, w, n)
-        return jnp.roll(y, (shift, shift), (1, 2))
-
-    def net(p: Scope, image: jax.Array) -> jax.Array:
-        x = linear(
-            p / "patch", image.reshape(-1, 4, 2, 4, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, 12), e.width
-        )
-        for stage in range(2):
-            for i in range(e.depth):
-                q = p / f"stage{stage}_block{i}"
-                x = x + e.branch("attention", i) * window(q, norm(q / "n1", x), i % 2)
-                y = L.gelu(linear(q / "fc1", norm(q / "n2", x), 4 * x.shape[-1]))
-                x = x + e.branch("mlp", i) * linear(q / "fc2", y, x.shape[-1])
-            if stage == 0:
-                b, h, w, n = x.shape
-                x = x.reshape(b, h // 2, 2, w // 2, 2, n).transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * n)
-                x = norm(p / "merge_norm", x) @ p("merge", 4 * n, 2 * n)
-        return e.readout() * linear(p / "head", norm(p / "n", x).mean((1, 2)), 4)
-
-    return net
-
-
-def video(e: Scales) -> Net:
-    """Attention over time, then over space, of a video."""
-
-    def axis(q: Scope, y: jax.Array, e: Scales) -> jax.Array:
-        d = e.width // 2
-        qkv = jnp.einsum("...tn,nchd->c...thd", y, q("qkv", e.width, 3, 2, d))
-        a = L.softmax(jnp.einsum("...qhd,...khd->...hqk", qkv[0] * e.heads(d), qkv[1]))
-        return jnp.einsum("...hqk,...khd,hdn->...qn", a, qkv[2], q("o", 2, d, e.width))
-
-    def net(p: Scope, clip: jax.Array) -> jax.Array:
-        x = (
-            linear(p / "tubelets", clip, e.width)
-            + p("time", clip.shape[1], 1, e.width)
-            + p("space", clip.shape[2], e.width)
-        )
-        for i in range(e.depth):
-            q = p / f"block_{i}"
-            x = x + e.branch("time", i) * axis(q / "time", norm(q / "nt", x).swapaxes(1, 2), e).swapaxes(1, 2)
-            x = x + e.branch("space", i) * axis(q / "space", norm(q / "ns", x), e)
-            x = x + e.branch("mlp", i) * linear(
-                q / "down", L.gelu(linear(q / "up", norm(q / "nm", x), 2 * e.width)), e.width
-            )
-        return e.readout() * linear(p / "head", x.mean((1, 2)), 5)
-
-    return net
-
-
 def griffin(e: Scales) -> Net:
     """Two recurrent layers for each layer of local attention."""
 
@@ -291,9 +200,6 @@ FUNCTIONS: Mapping[str, Kind] = {
     "fourier_operator": Kind(fourier_operator, X((2, 8, 2), F)),
     "egnn": Kind(egnn, (X((2, 5, 3), F), X((2, 5), jnp.int32))),
     "deep_o_net": Kind(deep_o_net, (X((2, 7), F), X((2, 2), F))),
-    "set_transformer": Kind(set_transformer, X((2, 9, 3), F)),
-    "swin": Kind(swin, X((2, 8, 8, 3), F)),
-    "video": Kind(video, X((2, 3, 4, 12), F)),
     "griffin": Kind(griffin, TOKENS),
     "sasrec": Kind(sasrec, (TOKENS, X((2, 3), jnp.int32))),
     "deep_cross": Kind(deep_cross, X((3, 12), F)),

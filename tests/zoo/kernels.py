@@ -13,8 +13,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
-from .attention_parts import attend
-from .branches import Branch, attention_with, dense
+from .branches import Branch, attend, attention_with
 from .scales import Scales
 from .scope import Scope
 
@@ -34,22 +33,8 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
     return flash_attention(q, k, v, sm_scale=scale, causal=True)
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
-
-    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((q.shape[2],) * 2)] * q.shape[1])
-    kernel = splash_attention_kernel.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1)
-    return jax.vmap(kernel)(q * scale, k, v)
-
-
-def _gpu(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    from jax.experimental.pallas.ops.gpu.attention import mha
-
-    return mha(q, k, v, None, sm_scale=scale)
-
-
-def _scaled_product(implementation: str | None) -> Callable[..., jax.Array]:
-    return lambda q, k, v, scale: jax.nn.dot_product_attention(q, k, v, scale=scale, implementation=implementation)
+def _scaled_product(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, scale=scale)
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
@@ -68,10 +53,6 @@ def _own_kernel(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.A
     block = pl.BlockSpec((1, 1, *q.shape[2:]), lambda b, h: (b, h, 0, 0))
     shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     return pl.pallas_call(kernel, shape, grid=q.shape[:2], in_specs=[block] * 3, out_specs=block)(q, k, v)
-
-
-def _kernel_scaled_before(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return _own_kernel(q * scale, k, v, 1.0)
 
 
 def _numpy_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
@@ -172,17 +153,14 @@ def _cond(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
     return jax.lax.cond(q.shape[1] > 1, lambda: attend(q, k, v, scale), lambda: attend(q, k, v, scale, causal=False))
 
 
-# ``core(q, k, v, scale)`` of `branches.attention_with`; long ones need 128 tokens.
+# ``core(q, k, v, scale)`` of `branches.attention_with`; "flash" needs 128 tokens.
 CORES: Mapping[str, Callable[..., jax.Array]] = {
-    "dot_product": _scaled_product(None), "xla": _scaled_product("xla"), "cudnn": _cudnn,
+    "dot_product": _scaled_product, "cudnn": _cudnn,
     "own_gradient": _own_gradient, "own_tangent": _own_tangent, "blockwise": _blockwise, "looped": _looped,
     "mapped": _mapped, "vmapped": _vmapped, "sharded": _sharded, "checkpointed": _checkpointed, "jitted": _jitted,
     "low_precision": _low_precision, "keys_scaled": _keys_scaled, "cond": _cond,
-    "own_kernel": _swapped(_own_kernel), "kernel_scaled_before": _swapped(_kernel_scaled_before),
+    "own_kernel": _swapped(_own_kernel), "flash": _swapped(_flash),
     "callback": _callback, "ffi": _ffi,
-}  # fmt: skip
-LONG_CORES: Mapping[str, Callable[..., jax.Array]] = {
-    "flash": _swapped(_flash), "splash": _swapped(_splash), "gpu": _gpu,
 }  # fmt: skip
 
 
@@ -233,11 +211,6 @@ def _as_convolution(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(x, w[None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
 
 
-def _ternary(x: jax.Array, w: jax.Array) -> jax.Array:
-    scale = jnp.mean(jnp.abs(w))
-    return x @ (w + jax.lax.stop_gradient(jnp.clip(jnp.round(w / scale), -1, 1) * scale - w))
-
-
 def _product_callback(x: jax.Array, w: jax.Array) -> jax.Array:
     shape = jax.ShapeDtypeStruct((*x.shape[:-1], w.shape[1]), x.dtype)
     return jax.pure_callback(lambda x, w: np.asarray(x) @ np.asarray(w), shape, x, w)
@@ -249,9 +222,8 @@ PRODUCTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "bfloat16": lambda x, w: (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype),
     "rounded": lambda x, w: _rounded(x) @ _rounded(w),
     "straight_through": lambda x, w: _straight_through(x) @ _straight_through(w),
-    "int8": _int8, "fp8": _fp8, "scaled_fp8": _scaled_fp8, "as_convolution": _as_convolution, "ternary": _ternary,
+    "int8": _int8, "scaled_fp8": _scaled_fp8, "as_convolution": _as_convolution,
     "unit_columns": lambda x, w: x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) * w.shape[0])),
-    "standardized": lambda x, w: x @ ((w - w.mean(0)) * jax.lax.rsqrt(w.var(0) * w.shape[0] + 1e-6)),
     "masked": lambda x, w: x @ (w * (jnp.arange(w.shape[1]) % 2)),
     "transposed": lambda x, w: jnp.einsum("btn,mn->btm", x, w.T),
     "blocks": lambda x, w: sum(x[..., k::2] @ w[k::2] for k in (0, 1)),
@@ -261,8 +233,7 @@ PRODUCTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 # No trace shows what a callback or a kernel computes; own code for few bits is rare.
 RARE = (
-    "callback", "ffi", "product_callback", "own_kernel", "kernel_scaled_before", "flash", "splash", "gpu",
-    "product_kernel", "grouped_product", "int8", "fp8", "scaled_fp8", "ternary",
+    "callback", "ffi", "product_callback", "own_kernel", "flash", "product_kernel", "int8", "scaled_fp8",
 )  # fmt: skip
 
 
@@ -333,22 +304,8 @@ def sharded_mlp(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return jax.shard_map(call, mesh=mesh, in_specs=shards, out_specs=spec())(y, p("up", n, 2 * n), p("down", 2 * n, n))
 
 
-def grouped_product(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """Experts by the Megablox kernel."""
-    from jax.experimental.pallas.ops.tpu.megablox import gmm
-
-    n, tokens = y.shape[-1], y.reshape(-1, y.shape[-1])
-    probabilities = jax.nn.softmax(dense(p, "router", tokens, 2))
-    order = jnp.argsort(probabilities.argmax(-1))
-    sizes = jnp.bincount(probabilities.argmax(-1), length=2).astype(jnp.int32)
-    product = functools.partial(gmm, group_sizes=sizes, preferred_element_type=jnp.float32)
-    hidden = jax.nn.gelu(product(tokens[order], p("wi", 2, n, 2 * n)))
-    out = product(hidden, p("wo", 2, 2 * n, n))[jnp.argsort(order)]
-    return (out * probabilities.max(-1, keepdims=True)).reshape(y.shape)
-
-
 KERNELS: Mapping[str, Branch] = {
-    **{name: attention_with(core) for name, core in (*CORES.items(), *LONG_CORES.items())},
+    **{name: attention_with(core) for name, core in CORES.items()},
     **{name: mlp_by(product) for name, product in PRODUCTS.items()},
-    **WEIGHTS, "sharded_mlp": sharded_mlp, "grouped_product": grouped_product,
+    **WEIGHTS, "sharded_mlp": sharded_mlp,
 }  # fmt: skip

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attention_parts import attend
+from .branches import attend
 from .scales import HEADS, Scales
 from .stacks import CLASSES, VOCABULARY
 
@@ -36,21 +36,10 @@ def drop_path(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
     return jnp.where(mask, y / keep, 0.0)
 
 
-def drop_path_product(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
-    """The same as a product."""
-    keep = 1 - _rate(i, e)
-    return y * jax.random.bernoulli(module.make_rng("dropout"), keep, (y.shape[0], 1, 1)) / keep
-
-
 def drop_path_floor(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
     """The same by the floor of a uniform number (timm)."""
     keep = 1 - _rate(i, e)
     return y / keep * jnp.floor(keep + jax.random.uniform(module.make_rng("dropout"), (y.shape[0], 1, 1)))
-
-
-def drop_path_unscaled(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
-    """Kept branches are not divided by their probability."""
-    return y * jax.random.bernoulli(module.make_rng("dropout"), 1 - _rate(i, e), (y.shape[0], 1, 1))
 
 
 def drop_path_flax(module: nn.Module, y: jax.Array, i: int, e: Scales) -> jax.Array:
@@ -82,19 +71,17 @@ class LinenNet(nn.Module):
     drop: Drop = keep_as_is
     norm: Callable[..., nn.Module] = nn.LayerNorm
     wrap: Callable[[nn.Module], Callable[[jax.Array], jax.Array]] = lambda module: module
-    with_attention: bool = True
 
     @nn.compact
     def __call__(self, tokens: jax.Array, train: bool = True) -> jax.Array:
         e, n = self.e, self.e.width
         x = e.embedding() * nn.Embed(VOCABULARY, n, name="embed")(tokens)
         for i in range(e.depth):
-            if self.with_attention:
-                y = self.norm(name=f"block_{i}_norm_1")(x)
-                heads = lambda name, y=y, i=i: nn.DenseGeneral((HEADS, n // HEADS), name=f"block_{i}_{name}")(y)
-                y = attend(heads("query"), heads("key"), heads("value"), e.heads(n // HEADS))
-                y = nn.DenseGeneral(n, axis=(-2, -1), name=f"block_{i}_out")(y)
-                x = e.stream() * x + e.branch("attention", i) * self.drop(self, y, i, e)
+            y = self.norm(name=f"block_{i}_norm_1")(x)
+            heads = lambda name, y=y, i=i: nn.DenseGeneral((HEADS, n // HEADS), name=f"block_{i}_{name}")(y)
+            y = attend(heads("query"), heads("key"), heads("value"), e.heads(n // HEADS))
+            y = nn.DenseGeneral(n, axis=(-2, -1), name=f"block_{i}_out")(y)
+            x = e.stream() * x + e.branch("attention", i) * self.drop(self, y, i, e)
             y = self.norm(name=f"block_{i}_norm_2")(x)
             y = nn.gelu(e.inner() * self.wrap(self.dense(2 * n, name=f"block_{i}_up"))(y))
             y = self.wrap(self.dense(n, name=f"block_{i}_down"))(y)
@@ -134,11 +121,6 @@ class ScannedLinen(nn.Module):
 def spectral_norm(module: nn.Module) -> Callable[[jax.Array], jax.Array]:
     """``nn.SpectralNorm`` around a layer."""
     return lambda y: nn.SpectralNorm(module, collection_name="singular")(y, update_stats=True)
-
-
-def weight_norm(module: nn.Module) -> Callable[[jax.Array], jax.Array]:
-    """``nn.WeightNorm`` around a layer."""
-    return nn.WeightNorm(module)
 
 
 class NnxBlock(nnx.Module):
@@ -242,26 +224,15 @@ def _haiku(call: Callable[[jax.Array], jax.Array], x: Any) -> tuple[Any, Any]:
     return net.apply, jax.eval_shape(net.init, jax.random.key(0), x)
 
 
-def haiku_mlp(e: Scales, x: Any, named: bool = False) -> Any:
-    """Haiku's own names: ``linear``, ``linear_1``, ...; ``named``: ``block`` and ``block_1`` around them."""
-
-    def block(x: jax.Array, i: int) -> jax.Array:
-        y = hk.LayerNorm(-1, True, True)(x)
-        y = hk.Linear(e.width)(jax.nn.gelu(e.inner() * hk.Linear(2 * e.width)(y)))
-        return e.stream() * x + e.branch("mlp", i) * y
-
-    class Block(hk.Module):
-        def __init__(self, i: int):
-            super().__init__(name="block")
-            self.i = i
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return block(x, self.i)
+def haiku_mlp(e: Scales, x: Any) -> Any:
+    """Haiku's own names: ``linear``, ``linear_1``, ..."""
 
     def call(x: jax.Array) -> jax.Array:
         x = hk.Linear(e.width, name="stem")(x)
         for i in range(e.depth):
-            x = Block(i)(x) if named else block(x, i)
+            y = hk.LayerNorm(-1, True, True)(x)
+            y = hk.Linear(e.width)(jax.nn.gelu(e.inner() * hk.Linear(2 * e.width)(y)))
+            x = e.stream() * x + e.branch("mlp", i) * y
         return e.readout() * hk.Linear(CLASSES, name="head")(x)
 
     return _haiku(call, x)

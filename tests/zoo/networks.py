@@ -35,7 +35,7 @@ def perceiver(e: Scales, repeat: bool = True) -> Net:
 
 
 def encoder_decoder(e: Scales, norm: str = "rms", place: str = "pre", bias: bool = False, tied: bool = False,
-                    decoder: int = 1, own_r: bool = True) -> Net:  # fmt: skip
+                    decoder: int = 1) -> Net:  # fmt: skip
     """Two stacks; the decoder reads what the encoder returns. ``bias``: a table that all layers share (T5)."""
     normed = NORMS[norm]
 
@@ -47,7 +47,7 @@ def encoder_decoder(e: Scales, norm: str = "rms", place: str = "pre", bias: bool
     def net(p: Scope, tokens: jax.Array) -> jax.Array:
         table = p("embed", VOCABULARY, e.width)
         deep = e.depth * (1 if e.r == 1 else decoder)
-        c = float(e.rule.residual_multiplier(deep / 2)) if own_r else None
+        c = float(e.rule.residual_multiplier(deep / 2))
         distance = jnp.abs(jnp.arange(tokens.shape[1])[:, None] - jnp.arange(tokens.shape[1]))
         shared = {k: p(f"bias_{k}", 6, HEADS)[distance].transpose(2, 0, 1) if bias else None for k in ("enc", "dec")}
 
@@ -71,7 +71,7 @@ def encoder_decoder(e: Scales, norm: str = "rms", place: str = "pre", bias: bool
     return net
 
 
-def unet(e: Scales, joins: str = "concatenate") -> Net:
+def unet(e: Scales) -> Net:
     """Blocks at two lengths, a skip around the shorter one; the width doubles there."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
@@ -83,7 +83,7 @@ def unet(e: Scales, joins: str = "concatenate") -> Net:
         x = dense(p, "shrink", skip.reshape(x.shape[0], -1, 2 * e.width), 2 * e.width)
         x = (p / "middle").unrolled(e.depth, block, x)
         x = dense(p, "grow", x, 2 * e.width).reshape(skip.shape)
-        x = x + skip if joins == "add" else dense(p, "join", jnp.concatenate([x, skip], -1), e.width)
+        x = dense(p, "join", jnp.concatenate([x, skip], -1), e.width)
         return write(p, (p / "up").unrolled(e.depth, block, x), e)
 
     return net
@@ -141,22 +141,17 @@ def stages(e: Scales, projected: bool = True) -> Net:
     return net
 
 
-def images(e: Scales, norm: str = "rms", bottleneck: bool = False) -> Net:
+def images(e: Scales) -> Net:
     """Convolutions over images ``[B, H, W, 3]``."""
 
-    def conv(p: Scope, name: str, x: jax.Array, features: int, size: int = 3) -> jax.Array:
+    def conv(p: Scope, name: str, x: jax.Array, features: int) -> jax.Array:
         numbers = ("NHWC", "HWIO", "NHWC")
-        kernel = p(name, size, size, x.shape[-1], features)
+        kernel = p(name, 3, 3, x.shape[-1], features)
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
-        y = jax.nn.gelu(NORMS[norm](p, x))
-        if bottleneck:
-            y = conv(p, "third", jax.nn.gelu(conv(p, "second", jax.nn.gelu(conv(p, "first", y, e.width // 2, 1)),
-                                                  e.width // 2)), e.width, 1)  # fmt: skip
-        else:
-            y = conv(p, "second", jax.nn.gelu(conv(p, "first", y, e.width)), e.width)
-        return add(e, x, y, "conv", i)
+        y = conv(p, "first", jax.nn.gelu(rms(p, x)), e.width)
+        return add(e, x, conv(p, "second", jax.nn.gelu(y), e.width), "conv", i)
 
     def net(p: Scope, x: jax.Array) -> jax.Array:
         x = p.unrolled(e.depth, block, conv(p, "stem", x, e.width))

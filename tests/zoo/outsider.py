@@ -9,48 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from .branches import attend, rotate
 from .cases import Kind
 from .outsider_functions import FUNCTIONS
 from .outsider_libraries import LIBRARIES
 from .scales import Scales
 
 Dense = functools.partial(nn.Dense, use_bias=False)
-
-
-class Retention(nn.Module):
-    """Attention without a softmax: weights decay with distance, a norm follows."""
-
-    e: Scales
-
-    @nn.compact
-    def __call__(self, x):
-        e, n, (b, t, _), d = self.e, self.e.width, x.shape, self.e.width // 2
-        q, k, v = (Dense(n, name=name)(x).reshape(b, t, 2, d) for name in ("q_proj", "k_proj", "v_proj"))
-        gate = nn.silu(e.inner() * Dense(n, name="g_proj")(x))
-        distance = jnp.arange(t)[:, None] - jnp.arange(t)
-        rates = 1 - 2.0 ** (-5 - jnp.arange(2))[:, None, None]
-        decay = jnp.where(distance >= 0, rates ** jnp.maximum(distance, 0), 0.0)
-        s = jnp.einsum("bthd,bshd->bhts", q, k) * e.rule.attention_scale(d, 8) * decay
-        o = nn.LayerNorm(use_scale=False, use_bias=False, name="group_norm")(jnp.einsum("bhts,bshd->bthd", s, v))
-        return Dense(n, name="out_proj")(gate * o.reshape(b, t, n))
-
-
-class RetNet(nn.Module):
-    """Retention and feed-forward layers."""
-
-    e: Scales
-
-    @nn.compact
-    def __call__(self, tokens):
-        e, n = self.e, self.e.width
-        h = e.embedding() * nn.Embed(11, n, name="embed")(tokens)
-        for i in range(e.depth):
-            y = nn.RMSNorm(name=f"layers_{i}_norm1")(h)
-            h = h + e.branch("retention", i) * Retention(e, name=f"layers_{i}_retention")(y)
-            y = e.input() * nn.RMSNorm(name=f"layers_{i}_norm2")(h)
-            y = Dense(n, name=f"layers_{i}_fc2")(nn.gelu(Dense(2 * n, name=f"layers_{i}_fc1")(y)))
-            h = h + e.branch("mlp", i) * y
-        return Dense(11, name="lm_head")(nn.RMSNorm(name="norm")(h)) * e.readout()
 
 
 def convolved(u: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -100,15 +65,6 @@ class Hyena(nn.Module):
         return embed.attend(nn.LayerNorm(name="ln_f")(h)) * e.readout()
 
 
-def rotated(x: jax.Array) -> jax.Array:
-    """Rotary positions."""
-    t, d = x.shape[1], x.shape[-1]
-    angles = jnp.arange(t)[:, None] * 10000.0 ** (-jnp.arange(0, d, 2) / d)
-    s, c = jnp.sin(angles)[:, None], jnp.cos(angles)[:, None]
-    a, b = jnp.split(x, 2, -1)
-    return jnp.concatenate([a * c - b * s, b * c + a * s], -1)
-
-
 class LlamaBlock(nn.Module):
     """Grouped queries with rotary positions, a gated feed-forward layer."""
 
@@ -119,12 +75,9 @@ class LlamaBlock(nn.Module):
         e, n = self.e, self.e.width
         dense, d = functools.partial(nn.DenseGeneral, use_bias=False), n // 4
         y = nn.RMSNorm(name="input_norm")(h)
-        q = rotated(dense((4, d), name="wq")(y))
-        k, v = rotated(dense((2, d), name="wk")(y)), dense((2, d), name="wv")(y)
-        k, v = (jnp.repeat(a, 2, 2) for a in (k, v))
-        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * e.heads(d, 4)
-        s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -1e9)
-        y = dense(n, axis=(-2, -1), name="wo")(jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(s), v))
+        q = rotate(dense((4, d), name="wq")(y))
+        k, v = rotate(dense((2, d), name="wk")(y)), dense((2, d), name="wv")(y)
+        y = dense(n, axis=(-2, -1), name="wo")(attend(q, k, v, e.heads(d, 4)))
         h = e.stream() * h + e.branch("attention") * y
         y = e.input() * nn.RMSNorm(name="post_norm")(h)
         y = nn.silu(dense(3 * n, name="gate")(y)) * dense(3 * n, name="up")(y)
@@ -236,7 +189,6 @@ class MixtureOfDepths(nn.Module):
 
 F, X, TOKENS = jnp.float32, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), jnp.int32)
 LINEN: Mapping[str, Kind] = {
-    "retnet": Kind(RetNet, TOKENS, None),
     "hyena": Kind(Hyena, TOKENS, None),
     "llama": Kind(Llama, TOKENS, None),
     "u_vit": Kind(UViT, (X((2, 8, 8, 3), F), X((2,), F)), None),

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from .cases import Kind
 from .fresh_functions import linear, norm
-from .scales import Scales
+from .scales import LOOPED_RULE, Scales
 from .scope import Net, Scope
-from .settings import LOOPED_RULE
 
 L = jax.nn
 

@@ -17,34 +17,6 @@ from .scales import Scales
 random = jax.random
 
 
-class FNetBlock(nnx.Module):
-    """Fourier transforms over tokens and features, and feed-forward layers."""
-
-    def __init__(self, n, rngs):
-        self.norm1, self.norm2 = nnx.LayerNorm(n, rngs=rngs), nnx.LayerNorm(n, rngs=rngs)
-        self.up, self.down = nnx.Linear(n, 4 * n, rngs=rngs), nnx.Linear(4 * n, n, rngs=rngs)
-
-    def __call__(self, x, e, i):
-        x = x + e.branch("fourier", i) * jnp.fft.fft2(self.norm1(x), axes=(-2, -1), norm="ortho").real
-        return x + e.branch("mlp", i) * self.down(nnx.gelu(self.up(self.norm2(x))))
-
-
-class FNet(nnx.Module):
-    """Embeddings behind a norm, a pooler in front of the readout."""
-
-    def __init__(self, e, rngs):
-        n, self.e = e.width, e
-        self.tokens, self.positions = nnx.Embed(11, n, rngs=rngs), nnx.Embed(6, n, rngs=rngs)
-        self.norm, self.blocks = nnx.LayerNorm(n, rngs=rngs), nnx.List([FNetBlock(n, rngs) for _ in range(e.depth)])
-        self.pooler, self.classifier = nnx.Linear(n, n, rngs=rngs), nnx.Linear(n, 3, rngs=rngs)
-
-    def __call__(self, tokens):
-        x = self.norm(self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1])))
-        for i, block in enumerate(self.blocks):
-            x = block(x, self.e, i)
-        return self.classifier(jnp.tanh(self.e.outer() * self.pooler(x[:, 0])) * self.e.readout())
-
-
 class MBConv(nnx.Module):
     """An inverted bottleneck with squeeze and excitation; a residual one keeps its size."""
 
@@ -89,43 +61,6 @@ class EfficientNet(nnx.Module):
             for i, block in enumerate(stage):
                 x = block(x, self.e, name, i - 1)
         return self.head(nnx.swish(self.top(x)).mean((1, 2)) * self.e.readout())
-
-
-class Experts(nnx.Module):
-    """Two of four gated experts for each token; the router starts at zero."""
-
-    def __init__(self, n, rngs):
-        init = nnx.initializers.lecun_normal(batch_axis=0)
-        self.router = nnx.Linear(n, 4, use_bias=False, kernel_init=nnx.initializers.zeros, rngs=rngs)
-        self.gate, self.up = (nnx.Param(init(rngs.params(), (4, n, 2 * n))) for _ in range(2))
-        self.down = nnx.Param(init(rngs.params(), (4, 2 * n, n)))
-
-    def __call__(self, x):
-        weights, index = jax.lax.top_k(self.router(x), 2)
-        gates = (jax.nn.one_hot(index, 4) * jax.nn.softmax(weights)[..., None]).sum(-2)
-        y = jax.nn.silu(jnp.einsum("btd,edf->btef", x, self.gate[...])) * jnp.einsum("btd,edf->btef", x, self.up[...])
-        return jnp.einsum("btef,efd,bte->btd", y, self.down[...], gates)
-
-
-class MixtureOfExperts(nnx.Module):
-    """A causal transformer with experts."""
-
-    def __init__(self, e, rngs):
-        n, self.e, depth = e.width, e, range(e.depth)
-        self.embed, self.norm = nnx.Embed(11, n, rngs=rngs), nnx.RMSNorm(n, rngs=rngs)
-        self.norms = nnx.List([nnx.List([nnx.RMSNorm(n, rngs=rngs) for _ in range(2)]) for _ in depth])
-        self.attentions = nnx.List([nnx.MultiHeadAttention(n // 8, n, decode=False, rngs=rngs) for _ in depth])
-        self.experts = nnx.List([Experts(n, rngs) for _ in depth])
-        self.head = nnx.Linear(n, 11, use_bias=False, rngs=rngs)
-
-    def __call__(self, tokens):
-        x, mask = self.embed(tokens), nnx.make_causal_mask(tokens)
-        for i, ((norm1, norm2), attend, experts) in enumerate(
-            zip(self.norms, self.attentions, self.experts, strict=True)
-        ):
-            x = x + self.e.branch("attention", i) * attend(norm1(x), mask=mask)
-            x = x + self.e.branch("experts", i) * experts(norm2(x))
-        return self.head(self.norm(x)) * self.e.readout()
 
 
 def concat_elu(x: jax.Array) -> jax.Array:
@@ -283,23 +218,6 @@ def _gmlp(e: Scales) -> Callable[[jax.Array], jax.Array]:
     return net
 
 
-def _lstms(e: Scales) -> Callable[[jax.Array], jax.Array]:
-    """A stack of recurrent layers, each behind a norm."""
-
-    def net(tokens: jax.Array) -> jax.Array:
-        n = e.width
-        h = (e.embedding() * hk.Embed(11, n, name="embed")(tokens)).swapaxes(0, 1)
-        for i in range(e.depth):
-            core = hk.LSTM(n, name=f"lstm_{i}")
-            y = hk.LayerNorm(-1, True, True, name=f"ln_{i}")(h)
-            y, _ = hk.dynamic_unroll(core, y, core.initial_state(h.shape[1]))
-            h = e.stream() * h + e.branch("lstm", i) * hk.Linear(n, name=f"proj_{i}")(y)
-        y = hk.LayerNorm(-1, True, True, name="last")(h).swapaxes(0, 1)
-        return e.readout() * hk.Linear(11, with_bias=False, name="decoder")(y)
-
-    return net
-
-
 def _haiku(net: Callable[[Scales], Callable[[jax.Array], jax.Array]], x: Any) -> Kind:
     def pair(e: Scales) -> Any:
         made = hk.without_apply_rng(hk.transform(net(e)))
@@ -318,12 +236,9 @@ def _eqx(make: Callable[[Scales, Any], Any], x: Any) -> Kind:
 
 F, X, TOKENS = jnp.float32, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), jnp.int32)
 LIBRARIES: Mapping[str, Kind] = {
-    "fnet": _nnx(FNet, TOKENS),
     "efficient_net": _nnx(EfficientNet, X((2, 16, 16, 3), F)),
-    "experts": _nnx(MixtureOfExperts, TOKENS),
     "pixel_cnn": _nnx(PixelCNN, X((2, 6, 6, 3), F)),
     "perceiver_io": _eqx(PerceiverIO, X((2, 7, 6), F)),
     "induced_sets": _eqx(InducedSets, X((2, 9, 3), F)),
     "gmlp": _haiku(_gmlp, TOKENS),
-    "lstms": _haiku(_lstms, TOKENS),
 }

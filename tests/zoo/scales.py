@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 
 import depthmup_flax as dm
 
-from .settings import BASE_DEPTH, BASE_WIDTH, RULE
-
+BASE_WIDTH, BASE_DEPTH = 16, 2
+RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.5)
+# For one block that is used at every depth: the branches add up coherently, so each is divided by their number.
+LOOPED_RULE = dm.get_parametrization("ode", branch_multiplier=0.5)
 A = RULE.branch_multiplier
 HEADS = 2
 Wrong = Callable[["Scales"], float]

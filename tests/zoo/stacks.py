@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .branches import BRANCHES, Branch, dense
+from .branches import BRANCHES, WEIGHTLESS, Branch, dense
 from .scales import Scales
 from .scope import Net, Scope
-from .weightless import WEIGHTLESS
 
 VOCABULARY, LENGTH, FEATURES, CLASSES = 11, 6, 12, 4
 TOKENS = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
@@ -63,24 +62,17 @@ def write(p: Scope, x: jax.Array, e: Scales, norm: str = "rms") -> jax.Array:
 Write = Callable[[Any, jax.Array, float, Any], jax.Array]
 WRITES: dict[str, Write] = {
     "plain": lambda x, y, c, s: s * x + c * y,
-    "behind": lambda x, y, c, s: y * c + x * s,
     "divided": lambda x, y, c, s: s * x + y / (1 / c),
-    "root": lambda x, y, c, s: s * x + y * jnp.sqrt(jnp.asarray(c, jnp.float32) ** 2),
     "array": lambda x, y, c, s: s * x + y * jnp.full((x.shape[-1],), c),
     "subtracted": lambda x, y, c, s: s * x - (-c) * y,
     "bfloat16": lambda x, y, c, s: s * x + (y.astype(jnp.bfloat16) * c).astype(x.dtype),
     "outside": lambda x, y, c, s: (s * x / c + y) * c,
-    "halved": lambda x, y, c, s: 2 * (s * x / 2 + c * y / 2),
     "remat": lambda x, y, c, s: jax.checkpoint(lambda x, y: s * x + c * y)(x, y),
-    "jitted": lambda x, y, c, s: jax.jit(lambda x, y: s * x + c * y)(x, y),
-    "in_two": lambda x, y, c, s: s * x + (c / 2) * y * 2.0,
     "summed": lambda x, y, c, s: jnp.sum(jnp.stack([s * x, c * y]), axis=0),
     "einsum": lambda x, y, c, s: jnp.einsum("kbtn,k->btn", jnp.stack([x, y]), jnp.array([s, c], jnp.float32)),
-    "addmul": lambda x, y, c, s: jax.lax.add(jax.lax.mul(x, jnp.full_like(x, s)), jax.lax.mul(y, jnp.full_like(y, c))),
     "in_place": lambda x, y, c, s: (s * x).at[...].add(c * y),
     "scattered": lambda x, y, c, s: (s * x).at[:, jnp.arange(x.shape[1])].add(c * y),
     "where": lambda x, y, c, s: jnp.where(jnp.ones(x.shape[:2], bool)[..., None], s * x + c * y, s * x),
-    "shaped": lambda x, y, c, s: (s * x.reshape(-1, x.shape[-1]) + c * y.reshape(-1, x.shape[-1])).reshape(x.shape),
 }  # fmt: skip
 WITH_NORM: dict[str, Write] = {"deep": lambda x, y, c, s: s * x / c + y}  # right in front of a norm alone (DeepNet)
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .attention_parts import attend
-from .branches import attention, dense, heads_of, mlp
+from .branches import attend, attention, dense, heads_of, mlp
 from .scales import HEADS, Scales
 from .scope import Net, Scope
 from .stacks import NORMS, read, rms, write
@@ -57,17 +56,7 @@ def nodes_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
     return write(p, x[0], e)
 
 
-def second_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
-    """Logits of the second stream."""
-    return write(p, x[1], e)
-
-
-def edges_and_nodes(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
-    """Logits of nodes and of the means over their edges."""
-    return write(p / "nodes", x[0], e) + write(p / "edges", x[1].mean(2), e)
-
-
-def graph(sequential: bool, streams: bool = True) -> Callable[[Scales], Layer]:
+def graph(sequential: bool) -> Callable[[Scales], Layer]:
     """Messages of edges and their ends; nodes read the sum of (new) edges."""
 
     def layer(e: Scales) -> Layer:
@@ -76,11 +65,11 @@ def graph(sequential: bool, streams: bool = True) -> Callable[[Scales], Layer]:
             a, b = rms(p, h, "norm_h"), rms(p, edge, "norm_e")
             ends = dense(p, "sender", a, e.width)[:, :, None] + dense(p, "receiver", a, e.width)[:, None]
             message = dense(p, "edge_out", jax.nn.gelu(dense(p, "edge", b, e.width) + ends), e.width)
-            new = add(e, edge, message, "edges", i) if streams else message
+            new = add(e, edge, message, "edges", i)
             seen = (new if sequential else edge).mean(2)
             hidden = dense(p, "node_self", a, e.width) + dense(p, "node_edge", rms(p, seen, "norm_s"), e.width)
             h = add(e, h, dense(p, "node_out", jax.nn.gelu(hidden), e.width), "nodes", i)
-            return h, (new if streams else edge)
+            return h, new
 
         return block
 
@@ -120,11 +109,6 @@ def two_inputs(p: Scope, x: jax.Array, e: Scales) -> tuple[jax.Array, jax.Array]
 def both_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
     """Logits of their concatenation."""
     return write(p, jnp.concatenate(x, axis=-1), e)
-
-
-def sum_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
-    """Logits of their sum."""
-    return write(p, x[0] + x[1], e)
 
 
 def co_attention(e: Scales) -> Layer:
@@ -262,16 +246,6 @@ def highway(e: Scales) -> Layer:
     return block
 
 
-def gated(e: Scales) -> Layer:
-    """The branch is gated by the stream."""
-
-    def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
-        y = rms(p, x)
-        return add(e, x, jax.nn.sigmoid(dense(p, "gate", y, e.width)) * mlp(p / "mlp", y, e), "mlp", i)
-
-    return block
-
-
 def parallel_sums(e: Scales) -> Layer:
     """Attention and feed-forward read the same stream, each with a multiplier of its own (GPT-J)."""
 
@@ -279,16 +253,6 @@ def parallel_sums(e: Scales) -> Layer:
         y = rms(p, x)
         a, b = attention(p / "attention", y, e), mlp(p / "mlp", y, e)
         return e.stream() * x + e.branch("attention", i) * a + e.branch("mlp", i) * b
-
-    return block
-
-
-def parallel_outside(e: Scales) -> Layer:
-    """The multiplier of both is behind the sum, and its inverse on the stream."""
-
-    def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
-        y, c = rms(p, x), e.branch("both", i)
-        return (e.stream() * x / c + attention(p / "attention", y, e) + mlp(p / "mlp", y, e)) * c
 
     return block
 

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attention_parts import attend, rotate, sines, unit_rms
+from .branches import attend, rotate, sines, unit_rms
 from .cases import Kind
-from .scales import HEADS, Scales
-from .settings import BASE_WIDTH
+from .scales import BASE_WIDTH, HEADS, Scales
 
 VOCABULARY, CLASSES, HEAD_DIM = 11, 4, 8  # HEAD_DIM where the number of heads grows, HEADS where their dimension does
 TEXT = jax.ShapeDtypeStruct((2, 6), jnp.int32)
@@ -105,49 +104,6 @@ class SineDecoder(Module):
         return e.readout() * BASE_WIDTH**-0.5 * embed.attend(nn.LayerNorm(name="decoder_norm")(x))
 
 
-class LlamaBlock(Module):
-    """Rotary attention with a growing head dimension and a gated feed-forward."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, self.e.width
-        y = nn.RMSNorm(name="attention_norm")(x)
-        heads = lambda name: Dense(n, name=name)(y).reshape(*y.shape[:2], HEADS, n // HEADS)
-        q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
-        y = attend(rotate(q), rotate(k), v, e.heads(n // HEADS)).reshape(y.shape)
-        x = e.stream() * x + e.branch("attention") * Dense(n, name="o_proj")(y)
-        y = nn.RMSNorm(name="mlp_norm")(x)
-        y = nn.silu(e.inner() * Dense(2 * n, name="gate_proj")(y)) * Dense(2 * n, name="up_proj")(y)
-        return x + e.branch("mlp") * Dense(n, name="down_proj")(y), None
-
-
-class ScannedLlama(Module):
-    """SwiGLU, rotary positions, layers under ``nn.scan``, a readout of its own behind its multiplier."""
-
-    @nn.compact
-    def __call__(self, tokens):
-        e = self.e
-        x = e.embedding() * nn.Embed(VOCABULARY, e.width, name="embed_tokens")(tokens)
-        x, _ = scanned(LlamaBlock, e, "layers")(x, None)
-        return Dense(VOCABULARY, name="lm_head")(nn.RMSNorm(name="norm")(x) * e.readout())
-
-
-class ProjectionMLP(Module):
-    """The width doubles half-way, where the shortcut has a projection; modules of a block share its name."""
-
-    @nn.compact
-    def __call__(self, x):
-        e, x = self.e, nn.Dense(self.e.width, name="stem")(x)
-        for i in range(e.depth):
-            n = e.width * (1 + (i >= e.depth // 2))
-            y = nn.relu(nn.LayerNorm(name=f"block_{i}_norm")(x))
-            y = nn.Dense(n, name=f"block_{i}_dense")(y)
-            if n != x.shape[-1]:
-                x = nn.Dense(n, name=f"block_{i}_shortcut")(x)
-            x = e.stream() * x + e.branch("mlp", i) * y
-        return e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="final_norm")(x))
-
-
 class BoxedMLP(Module):
     """Parameters in Flax's boxes, which name the axes of a mesh."""
 
@@ -161,31 +117,6 @@ class BoxedMLP(Module):
             y = nn.Dense(e.width, kernel_init=boxed("data", "model"), name=f"layer_{i}_dense")(y)
             x = e.stream() * x + e.branch("mlp", i) * y
         return nn.Dense(CLASSES, kernel_init=boxed("model", None), name="head")(e.readout() * x)
-
-
-class LoraBlock(Module):
-    """Two dense layers, each with an adapter of rank 4 that is trained together with it."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, self.e.width
-
-        def adapted(name, y):
-            a = self.param(f"{name}_lora_a", nn.initializers.zeros, (n, 4))
-            b = self.param(f"{name}_lora_b", nn.initializers.normal(0.5), (4, n))
-            return Dense(n, name=name)(y) + y @ a @ b
-
-        y = nn.gelu(adapted("first", nn.LayerNorm(name="norm")(x)))
-        return e.stream() * x + e.branch("mlp") * adapted("second", y), None
-
-
-class LoraMLP(Module):
-    """Low-rank adapters beside every weight of the branches."""
-
-    @nn.compact
-    def __call__(self, x):
-        x, _ = scanned(LoraBlock, self.e, "blocks")(nn.Dense(self.e.width, name="stem")(x), None)
-        return self.e.readout() * Dense(CLASSES, name="head")(x)
 
 
 class ResNetBlock(Module):
@@ -247,27 +178,6 @@ class ConvNeXt(Module):
         return e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="head_norm")(x.mean((1, 2))))
 
 
-class SEBlock(Module):
-    """A norm and a convolution, whose channels are gated by what a network of fixed size makes of their means."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, n = self.e, self.e.width
-        y = nn.Conv(n, (3, 3), use_bias=False, name="conv")(nn.relu(nn.LayerNorm(name="norm")(x)))
-        gate = nn.silu(nn.Dense(4, kernel_init=nn.initializers.zeros, name="reduce")(y.mean((1, 2))))
-        return e.stream() * x + e.branch("se") * (y * nn.sigmoid(nn.Dense(n, name="expand")(gate))[:, None, None]), None
-
-
-class SENet(Module):
-    """Convolutions whose channels are gated."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Conv(self.e.width, (3, 3), strides=(2, 2), name="stem")(x)
-        x, _ = scanned(SEBlock, self.e, "trunk")(x, None)
-        return self.e.readout() * Dense(CLASSES, name="head")(x.mean((1, 2)))
-
-
 class EncoderBlock(Module):
     """Pre-norm attention and feed-forward."""
 
@@ -304,29 +214,6 @@ class MapViT(Module):
         out = {"encoded": nn.LayerNorm(name="encoder_norm")(x)}
         out["head_input"] = MapHead(e, name="map_head")(out["encoded"])
         return nn.Dense(CLASSES, name="head")(e.readout() * out["head_input"]), out
-
-
-class MixerBlock(Module):
-    """Feed-forwards over tokens, whose size is fixed, and over channels."""
-
-    @nn.compact
-    def __call__(self, x, _):
-        e, tokens = self.e, x.shape[1]
-        y = nn.LayerNorm(name="norm_tokens")(x).swapaxes(1, 2)
-        y = nn.Dense(tokens, name="tokens_down")(nn.gelu(nn.Dense(8, name="tokens_up")(y)))
-        x = e.stream() * x + e.branch("tokens") * y.swapaxes(1, 2)
-        return x + e.branch("channels") * ReluMlp(e, name="channels")(nn.LayerNorm(name="norm_channels")(x)), None
-
-
-class Mixer(Module):
-    """MLP-Mixer."""
-
-    @nn.compact
-    def __call__(self, x):
-        n = self.e.width
-        x = nn.Conv(n, (4, 4), strides=(4, 4), padding="VALID", name="stem")(x)
-        x, _ = scanned(MixerBlock, self.e, "blocks")(x.reshape(x.shape[0], -1, n), None)
-        return self.e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="norm")(x).mean(1))
 
 
 class GemmaNorm(nnx.Module):
@@ -393,14 +280,9 @@ def _kind(make: Any, x: Any, **fields: Any) -> Kind:
 STYLES: Mapping[str, Kind] = {
     "styles/nanodo": _kind(SetupGPT, TEXT),
     "styles/lm1b": _kind(SineDecoder, TEXT),
-    "styles/llama": _kind(ScannedLlama, TEXT),
-    "styles/projection": _kind(ProjectionMLP, VECTORS),
     "styles/boxed": _kind(BoxedMLP, VECTORS),
-    "styles/lora": _kind(LoraMLP, VECTORS),
     "styles/flax_resnet": _kind(BatchNormResNet, IMAGES),
     "styles/convnext": _kind(ConvNeXt, IMAGES),
-    "styles/squeeze_excite": _kind(SENet, IMAGES),
     "styles/map_vit": _kind(MapViT, IMAGES, arguments={"output": 0}),
-    "styles/mixer": _kind(Mixer, IMAGES),
     "styles/gemma": _kind(lambda e: nnx.eval_shape(lambda: Gemma(e, nnx.Rngs(0))), TEXT),
 }
