@@ -9,11 +9,10 @@ import textwrap
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks import plain
-from benchmarks.contest import Contender, Unavailable, measure, ratio
+from benchmarks.contest import Contender, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
 from benchmarks.pages import PAGE, document, stored, table, where
@@ -21,7 +20,6 @@ from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
 from depthmup_flax.models import ResMLP, SimpleResNet, ViT
-from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.util.flops import count_flops
 
 
@@ -44,17 +42,6 @@ def steady(name, log, seconds):
         time.sleep(seconds)
         print("this is no answer")
         return {"seconds": seconds}
-    return run
-
-def broken():
-    raise ValueError("there is no such device")
-
-def breaks_later():
-    calls = iter(range(2))
-    def run():
-        if next(calls):
-            raise ValueError("the device is gone")
-        return {"seconds": 1.0}
     return run
 """
 
@@ -80,23 +67,6 @@ def test_contenders_take_turns_in_their_processes_after_a_warm_up(contenders):
     assert ratio(measurements, "c", "a") == {"median": 4.0, "low": 4.0, "high": 4.0, "n": 3}
 
 
-def test_a_contender_that_cannot_run_gives_the_reason(contenders):
-    with pytest.raises(Unavailable, match="ValueError: there is no such device"):
-        measure([Contender("broken", "made_up:broken")], 1)
-    with pytest.raises(Unavailable, match="no/such/python"):
-        measure([Contender("gone", "made_up:broken", python="no/such/python")], 1)
-    steady = Contender("a", "made_up:steady", {"name": "a", "log": str(contenders), "seconds": 0.0})
-    broken = Contender("broken", "made_up:broken", optional=True)
-    later = Contender("later", "made_up:breaks_later", optional=True)
-    measured = measure([steady, broken, later], 2)
-    assert list(measured) == ["a"]
-    assert len(measured["a"]) == 2
-    assert measured.absent == {
-        "broken": "ValueError: there is no such device",
-        "later": "ValueError: the device is gone",
-    }
-
-
 @pytest.mark.parametrize(
     ("ours", "name"),
     [
@@ -118,25 +88,6 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
     theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)
     # Flax computes the patches by a convolution, which counts as the same product.
     assert theirs == mine
-
-
-def test_the_plain_residual_mlp_computes_what_ours_does_without_multipliers():
-    ours = ResMLP(num_classes=10, width=16, depth=3, rule=PRESETS["sp"])
-    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
-    variables = nn.unbox(ours.init(jax.random.key(0), x))["params"]
-    block = variables["blocks"]
-    (dense,) = jax.tree.leaves(block)
-    params = {
-        "Dense_0": variables["stem"],
-        "Scan_MLPBlock_0": {"Dense_0": {"kernel": dense}},
-        "Dense_1": variables["readout"],
-    }
-    network = plain.ResMLP(16, 3)
-    shapes = jax.eval_shape(lambda: network.init(jax.random.key(0), x))["params"]
-    params = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves({
-        name: params[name if "Dense" in name else "Scan_MLPBlock_0"] for name in shapes
-    }))  # fmt: skip
-    np.testing.assert_allclose(network.apply({"params": params}, x), ours.apply({"params": variables}, x), atol=1e-5)
 
 
 def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():

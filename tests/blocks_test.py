@@ -112,16 +112,6 @@ def test_a_python_block_runs_alone(block, place, monkeypatch):
             (place / name).unlink()
 
 
-def test_a_fragment_is_no_block_that_runs_alone(place, monkeypatch, tmp_path):
-    """The test above does not pass whatever it is given."""
-    page = tmp_path / "page.md"
-    page.write_text("<!-- slow -->\n```python\n# a.py\nx = 1\n```\ntext\n```python\nprint(x)\n```\n")
-    first, second = blocks_of(page, "python")
-    assert (first.note, first.file, first.line, second.note, second.line) == ("slow", "a.py", 2, "", 7)
-    with pytest.raises(NameError, match="'x' is not defined"):
-        test_a_python_block_runs_alone(second, place, monkeypatch)
-
-
 def test_plain_orbax_reads_a_run_without_this_package(place):
     """The blocks of docs/using_results.md, where importing the package fails, give the predictions of `load_run`."""
     _provide("runs/digits", place)

@@ -78,14 +78,6 @@ def test_the_forge_tests_the_pythons_that_the_metadata_names():
     assert PROJECT["project"]["requires-python"] == f">={named[0]}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.stem)
-def test_files_of_the_forge_are_valid_yaml_with_what_it_requires(path):
-    content = yaml.safe_load(path.read_text())
-    assert content["name"]
-    required = {"workflows": "jobs", "ISSUE_TEMPLATE": "body"}[path.parent.name]
-    assert content[required]
-
-
 def test_links_and_images_of_the_readme_become_whole_addresses():
     text = (ROOT / "README.md").read_text()
     for substitution in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:

@@ -40,12 +40,6 @@ def changed(directory, edit):
     return directory
 
 
-def test_a_line_that_is_no_record_is_named(tmp_path):
-    directory = changed(tmp_path / "sweep", lambda info, records: records[2].update(colour="red"))
-    with pytest.raises(InputError, match=r"line 3 is no record"):
-        read_sweep([directory])
-
-
 def test_an_x_that_is_no_axis_is_a_sentence(tmp_path):
     directory = changed(tmp_path / "sweep", lambda info, records: info.update(x="seeds"))
     with pytest.raises(InputError, match="x is 'seeds', which is not one of its axes"):

@@ -212,12 +212,6 @@ def test_the_report_of_a_search_has_its_best_rate_and_the_comparison_in_text_pag
     assert f"{2**-8:.4g}" in report.data["headline"]  # where the parabolas are lowest
 
 
-def test_the_report_of_a_comparison_has_accuracies(search, undrawn):
-    report = make_report([search / COMPARISON], search / COMPARISON / "report")
-    assert "test accuracy 92.0 %" in report.data["headline"]
-    assert report.data["comparison"]["presets"][1]["measures"]["train_loss_avg"]["mean"] == 1e20
-
-
 def test_a_comparison_that_is_cut_off_counts_the_runs_that_ended():
     whole = compared()
     cut = dataclasses.replace(whole, records=whole.records[:1])

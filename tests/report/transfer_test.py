@@ -77,20 +77,6 @@ def test_an_optimum_at_the_edge_is_flagged_and_bounds_the_shift_without_an_inter
     assert any("Extend the grid" in warning and "depth 32" in warning for warning in warnings(sweep, study_of(sweep)))
 
 
-def test_two_optima_at_the_same_edge_have_no_known_shift():
-    rows = data_of(sweep_of(lambda p: parabola(p, best=0.0), {"model.depth": (4, 8), X: RATES}))["variants"][0]["rows"]
-    assert rows[1]["shift"] is None
-
-
-def test_two_sizes_inside_the_grid_give_no_slope():
-    sweep = sweep_of(
-        lambda p: parabola(p, best=-20.0 if p["model.depth"] == 16 else -8.0),
-        {"model.depth": (4, 8, 16), X: RATES, "seed": range(3)},
-    )
-    slope = data_of(sweep)["variants"][0]["slopes"]["depth"]
-    assert (slope["value"], slope["sizes"], slope["left_out"]) == (None, [4, 8], [16])
-
-
 def test_a_point_where_one_seed_diverged_is_missing_and_in_no_mean():
     def loss(point):
         exponent = round(math.log2(point[X]))
@@ -241,13 +227,6 @@ def test_shapes_of_one_depth_are_variants_and_stages_that_set_the_depth_are_size
     assert roles(same.info).variants == ("model.stage_sizes",)
     deeper = sweep_of(parabola, {X: RATES, "model.stage_sizes": ([1, 1, 1, 1], [2, 2, 2, 2]), "seed": range(3)})
     assert roles(deeper.info).variants == ()
-
-
-def test_directories_without_a_complete_point_are_refused():
-    whole = sweep_of(parabola, {X: (2.0**-9, 2.0**-8), "seed": range(2)})
-    apart = [r for r in whole.records if (r.point[X] == 2.0**-9) == (r.seed == 0)]
-    with pytest.raises(InputError, match="no point of the sweep has all of its seeds"):
-        data_of(Sweep(whole.info, apart, []))
 
 
 def test_a_record_without_an_axis_is_refused_by_name():

@@ -72,12 +72,9 @@ def finite_only(updates, state, params=None):
 
 ENTRYWISE = {
     "adam of somebody else": adam_of_somebody_else(),
-    "sign": of_gradients(jnp.sign),
     "decay of 0": with_params(lambda g, p: g + 0.0 * p),
     "a random number": of_gradients(lambda g: g * jax.random.normal(jax.random.key(0), g.shape)),
     "inside a mask": optax.masked(adam_of_somebody_else(), {"bias": False, "kernel": True, "scale": True}),
-    "in a chain": optax.chain(optax.trace(0.9), adam_of_somebody_else()),
-    "stateless": optax.stateless(lambda g, p: jax.tree.map(jnp.cbrt, g)),
     "a loop of each entry": of_gradients(lambda g: jax.lax.fori_loop(0, 3, lambda _, h: h - (h**3 - g) / 3, g)),
     "a loop until a count": of_gradients(
         lambda g: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, 2 * c[1]), (0, g))[1]
@@ -86,12 +83,9 @@ ENTRYWISE = {
 }
 OTHER_ENTRIES = {
     "norm": of_gradients(lambda g: g / jnp.linalg.norm(g)),
-    "largest": of_gradients(lambda g: g / jnp.max(jnp.abs(g))),
     "mean over rows": of_gradients(lambda g: g - g.mean(0, keepdims=True) if g.ndim else g),
     "product": of_gradients(lambda g: (g @ g.T) @ g if g.ndim == 2 else g),
     "order of entries": of_gradients(lambda g: g[::-1] if g.ndim else g),
-    "sorted": of_gradients(lambda g: jnp.sort(g) if g.ndim else g),
-    "a neighbor": of_gradients(lambda g: jnp.roll(g, 1)),
     "loop": of_gradients(lambda g: jax.lax.fori_loop(0, 3, lambda _, h: h * jnp.sum(h), g)),
     "a loop that carries a norm": of_gradients(
         lambda g: jax.lax.fori_loop(0, 3, lambda _, c: (c[0] * c[1], jnp.sum(c[0])), (g, jnp.ones(())))[0]
@@ -106,7 +100,6 @@ OTHER_ENTRIES = {
     "another parameter": optax.stateless(lambda g, p: g | {"bias": g["kernel"][0]}),
     "a test of all entries": optax.GradientTransformation(lambda params: (), finite_only),
     "norm in a chain": optax.chain(optax.trace(0.9), of_gradients(lambda g: g / jnp.linalg.norm(g))),
-    "norm in a mask": optax.masked(of_gradients(lambda g: g / jnp.linalg.norm(g)), lambda p: {k: True for k in p}),
     "norm under jit": optax.GradientTransformation(
         lambda params: optax.EmptyState(),
         jax.jit(lambda g, s, p=None: (jax.tree.map(lambda u: u / jnp.linalg.norm(u), g), s)),
@@ -202,15 +195,11 @@ def verdict(inner):
     ("inner", "expected"),
     [
         (optax.scale_by_adam(nesterov=True), ""),
-        (optax.scale_by_yogi(), ""),
-        (optax.scale_by_rprop(0.1), ""),
         (optax.contrib.scale_by_ademamix(), ""),
         (optax.scale_by_factored_rms(), "other entries"),
         (optax.scale_by_novograd(), "other entries"),
-        (optax.centralize(), "other entries"),
         (optax.clip_by_global_norm(1.0), "other entries"),
         (optax.scale_by_trust_ratio(), "other entries"),
-        (optax.adaptive_grad_clip(0.1), "other entries"),
         (optax.add_decayed_weights(0.1), "values of the parameters"),
         (optax.contrib.scale_by_cocob(), "values of the parameters"),
         (optax.scale_by_param_block_rms(), "values of the parameters"),

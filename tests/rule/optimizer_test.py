@@ -388,9 +388,6 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
     ("call", "message"),
     [
         (lambda: direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
-        # Names that would be refused are not offered.
-        (lambda: direction("lomb"), "did you mean 'lamb'?"),
-        (lambda: direction("param_block_rms"), "only multiplies updates by the size of the weights"),
         (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
         (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
         (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
@@ -399,24 +396,15 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         (lambda: dm.sgd(0.1, INFO, RULE, momentum=1), "momentum is 1: use a number of at least 0 and below 1"),
         (lambda: direction("rmsprop", decay=math.nan), "optimizer.kwargs.decay is nan: use a number of at least 0"),
         (lambda: dm.sgd(-0.1, INFO, RULE), "learning_rate is -0.1: use a number of at least 0, or a schedule."),
-        (lambda: dm.sgd(np.float32(-1), INFO, RULE), "use a number of at least 0, or a schedule."),
-        (lambda: dm.adamw("1e-3", INFO, RULE), "learning_rate is '1e-3': use a number of at least 0, or a schedule."),
         (lambda: dm.adamw(0.1, INFO, RULE, weight_decay="0.1"), "weight_decay is '0.1': use a number of at least 0."),
         (lambda: dm.adamw(0.1, RULE, INFO), "info is Parametrization"),
-        (lambda: dm.adamw(INFO, RULE, 0.1), "adamw(learning_rate, info, rule)"),
-        (lambda: dm.param_table(RULE, INFO), "info is Parametrization"),
-        (lambda: dm.sgd(0.1, INFO, RULE).init(layers(2)), "is not that of info"),
         (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(2)), "info has 'Dense_2/kernel'"),
         (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(4)), "'Dense_3/kernel' is not in info"),
-        (lambda: dm.muon(0.1, {"hidden": 1.0}, RULE), "with float"),
         (lambda: dm.param_table(PARAMS, RULE), "info is dict"),
         (lambda: dm.sgd(0.1, INFO, RULE, weight_decay=math.inf), "weight_decay is inf: use a number of at least 0."),
         (lambda: dm.sgd(0.1, INFO, RULE, clip_rms=0), "clip_rms is 0: use a number above 0, or None for no clipping."),
-        (lambda: dm.depthmup(optax.scale_by_adam, INFO, RULE, 0.1), "use an optax transformation, such as optax.scale"),
         (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
-        (lambda: dm.scale_by_depthmup(optax.sgd(0.1), INFO, RULE), "inner is a finished optimizer"),
         (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "rule is 0.1: use depthmup_flax.get_"),
-        (lambda: dm.sgd(0.1, INFO, RULE).init({"hidden": PARAMS["hidden"]}), "is not that of info"),
         (
             lambda: dm.sgd(0.1, INFO, RULE).init(jax.tree.map(lambda p: p[:2], PARAMS)),
             "shape (2,), but info was made for (3,)",
@@ -429,13 +417,8 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         ),
         (
             lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]),
-            "is for Adam-like optimizers: SGD's learning rate would grow as r^0.5 with the depth ratio",
+            "is for Adam-like optimizers",
         ),
-        (
-            lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1),
-            "Use parametrization.preset='depth_mup'",
-        ),
-        (lambda: dm.scale_by_depthmup(optax.identity(), INFO, PRESETS["block_only"]), "Adam-like"),
         (
             lambda: dm.sgd(0.1, INFO, PRESETS["depth_mup"].replace(inner_gamma=0)),
             "no branch has an inner layer",
@@ -450,16 +433,6 @@ def test_bad_optimizer_settings_are_named(call, message):
     with pytest.raises(dm.InputError) as error:
         call()
     assert message in str(error.value)
-
-
-def test_a_direction_by_name_takes_mapped_hyperparameters():
-    def first(momentum):
-        inner = direction("momentum", momentum=momentum)
-        return run(depthmup(inner, INFO, RULE, 0.1))["hidden"]
-
-    together = jax.vmap(first)(jnp.array([0.0, 0.9]))
-    np.testing.assert_allclose(together[1], first(0.9), rtol=1e-6)
-    assert not jnp.allclose(together[0], together[1])
 
 
 def test_block_only_accepts_adam_like_optimizers():

@@ -156,38 +156,20 @@ def test_presets_are_described_by_claims_only_where_their_premises_hold():
     assert with_claims == set(PRESETS) - {"sp", "sp_sqrt_depth", "ntk"}
 
 
-def test_classification_prints_each_claim():
-    text = str(classify(0.5, 0.5))
-    for claim in ("7.1", "7.2", "7.3", "7.4", "7.5", "7.6"):
-        assert claim in text
-    assert "claim does not apply" in str(classify(0.0, 0.0))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: get_parametrization("depth_mpu"), "parametrization.preset is 'depth_mpu': did you mean 'depth_mup'?"),
-        (lambda: get_parametrization("complete_p"), "'complete_p': did you mean 'completep'?"),
-        (lambda: get_parametrization("zzz"), "use one of block_only, completep, depth_mup, mup, ntk, ode, sp"),
         (lambda: get_parametrization(alhpa=0.5), "parametrization has no field 'alhpa': did you mean 'alpha'?"),
         (lambda: Parametrization(alpha=-0.5), "parametrization.alpha is -0.5"),
         (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan: it must be finite"),
-        (lambda: Parametrization(alpha="half"), "parametrization.alpha is 'half': it must be a number"),
-        (lambda: Parametrization(alpha=[0.5]), "parametrization.alpha is [0.5]: it must be a number"),
-        (lambda: Parametrization(width=1.0), "parametrization.width is 1.0: use 'mup' or 'standard'"),
-        (lambda: Parametrization(gamma=None), "parametrization.gamma is None: it must be a number"),
-        (lambda: Parametrization(inner_gamma=float("inf")), "parametrization.inner_gamma is inf: it must be finite"),
         (lambda: Parametrization(width="wide"), "parametrization.width is 'wide': use 'mup' or 'standard'"),
         (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0: it must be above 0"),
         (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),
         (lambda: classify(float("inf"), 0.5), "alpha is inf"),
         (lambda: RULE.residual_multiplier("4"), "depth_ratio is '4': use depth / base_depth, a number above 0."),
         (lambda: RULE.attention_scale("8", 4), "head_dim is '8': use a whole number of at least 1."),
-        (lambda: RULE.attention_scale(8, 0), "base_head_dim is 0: use a whole number of at least 1."),
-        (lambda: RULE.residual_multiplier(0), "depth_ratio is 0: use depth / base_depth, a number above 0."),
-        (lambda: RULE.readout_multiplier(None), "width_ratio is None: use width / base_width, a number above 0."),
         (lambda: RULE.readout_multiplier(0.0), "width_ratio is 0.0: use width / base_width, a number above 0."),
-        (lambda: RULE.readout_fan_in(8, "2"), "width_ratio is '2': use width / base_width, a number above 0."),
     ],
 )
 def test_bad_parametrization_is_named(call, message):
@@ -226,8 +208,3 @@ def test_the_rules_initial_scale_is_microsofts_mups_relative_to_the_base_model()
     }  # fmt: skip
     assert RULE.init_ratio(info[Role.HIDDEN]) == 0.5
     assert get_parametrization("sp").init_ratio(info[Role.HIDDEN]) is None
-
-
-def test_a_parametrization_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PRESETS["depth_mup"].alpha = 1.0
