@@ -1,4 +1,4 @@
-"""Twenty models that are unlike the others, written after them; what the audit said was counted before any mending."""
+"""Models that are unlike the others, written after them; what the audit said was counted before any mending."""
 
 from __future__ import annotations
 

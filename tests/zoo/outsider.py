@@ -1,4 +1,4 @@
-"""Twenty models that somebody who had not seen the audit's code wrote, from its documentation alone."""
+"""Models that somebody who had not seen the audit's code wrote, from its documentation alone."""
 
 from __future__ import annotations
 
