@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -48,12 +48,14 @@ class DataConfig:
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
 
 
-class Split(Protocol):
+class Split(abc.ABC):
     """The examples of one split, numbered from 0."""
 
+    @abc.abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
 
+    @abc.abstractmethod
     def read(self, indices: np.ndarray) -> HostBatch:
         """The examples ``indices`` [B] as arrays with a leading axis B; thread-safe.
 
@@ -63,7 +65,9 @@ class Split(Protocol):
 
     def arrays(self) -> HostBatch:
         """The whole split in memory, in order, in the format of ``read``."""
+        return self.read(np.arange(len(self)))
 
+    @abc.abstractmethod
     def checksum(self) -> str:
         """Eight hexadecimal digits, which differ if examples have changed."""
 
@@ -135,7 +139,7 @@ class Dataset(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class ArraySplit:
+class ArraySplit(Split):
     """A split in memory: ``fields`` has the format of ``Split.read``."""
 
     fields: HostBatch
@@ -167,27 +171,22 @@ def placement(config: DataConfig, train_bytes: int) -> Placement:
     return "stream" if config.placement == "auto" and train_bytes > MEMORY_LIMIT else "device"
 
 
-def limited(config: DataConfig, splits: Iterable[Any]) -> list[Any]:
-    """The training and test split, which have a method ``take``, cut to ``train_examples`` and ``test_examples``."""
+def chosen(config: DataConfig, splits: Iterable[Any]) -> list[Any]:
+    """The training and test split, which have a method ``take``, cut to ``train_examples`` and ``test_examples``.
+
+    With ``validation_fraction``, that share of the first, drawn at random, takes the place of the second. The same
+    examples are drawn for every seed of a run.
+    """
     parts = []
     for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
         if (count := getattr(config, field)) > len(split):
             raise InputError(f"data.{field} is {count}: {config.name!r} has {len(split)}. Use 0 for all of them.")
         parts.append(split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split)
+    if config.validation_fraction:
+        count = validation_count(config, len(parts[0]))
+        order = np.random.default_rng(0).permutation(len(parts[0]))
+        parts = [parts[0].take(order[count:]), parts[0].take(order[:count])]
     return parts
-
-
-def with_validation(config: DataConfig, splits: Sequence[Any]) -> list[Any]:
-    """The training and test split; with ``validation_fraction``, that share of the first, drawn at random, and no test.
-
-    The same examples are drawn for every seed of a run.
-    """
-    train, test = splits
-    if not config.validation_fraction:
-        return [train, test]
-    count = validation_count(config, len(train))
-    order = np.random.default_rng(0).permutation(len(train))
-    return [train.take(order[count:]), train.take(order[:count])]
 
 
 def validation_count(config: DataConfig, train: int) -> int:

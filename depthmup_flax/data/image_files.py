@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from depthmup_flax.data.dataset import DataConfig, checksum_of_arrays, spaced
+from depthmup_flax.data.dataset import DataConfig, Split, checksum_of_arrays, spaced
 from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.extras import require
@@ -54,7 +54,7 @@ Fetch = Callable[[list[int]], list[Encoded]]  # positions -> the examples there
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(Split):
     """A split of encoded images, decoded when read."""
 
     config: DataConfig
@@ -81,10 +81,6 @@ class ImageFiles:
         for place, image in enumerate(_pool().map(self._decoded, examples, crops)):
             images[place] = image
         return {"image": images, "label": labels}
-
-    def arrays(self) -> HostBatch:
-        """See ``Split.arrays``."""
-        return self.read(np.arange(len(self)))
 
     def checksum(self) -> str:
         """See ``Split.checksum``; of all names and labels, and of some encoded images, spaced evenly."""

@@ -15,9 +15,8 @@ from depthmup_flax.data.dataset import (
     DataConfig,
     NotHere,
     checksum_of_texts,
-    limited,
+    chosen,
     placement,
-    with_validation,
 )
 from depthmup_flax.data.image_files import SUFFIXES, Encoded, Fetch, ImageFiles, decode, fit
 from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
@@ -43,7 +42,7 @@ def load_digits(_: str, config: DataConfig) -> ImageDataset:
     parts = train_test_split(
         np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
     )
-    return _in_memory(config, with_validation(config, limited(config, map(split.take, parts))), _DIGITS)
+    return _in_memory(config, chosen(config, map(split.take, parts)), _DIGITS)
 
 
 def load_synthetic(_: str, config: DataConfig) -> ImageDataset:
@@ -61,7 +60,8 @@ def load_synthetic(_: str, config: DataConfig) -> ImageDataset:
         return ArraySplit({"image": pixels.clip(0, 255, out=pixels).astype(np.uint8), "label": labels})
 
     splits = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
-    dataset = _in_memory(config, with_validation(config, splits), _DIGITS)
+    whole = dataclasses.replace(config, train_examples=0, test_examples=0)  # so many were drawn
+    dataset = _in_memory(config, chosen(whole, splits), _DIGITS)
     return dataclasses.replace(dataset, class_names=())
 
 
@@ -139,15 +139,12 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
             f"{build} once."
         ) from error
-    features, keys = dict(builder.info.features), builder.info.supervised_keys
-    image_key, label_key = keys if keys and len(keys) == 2 else ("", "")
-    image, label = features.get(image_key), features.get(label_key)
-    if not (
-        isinstance(image, tfds.features.Image)
-        and image.np_dtype == np.uint8
-        and isinstance(label, tfds.features.ClassLabel)
-    ):
+    keys = builder.info.supervised_keys or ()
+    image, label = map(dict(builder.info.features).get, keys) if len(keys) == 2 else (None, None)
+    is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
+    if not is_image or not isinstance(label, tfds.features.ClassLabel):
         raise InputError(f"{field}: its supervised keys are {keys}, not 8-bit images and classes. Use such a set.")
+    image_key, label_key = keys
     # TFDS's decoder without TensorFlow returns gray files of a color set with two axes, so images stay encoded.
     channels = image.shape[-1] or 3
     open_split = functools.partial(builder.as_data_source, decoders={image_key: tfds.decode.SkipDecoding()})
@@ -159,9 +156,8 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             except NotImplementedError as error:
                 raise InputError(f"{field}: its files have no random access. Run {build} once.") from error
             if records[0][label_key] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                fetch = _fetch(records, (image_key, label_key), f"of the {candidate} split of tfds:{name}")
-                shape = (0, 0, channels)
-                return ImageFiles(config, fetch, np.arange(len(records)), label.num_classes, shape)
+                fetch = _fetch(records, keys, f"of the {candidate} split of tfds:{name}")
+                return ImageFiles(config, fetch, np.arange(len(records)), label.num_classes, (0, 0, channels))
         raise InputError(f"{field}: it has no labeled {' or '.join(candidates)} split. Choose another set.")
 
     return _of_files(config, (split("train"), split("test", "validation")), tuple(label.names))
@@ -184,7 +180,7 @@ def _in_memory(config: DataConfig, splits: Sequence[ArraySplit], class_names: tu
 
 def _of_files(config: DataConfig, splits: Sequence[ImageFiles], class_names: tuple[str, ...]) -> ImageDataset:
     """The data set of encoded images, decoded now or when read; all have the shape of the first training image."""
-    splits = with_validation(config, limited(config, splits))
+    splits = chosen(config, splits)
     (first,) = splits[0].fetch(splits[0].order[:1].tolist())
     shape = decode(first, splits[0].image_shape[-1], config).shape
     train, test = (dataclasses.replace(split, image_shape=shape) for split in splits)

@@ -24,11 +24,6 @@ class Source:
     reads: tuple[str, ...] = ()  # fields of config.data that this source reads and some others ignore
     decodes: bool = False  # whether examples are image files, which can be cropped before they are resized
 
-    @property
-    def has_place(self) -> bool:
-        """Whether ``data.name`` has a colon and a place."""
-        return ":" in self.form
-
 
 # The first word of data.name -> its source. A new source is a function that returns a `Dataset`, and an entry here.
 SOURCES: dict[str, Source] = {
@@ -121,7 +116,7 @@ def find_source(name: str) -> tuple[Source, str]:
     """The source of ``data.name``, and the place after the colon."""
     word, _, place = name.partition(":")
     source = SOURCES.get(word)
-    if source is not None and (place if source.has_place else name == word):
+    if source is not None and (place if ":" in source.form else name == word):
         return source, place
     forms, meant = ", ".join(source.form for source in SOURCES.values()), closest(word, SOURCES)
     hint = f" Did you mean {SOURCES[meant].form}?" if meant else ""

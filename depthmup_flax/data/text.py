@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import check_augmentation
-from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, limited, placement
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, chosen, placement
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
@@ -59,9 +59,6 @@ class Tokenizer:
     def decode(self, tokens: np.ndarray | Sequence[int]) -> str:
         """The text of ``tokens`` [N]; bytes that are not UTF-8 become the replacement character."""
         tokens = np.asarray(tokens)
-        bad = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
-        if bad.size:
-            raise InputError(f"token {bad[0]} is outside the vocabulary: use 0..{self.vocab_size - 1}.")
         if self.characters is None:
             return tokens.astype(np.uint8).tobytes().decode(errors="replace")
         return "".join(self.characters[token] for token in tokens.tolist())
@@ -124,9 +121,9 @@ def load_text(path: str, config: DataConfig) -> TextDataset:
             )
         tokens, tokenizer = Tokenizer.of_characters(text)
     parts = windows(tokens, config.context, config.name, config.validation_fraction)
-    if config.validation_fraction:  # which counts the held-out examples
-        config = dataclasses.replace(config, test_examples=0)
-    train, test = limited(config, (ArraySplit({"tokens": part}) for part in parts))
+    if config.validation_fraction:  # whose examples are the last part
+        config = dataclasses.replace(config, validation_fraction=0.0, test_examples=0)
+    train, test = chosen(config, (ArraySplit({"tokens": part}) for part in parts))
     where = placement(config, train.fields["tokens"].nbytes)
     return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
 
@@ -145,11 +142,9 @@ def windows(tokens: np.ndarray, context: int, name: str, validation: float = 0.0
         tokens, cut = tokens[:cut], cut - round(validation * cut)
     held_out = len(tokens) - cut
     if cut < 2 * context or held_out < context + 1:
-        largest = min(cut // 2, held_out - 1)
         raise InputError(
             f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
-            f"{name!r} has {cut} and {held_out}. "
-            + (f"Use at most {largest}, or a longer text." if largest > 0 else "Use a longer text.")
+            f"{name!r} has {cut} and {held_out}. Use a smaller one, or a longer text."
         )
     train, test = (
         np.lib.stride_tricks.sliding_window_view(part, length)[::context]

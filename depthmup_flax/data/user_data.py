@@ -20,12 +20,12 @@ from depthmup_flax.data.dataset import (
     ArraySplit,
     DataConfig,
     Dataset,
+    Split,
     checksum_of_arrays,
     checksum_of_texts,
-    limited,
+    chosen,
     placement,
     spaced,
-    with_validation,
 )
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.named import resolve
@@ -118,7 +118,7 @@ def _flat(tree: Any, where: str, batch_axes: int) -> tuple[HostBatch, ExampleSpe
     return arrays, ExampleSpec(structure, fields)
 
 
-class RecordSplit:
+class RecordSplit(Split):
     """Records of an object with ``__len__`` and ``__getitem__``, read when asked; all are like the first."""
 
     def __init__(self, source: Any, where: str, order: np.ndarray | None = None) -> None:
@@ -148,10 +148,6 @@ class RecordSplit:
             for name, x in arrays.items():
                 batch[name][place] = x
         return batch
-
-    def arrays(self) -> HostBatch:
-        """See ``Split.arrays``; reads all records."""
-        return self.read(np.arange(len(self)))
 
     def checksum(self) -> str:
         """See ``Split.checksum``: what ``fingerprint()`` of the user's object returns, else of a few records."""
@@ -326,7 +322,7 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
                 raise InputError(f"data.{field} is {getattr(config, field)}: batches(seed) have no end. Use 0.")
         if config.placement == "device":
             raise InputError("data.placement is 'device': batches(seed) have no end. Use 'auto'.")
-    given = held = tuple(with_validation(config, limited(config, (train_split, test_split))))
+    given = held = tuple(chosen(config, (train_split, test_split)))
     if config.placement == "device":
         held = tuple(ArraySplit(split.arrays()) for split in given)
     in_memory = type(held[0]) is ArraySplit  # and no stream

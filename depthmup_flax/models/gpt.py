@@ -6,7 +6,6 @@ import math
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
@@ -51,8 +50,6 @@ class GPT(TransformerNetwork, LanguageModel):
     @nn.compact
     def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | LogitFactors:
         """``[B, T]`` of integers ``-> [B, T, vocab_size]``: logits, at least float32, or their `LogitFactors`."""
-        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
         length, rule, m = tokens.shape[1], self.rule, self.width_ratio
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
         h = embed(tokens)

@@ -40,8 +40,6 @@ class ViT(TransformerNetwork, Classifier):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[B, H, W, C] -> [B, num_classes]``: logits, at least float32."""
-        if x.ndim != 4:
-            raise InputError(f"ViT got an input of shape {x.shape}: use [B, H, W, C], such as x[None] for one image.")
         if x.shape[1] % self.patch_size or x.shape[2] % self.patch_size:
             raise InputError(
                 f"model.patch_size is {self.patch_size}: use a divisor of the images' height and width, "

@@ -50,10 +50,6 @@ class SelfAttention(nn.Module):
         """``[B, T, n] -> [B, T, n]``."""
         config, features = self.config, x.shape[-1]
         num_heads, kv_heads = config.num_heads, config.num_kv_heads or config.num_heads
-        if features % num_heads:
-            raise InputError(f"num_heads is {num_heads}: it must divide the width {features}.")
-        if num_heads % kv_heads:
-            raise InputError(f"num_kv_heads is {kv_heads}: it must divide the number of heads, {num_heads}.")
         head_dim, tokens, fused = features // num_heads, x.shape[1], config.attention == "auto"
         if fused and _takes_cudnn(head_dim, config.dtype or jnp.promote_types(x.dtype, config.param_dtype)):
             # Compilers make these zeros with the norm before, and drop them with the addition after. Zeros added to

@@ -177,14 +177,7 @@ class Readout(nn.Module):
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
         """``[..., in] -> [..., features]``, at least float32; with ``factors`` as `LogitFactors`."""
         rule = self.rule
-        if not isinstance(self.features, numbers.Integral):
-            raise InputError(
-                f"Readout.features is {type(self.features).__name__}: it must be a whole number. Write "
-                "Readout(features, parametrization, width_ratio)."
-            )
         require_parametrization(rule)
-        if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
-            raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
         std = self.sigma and self.sigma / rule.readout_fan_in(x.shape[-1], self.width_ratio) ** 0.5
         axes = ("width_in", self.out_axis)
         init = normal(std, axes, width_ratio=self.width_ratio)

@@ -50,19 +50,6 @@ def test_stream_starts_at_any_step_and_reads_the_rows_of_one_host(streamed):
     assert_batches_equal(next(stream), streamed.read(data.batch_indices(5, 1001, 6, 4)[2:4]))
 
 
-@pytest.mark.parametrize("start_step", [0, 7])
-def test_stream_resumes_exactly_from_its_saved_state(streamed, start_step):
-    stream = data.train_stream(streamed, 5, 2, start_step=start_step)
-    for _ in range(3):
-        next(stream)
-    state = stream.get_state()
-    expected = [next(stream) for _ in range(4)]
-    resumed = data.train_stream(streamed, 5, 2)
-    resumed.set_state(state)
-    for batch in expected:
-        assert_batches_equal(next(resumed), batch)
-
-
 @pytest.mark.parametrize("batch_size", [64, 99, 300])
 def test_eval_batches_cover_every_example_once_in_order(batch_size):
     test = load().test

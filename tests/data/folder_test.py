@@ -1,12 +1,8 @@
 """Image folders in ImageNet's layout, and those that are refused."""
 
-import os
-
 import numpy as np
 import pytest
-from data_sets import assert_batches_equal, error, load, load_crops, noise, write_flat_folder, write_image
-
-from depthmup_flax import data
+from data_sets import assert_batches_equal, error, load, noise, write_flat_folder, write_image
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -48,25 +44,3 @@ def test_a_folder_that_is_absent_or_lacks_classes_images_or_a_test_is_refused(tm
     assert f"'{tmp_path}/test' has no .jpeg, .jpg, .png files" in error(load, name=name)
     write_image(tmp_path / "test/zebra/0.png", noise(4, 4))
     assert "the test class 'zebra'" in error(load, name=name)
-
-
-def test_linked_images_and_folders_are_read(photographs, tmp_path):
-    (tmp_path / "train").symlink_to(photographs / "train")
-    for path in (photographs / "test").glob("*/*"):
-        link = tmp_path / "test" / path.parent.name / path.name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
-    linked, plain = load_crops(tmp_path), load_crops(photographs)
-    assert_batches_equal(linked.test.arrays(), plain.test.arrays())
-    assert_batches_equal(data.train_batch(linked.train, 0, 0, 8), data.train_batch(plain.train, 0, 0, 8))
-
-
-def test_any_file_name_is_read_and_its_message_can_be_printed(tmp_path):
-    write_flat_folder(tmp_path)
-    path = os.path.join(os.fsencode(tmp_path), b"train/a/not\xffutf8\x1b[31m.png")
-    with open(path, "wb") as file:
-        file.write((tmp_path / "train/a/0.png").read_bytes())
-    assert len(load(name=f"folder:{tmp_path}").train) == 7
-    with open(path, "wb"):
-        message = error(load, name=f"folder:{tmp_path}")
-    assert r"not\udcffutf8\x1b[31m.png" in message

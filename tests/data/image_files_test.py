@@ -4,8 +4,6 @@ import errno
 import io
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -152,17 +150,6 @@ def test_files_of_any_mode_are_read_as_color_and_transparency_is_dropped(mode, f
     np.testing.assert_allclose(pixels.astype(int), COLOR, atol=0 if format == "PNG" else 12)
 
 
-def test_orientation_tags_are_not_applied(tmp_path):
-    write_flat_folder(tmp_path, size=(6, 9))
-    before = load(name=f"folder:{tmp_path}").train.arrays()["image"]
-    for path in tmp_path.glob("train/*/*.png"):
-        with PIL.Image.open(path) as image:
-            exif = image.getexif()
-            exif[0x0112] = 6  # rotate by 90 degrees
-            image.save(path, exif=exif)
-    np.testing.assert_array_equal(load(name=f"folder:{tmp_path}").train.arrays()["image"], before)
-
-
 def test_a_host_decodes_its_own_part_only(photographs, monkeypatch):
     split = load_crops(photographs).train
     decoded = []
@@ -261,13 +248,3 @@ def test_unequal_image_sizes_name_a_file_and_the_remedy(tmp_path):
     assert message.startswith("data.image_size is 0: ")
     assert "6x6x3" in message
     assert f"{str(tmp_path / 'test/b/odd.png')!r} is 6x9x3" in message
-
-
-@pytest.mark.slow
-def test_the_benchmark_measures_a_folder_of_files(photographs):
-    pytest.importorskip("tensorflow_datasets")
-    flags = [f"--images={photographs}", "--size=16", "--cores=1", "--repeats=1", "--seconds=0.1"]
-    root, environment = Path(data.__file__).parents[2], {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "benchmarks.input", *flags]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
-    assert '"images": 11' in done.stdout

@@ -64,12 +64,10 @@ def test_bytes_make_256_tokens_of_any_file_and_decode_with_replacement(tmp_path)
     assert dataset.tokenizer.decode([0xFF, 65]) == "�A"
 
 
-def test_tokens_and_characters_outside_the_vocabulary_are_named():
+def test_characters_outside_the_vocabulary_are_named():
     tokenizer = text.Tokenizer("ace")
     assert "'z' at position 2" in error(tokenizer.encode, "acz")
     assert "'b' at position 0" in error(tokenizer.encode, "b")
-    for token in (3, -1):
-        assert f"token {token} is outside the vocabulary: use 0..2" in error(tokenizer.decode, [0, token])
 
 
 @pytest.mark.parametrize("augmentation", ["none", "shift"])
@@ -103,9 +101,9 @@ def test_a_text_of_exactly_one_window_of_each_kind_is_enough(tmp_path):
     assert len(load(path, context=4, train_examples=3).train) == 3
     message = error(load, path, context=5)
     assert message.startswith("data.context is 5: it needs 10 tokens for training and 6 for testing")
-    assert "has 45 and 5. Use at most 4" in message
+    assert "has 45 and 5" in message
     path.write_text("abc")
-    assert error(load, path, context=1).endswith(". Use a longer text.")
+    assert error(load, path, context=1).endswith("a longer text.")
 
 
 def test_shifts_reach_every_offset_below_the_context():
