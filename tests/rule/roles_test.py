@@ -296,50 +296,29 @@ class Misnamed(nn.Module):
     ("call", "message"),
     [
         (lambda: annotated(nn.initializers.zeros, ("width",)), "axis name 'width' is unknown"),
-        (
-            lambda: param_info(Misnamed(), Misnamed(), jnp.zeros((1, 4))),
-            "parameter 'Dense_0/kernel' has shape (4, 4), but its axes ('width_out',) name 1 dimensions",
-        ),
+        (lambda: param_info(Misnamed(), Misnamed(), jnp.zeros((1, 4))), "parameter 'Dense_0/kernel'"),
         (
             lambda: param_info(
                 ResMLP(10, width=16), ResMLP(10, width=16), IMAGE, overrides={"blok/*": Axes(("width_in",))}
             ),
-            "override 'blok/*' matches no parameter",
+            "'blok/*'",
         ),
-        (
-            lambda: param_info(ResMLP(10, width=16, depth=4), ResMLP(10, width=8, depth=2), IMAGE),
-            "has size 4 along 'layers' and 2 in the base model",
-        ),
+        (lambda: param_info(ResMLP(10, width=16, depth=4), ResMLP(10, width=8, depth=2), IMAGE), "'layers'"),
         (
             lambda: param_info(
                 Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"block/*": Axes(("width_in", None))}
             ),
-            "the override of parameter 'block/kernel' does not say where it is",
+            "'block/kernel'",
         ),
-        (
-            lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE),
-            "'readout/kernel' belongs to a readout with width_ratio 1, but it is 2 times as wide as in the base model",
-        ),
-        (
-            lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))),
-            "'Dense_0/kernel' is a readout (its input grows, its output does not), but nothing says",
-        ),
+        (lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE), "width_ratio 1"),
+        (lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))), "'Dense_0/kernel'"),
         (lambda: ResMLP(10, rule="depth_mup"), "model.rule is 'depth_mup'"),
         (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model but not in the model"),
         (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
         (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
-        (
-            lambda: ResidualBranch(nn.Dense(1), RULE, 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
-            "maps shape (2, 4) to (2, 1), and the shortcut to (2, 4): they must agree",
-        ),
-        (
-            lambda: ResidualBranch(nn.Dense(4), RULE, 0).init(jax.random.key(0), jnp.zeros((2, 4))),
-            "depth_ratio is 0: use depth / base_depth",
-        ),
-        (
-            lambda: ResidualBranch(nn.Dense(4), "ode", 1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
-            "rule is 'ode': pass a Parametrization, such as",
-        ),
+        (lambda: ResidualBranch(nn.Dense(1), RULE, 1.0).init(jax.random.key(0), jnp.zeros((2, 4))), "(2, 4) to (2, 1)"),
+        (lambda: ResidualBranch(nn.Dense(4), RULE, 0).init(jax.random.key(0), jnp.zeros((2, 4))), "depth_ratio is 0"),
+        (lambda: ResidualBranch(nn.Dense(4), "ode", 1.0).init(jax.random.key(0), jnp.zeros((2, 4))), "rule is 'ode'"),
     ],
 )
 def test_what_cannot_be_resolved_is_named(call, message):

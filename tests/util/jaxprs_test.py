@@ -1,9 +1,12 @@
-"""The interpreter of jaxprs, on sets of the inputs that a value may depend on."""
+"""The interpreter of jaxprs, on sets of the inputs that a value may depend on; the table of primitives."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from depthmup_flax.util import primitives
 from depthmup_flax.util.jaxprs import Interpreter, all_equations
 
 
@@ -57,3 +60,18 @@ def test_values_pass_through_calls_branches_and_loops(function, expected):
 def test_equations_inside_others_are_found():
     closed = jax.make_jaxpr(lambda a: jax.lax.scan(lambda h, _: (jax.jit(jnp.sin)(h), None), a, None, length=2)[0])(1.0)
     assert "sin" in [eqn.primitive.name for eqn in all_equations(closed)]
+
+
+READERS = (
+    "SAME_PLACE", "RAISED", "NONLINEAR", "PARALLEL", "KEEPS_NUMBER", "ENTRYWISE", "LINEAR", "KEEPS_STREAM", "CARRIES",
+    "LOOKUPS", "UNDERSTOOD", "OF_ONE_ENTRY", "KEEPS_ORDER",
+)  # fmt: skip
+
+
+def test_every_primitive_is_in_one_row():
+    rows = {name: set(row) for name, row in vars(primitives).items() if name.isupper() and name not in READERS}
+    assert {
+        (one, other): both for one, other in itertools.combinations(rows, 2) if (both := rows[one] & rows[other])
+    } == {}
+    assert primitives.is_understood("dot_general")
+    assert not primitives.is_understood("pallas_call")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .cases import Kind
-from .fresh_functions import linear, norm
+from .fresh import linear, norm
 from .scales import LOOPED_RULE, Scales
 from .scope import Net, Scope
 
@@ -80,47 +80,6 @@ def mesh_graph_net(e: Scales) -> Net:
             h = h + e.branch("node", i) * mlp(q / "node", jnp.concatenate([h, sums], -1))
         hidden = L.relu(linear(p / "decode_first", h, n))
         return e.readout() * (hidden @ p("decode", n, 3)) + p("decode_bias", 3)
-
-    return net
-
-
-def reversible(e: Scales) -> Net:
-    """Two halves that change each other, with a gradient that recomputes them from the end."""
-    n = e.width
-
-    def branch(p: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-        x = x - x.mean(-1, keepdims=True)
-        x = p["scale"] * x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5)
-        return L.gelu(e.input() * x @ p["up"]) @ p["down"]
-
-    def weights(q: Scope) -> Mapping[str, jax.Array]:
-        return {"scale": q("scale", n), "up": q("up", n, 2 * n), "down": q("down", 2 * n, n)}
-
-    @jax.custom_vjp
-    def stack(blocks: Any, a: jax.Array, b: jax.Array) -> Any:
-        for i, (f, g) in enumerate(blocks):
-            a = e.stream() * a + e.branch("first", i) * branch(f, b)
-            b = b + e.branch("second", i) * branch(g, a)
-        return a, b
-
-    def backward(saved: Any, grads: Any) -> Any:
-        (blocks, (a, b)), (da, db), changes = saved, grads, []
-        for i, (f, g) in reversed(list(enumerate(blocks))):
-            y, vjp = jax.vjp(branch, g, a)
-            dg, more = vjp(e.branch("second", i) * db)
-            b, da = b - e.branch("second", i) * y, da + more
-            y, vjp = jax.vjp(branch, f, b)
-            df, more = vjp(e.branch("first", i) * da)
-            a, db = a - e.branch("first", i) * y, db + more
-            changes.append((df, dg))
-        return changes[::-1], da, db
-
-    stack.defvjp(lambda blocks, a, b: ((out := stack(blocks, a, b)), (blocks, out)), backward)
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        blocks = [(weights(p / f"block_{i}" / "f"), weights(p / f"block_{i}" / "g")) for i in range(e.depth)]
-        a, b = jnp.split(x @ p("stem", x.shape[-1], 2 * n), 2, -1)
-        return e.readout() * (norm(p / "ln", jnp.concatenate(stack(blocks, a, b), -1)) @ p("head", 2 * n, 5))
 
     return net
 
@@ -195,7 +154,6 @@ GRAPH = {
 FUNCTIONS: Mapping[str, Kind] = {
     "rwkv": Kind(rwkv, TOKENS),
     "mesh_graph_net": Kind(mesh_graph_net, GRAPH),
-    "reversible": Kind(reversible, X((4, 10), F)),
     "style_gan": Kind(style_gan, X((2, 8), F)),
     "n_beats": Kind(n_beats, X((4, 24), F), rare=True),
     "heun": Kind(heun, X((4, 6), F), rule=LOOPED_RULE),

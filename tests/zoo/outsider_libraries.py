@@ -122,59 +122,6 @@ class Attend(eqx.Module):
         return jax.vmap(self.o)(jnp.einsum("hqk,khd->qhd", w, v).reshape(x.shape[0], -1))
 
 
-class FeedForward(eqx.Module):
-    """A norm and two layers."""
-
-    norm: eqx.nn.LayerNorm
-    up: eqx.nn.Linear
-    down: eqx.nn.Linear
-
-    def __init__(self, n, key):
-        a, b = random.split(key)
-        self.norm, self.up, self.down = (
-            eqx.nn.LayerNorm(n),
-            eqx.nn.Linear(n, 4 * n, key=a),
-            eqx.nn.Linear(4 * n, n, key=b),
-        )
-
-    def __call__(self, x):
-        return jax.vmap(lambda t: self.down(jax.nn.gelu(self.up(self.norm(t)))))(x)
-
-
-class PerceiverIO(eqx.Module):
-    """Latents read the inputs once, with one head over all of the width; queries read the latents."""
-
-    inputs: eqx.nn.Linear
-    latents: jax.Array
-    cross: Attend
-    norms: list[eqx.nn.LayerNorm]
-    cross_ff: FeedForward
-    layers: list[Any]
-    query: jax.Array
-    decoder: Attend
-    head: eqx.nn.Linear
-    e: Scales = eqx.field(static=True)
-
-    def __init__(self, e, key):
-        n, (a, b, c, d, f, g, h, *keys), self.e = e.width, random.split(key, 7 + e.depth), e
-        self.inputs, self.latents, self.cross = eqx.nn.Linear(6, n, key=a), random.normal(b, (5, n)), Attend(n, 1, c)
-        self.norms, self.cross_ff = [eqx.nn.LayerNorm(n) for _ in range(2)], FeedForward(n, d)
-        self.layers = [(eqx.nn.LayerNorm(n), Attend(n, n // 8, k), FeedForward(n, k)) for k in keys]
-        self.query, self.decoder = random.normal(f, (3, n)), Attend(n, 1, g)
-        self.head = eqx.nn.Linear(n, 2, key=h)
-
-    def __call__(self, x):
-        e, n = self.e, self.e.width
-        read = jax.vmap(self.norms[1])(jax.vmap(self.inputs)(x))
-        h = self.latents + self.cross(jax.vmap(self.norms[0])(self.latents), read, e.heads(n, 16))
-        h = h + self.cross_ff(h)
-        for i, (norm, attend, ff) in enumerate(self.layers):
-            y = jax.vmap(norm)(h)
-            h = h + e.branch("attention", i) * attend(y, y, 8**-0.5)
-            h = h + e.branch("mlp", i) * ff(h)
-        return jax.vmap(self.head)(self.decoder(self.query, h, e.heads(n, 16)) * e.readout())
-
-
 class InducedSets(eqx.Module):
     """Set Transformer: inducing points read the set in a stream of their own, of two sums, inside each layer."""
 
@@ -238,7 +185,6 @@ F, X, TOKENS = jnp.float32, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), j
 LIBRARIES: Mapping[str, Kind] = {
     "efficient_net": _nnx(EfficientNet, X((2, 16, 16, 3), F)),
     "pixel_cnn": _nnx(PixelCNN, X((2, 6, 6, 3), F)),
-    "perceiver_io": _eqx(PerceiverIO, X((2, 7, 6), F)),
     "induced_sets": _eqx(InducedSets, X((2, 9, 3), F)),
     "gmlp": _haiku(_gmlp, TOKENS),
 }

@@ -150,34 +150,6 @@ class BatchNormResNet(Module):
         return nn.Dense(CLASSES)(e.readout() * x.mean((1, 2)))
 
 
-class ConvNeXtBlock(Module):
-    """A depthwise convolution, two dense layers and a learned scale."""
-
-    @nn.compact
-    def __call__(self, x, i):
-        e, n = self.e, x.shape[-1]
-        y = nn.Conv(n, (3, 3), feature_group_count=n, name="dwconv")(x)
-        y = nn.Dense(2 * n, name="pwconv1")(nn.LayerNorm(name="norm")(y))
-        y = nn.Dense(n, name="pwconv2")(nn.gelu(e.inner() * y))
-        gamma = self.param("gamma", nn.initializers.constant(0.5), (n,))
-        return e.stream() * x + e.branch("block", i) * gamma * y
-
-
-class ConvNeXt(Module):
-    """Two stages with a norm and a strided convolution between them."""
-
-    @nn.compact
-    def __call__(self, x):
-        e, n = self.e, self.e.width
-        x = nn.LayerNorm(name="stem_norm")(nn.Conv(n, (2, 2), strides=(2, 2), name="stem")(x))
-        for i in range(e.depth):
-            if i == e.depth // 2:
-                x = nn.LayerNorm(name="stages_norm")(x)
-                x = e.outer() * nn.Conv(2 * n, (2, 2), strides=(2, 2), name="stages_down")(x)
-            x = ConvNeXtBlock(e, name=f"stages_{i}")(x, i)
-        return e.readout() * Dense(CLASSES, name="head")(nn.LayerNorm(name="head_norm")(x.mean((1, 2))))
-
-
 class EncoderBlock(Module):
     """Pre-norm attention and feed-forward."""
 
@@ -282,7 +254,6 @@ STYLES: Mapping[str, Kind] = {
     "styles/lm1b": _kind(SineDecoder, TEXT),
     "styles/boxed": _kind(BoxedMLP, VECTORS),
     "styles/flax_resnet": _kind(BatchNormResNet, IMAGES),
-    "styles/convnext": _kind(ConvNeXt, IMAGES),
     "styles/map_vit": _kind(MapViT, IMAGES, arguments={"output": 0}),
     "styles/gemma": _kind(lambda e: nnx.eval_shape(lambda: Gemma(e, nnx.Rngs(0))), TEXT),
 }
