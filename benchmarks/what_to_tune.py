@@ -3,7 +3,7 @@
     python -m benchmarks.what_to_tune digits_deep OUT [--searches=3] [--set FIELD=VALUE ...]
 
 Each search, with seeds of its own, tunes the rate alone, with 10 seeds for a rate, then the rate with other
-hyperparameters (`search.tune.rounds`). The target trains at each choice with seeds of no search. Rerunning the
+hyperparameters (`search.tune.searches.Rounds`). The target trains at each choice with seeds of no search. Rerunning the
 command resumes; the last lines are the table.
 """
 
@@ -15,9 +15,6 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from depthmup_flax.search.tune.objective import AUTO, prepare_objective
-from depthmup_flax.search.tune.ranges import tuned_ranges
-from depthmup_flax.search.tune.rounds import search_of
 from ml_collections import ConfigDict
 from scipy import stats
 
@@ -26,7 +23,8 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.proxy import proxy_config
+from depthmup_flax.search.tune.proxy import AUTO, prepare_objective, proxy_config
+from depthmup_flax.search.tune.searches import search_of
 from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.from_config import build
 
@@ -106,7 +104,7 @@ def _search(
     proxy, large = proxy_config(config, *sizes)
     objective = prepare_objective(AUTO, proxy, build(large, load=load))
     seeds = range(config.seed, config.seed + (3 if names else ALONE))
-    search = search_of(tuned_ranges(proxy, ((name, None) for name in names), OCTAVES), seeds)
+    search = search_of(proxy, ((name, None) for name in names), seeds=seeds, octaves=OCTAVES)
     of_sweep = {
         "figure": search.figure,
         "title": "Tuning",
@@ -114,7 +112,7 @@ def _search(
         "extend": search.extend,
         "objective": objective,
     }
-    grid = sweep_config(proxy, {"proxy": search.grid(proxy)}, **of_sweep)
+    grid = sweep_config(proxy, {"proxy": search.grid()}, **of_sweep)
     return search.choice(grid, sweep(grid, where, lanes=LANES, load=load, more=search.more)).values
 
 
