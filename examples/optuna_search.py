@@ -17,7 +17,7 @@ TRIALS, SEEDS = 6, 2
 
 def main() -> None:
     """Searches on the proxy, and trains a deeper, wider network with the best values."""
-    study = dm.Study("resmlp", "digits", base=(32, 4), steps=200, workdir="runs/optuna", quiet=True)
+    study = dm.Study("res_mlp", "digits", base=(32, 4), steps=200, workdir="runs/optuna", quiet=True)
     search = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     for _ in range(TRIALS):
         trial = search.ask()
