@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import processes
 import pytest
 from interruption import interrupted_before
+from small_runs import assert_same_run, last_state
 
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
@@ -38,29 +39,8 @@ def tiny(architecture="res_mlp", /, **sections):
     return config
 
 
-def saved_state(workdir, step):
-    path = pathlib.Path(workdir).absolute() / "checkpoints" / str(step) / "state"
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
-        dict(ocp.StandardCheckpointer().metadata(path).item_metadata),
-    )
-    return ocp.StandardCheckpointer().restore(path, shapes)
-
-
-def assert_same_run(a, b, step=12):
-    ours, theirs = saved_state(a, step), saved_state(b, step)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def rows(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(workdir):
-    """Rows without what depends on the clock."""
-    return [{k: v for k, v in row.items() if k != "images_per_s"} for row in rows(workdir)]
 
 
 @pytest.fixture(scope="module")
@@ -143,17 +123,13 @@ def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_
 
 
 def assert_resumes_bit_for_bit(config, stops, whole, parts):
-    expected = json.loads((whole / "result.json").read_text())
     for stop in stops:
         with interrupted_before(stop):
             train_and_evaluate(config(), parts)
         with (parts / "metrics.jsonl").open("a") as torn:
             torn.write('{"step": 99, "tra')
-    result = train_and_evaluate(config(), parts)
+    train_and_evaluate(config(), parts)
     assert_same_run(whole, parts)
-    assert losses(whole) == losses(parts)
-    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
-        assert result[key] == expected[key]
 
 
 @pytest.mark.gpu
@@ -161,7 +137,6 @@ def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path
     monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
     train_and_evaluate(tiny(), tmp_path)
     assert_same_run(finished, tmp_path)
-    assert losses(finished) == losses(tmp_path)
 
 
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, logged):
@@ -190,7 +165,7 @@ def trained_on_one_and_on_eight_devices(config, tmp_path):
     train_and_evaluate(config, tmp_path / "1")
     assert process.wait() == 0, process.text()
     assert "on 8 cpu device(s)" in process.text()
-    return (saved_state(tmp_path / devices, config.train.steps) for devices in ("1", "8"))
+    return (last_state(tmp_path / devices) for devices in ("1", "8"))
 
 
 @pytest.mark.slow
