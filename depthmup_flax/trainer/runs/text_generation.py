@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data import TextDataset
 from depthmup_flax.models.base import LanguageModel
+from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.workload import TrainState
@@ -25,8 +23,8 @@ SAMPLE_TEMPERATURE = 0.8
 
 
 def generate(
-    model: Any,
-    variables: ArrayTree,
+    functions: ModelFunctions,
+    variables: tuple[ArrayTree, ArrayTree],
     prompt: np.ndarray | jax.Array | Sequence[int],
     length: int,
     *,
@@ -40,9 +38,8 @@ def generate(
     the last token. A full buffer drops its oldest token.
 
     Args:
-      model: causal; ``model.apply(variables, tokens, train=False)`` maps int32 ``[1, context]`` to logits
-        ``[1, context, V]``.
-      variables: of the model, without annotations.
+      functions: of a causal model, which maps int32 ``[1, context]`` to logits ``[1, context, V]``.
+      variables: parameters and state.
       prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
       length: number of tokens to draw.
       key: PRNG key.
@@ -50,10 +47,10 @@ def generate(
       temperature: divides the logits; below 1, likely tokens become likelier.
     """
 
-    def draw(variables: ArrayTree, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(variables: tuple[ArrayTree, ArrayTree], buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
         def step(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             buffer, used = carry
-            logits_V = _logits(model, variables, buffer, used - 1)
+            logits_V = _logits(functions, variables, buffer, used - 1)
             token = jax.random.categorical(key, logits_V / temperature).astype(buffer.dtype)
             buffer = jnp.where(used == context, jnp.roll(buffer, -1), buffer)
             used = jnp.minimum(used + 1, context)
@@ -67,21 +64,23 @@ def generate(
     return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
 
 
-def _logits(model: Any, variables: ArrayTree, tokens_T: jax.Array, position: jax.Array) -> jax.Array:
+def _logits(
+    functions: ModelFunctions, variables: tuple[ArrayTree, ArrayTree], tokens_T: jax.Array, position: jax.Array
+) -> jax.Array:
     """``[V]``: the logits at one position; a `LanguageModel` computes no others."""
-    apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
-    if not isinstance(model, LanguageModel):
-        return apply()[0, position]
-    factors: LogitFactors = apply(factors=True)
+    flags = {"factors": True} if isinstance(functions.linen, LanguageModel) else {}
+    outputs, _ = functions.apply(*variables, tokens_T[None], train=False, key=None, **flags)
+    if not flags:
+        return outputs[0, position]
+    factors: LogitFactors = outputs
     return dataclasses.replace(factors, x=factors.x[:, position]).product()[0]
 
 
 def sample_text(experiment: NetworkExperiment, dataset: TextDataset, state: TrainState) -> str:
     """The text of a language model after a newline; a function of its parameters and seed."""
-    assert isinstance(experiment.model, nn.Module)
     tokens = generate(
-        experiment.model,
-        {"params": state.carry.params, **state.carry.collections},
+        experiment.functions(experiment.rule),
+        (state.carry.params, state.carry.collections),
         [dataset.tokenizer.newline],
         SAMPLE_TOKENS,
         key=jax.random.key(experiment.config.seed),

@@ -30,7 +30,7 @@ from depthmup_flax.data import (
 )
 from depthmup_flax.data.image_files import checked_images, read_images
 from depthmup_flax.models import create_model
-from depthmup_flax.models.base import LanguageModel, ResidualNetwork
+from depthmup_flax.models.base import ResidualNetwork
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.info_trees import info_from_json, param_count, path_name
@@ -196,10 +196,9 @@ class TrainedRun:
                 f"the prompt is {prompt!r}, tokens is {tokens} and temperature is {temperature}: give at least one "
                 "character, at least one token, and a temperature above 0."
             )
-        ours = isinstance(self.model, LanguageModel)
         drawn = generate(
-            self.model if ours else _Applied(self.require_network()),
-            self.variables if ours else (self.params, self.collections),
+            self.require_network(),
+            (self.params, self.collections),
             text.tokenizer.encode(prompt),
             tokens,
             key=jax.random.key(seed),
@@ -286,16 +285,6 @@ class TrainedRun:
             return jax.tree.map(in_float32, apply(params, collections, x, train=False, key=None)[0])
 
         return jax.jit(outputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Applied:
-    """A user's language model with the call of a Linen module, for `generate`."""
-
-    functions: ModelFunctions
-
-    def apply(self, variables: tuple[ArrayTree, ArrayTree], tokens: jax.Array, *, train: bool) -> Any:
-        return self.functions.apply(*variables, tokens, train=train, key=None)[0]
 
 
 def _filled(x: np.ndarray, size: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax import create_model, get_parametrization
+from depthmup_flax.trainer.engine.network import our_functions
 from depthmup_flax.trainer.runs.text_generation import generate
 
 
@@ -30,7 +31,7 @@ def by_hand(prompt, length, context):
 @pytest.mark.parametrize("prompt", [[3], [1, 2], [4, 5, 6, 1], [4, 5, 6, 1, 2, 3]])
 @pytest.mark.parametrize("context", [1, 4])
 def test_a_sample_is_that_of_a_loop_over_the_last_tokens_written_by_hand(prompt, context):
-    tokens = generate(Counter(), {}, prompt, 12, key=jax.random.key(0), context=context)
+    tokens = generate(our_functions(Counter()), ({}, {}), prompt, 12, key=jax.random.key(0), context=context)
     assert (tokens.shape, tokens.dtype) == ((12,), np.int32)
     np.testing.assert_array_equal(tokens, by_hand(prompt, 12, context))
 
@@ -49,7 +50,9 @@ def test_a_sample_of_a_gpt_does_not_depend_on_what_pads_its_buffer():
     for key in jax.random.split(jax.random.key(0), 12):
         seen = [*prompt, *tokens][-4:]
         tokens.append(int(draw(key, jnp.array([seen], jnp.int32))))
-    ours = generate(model, variables, prompt, 12, key=jax.random.key(0), context=4, temperature=0.5)
+    ours = generate(
+        our_functions(model), (variables["params"], {}), prompt, 12, key=jax.random.key(0), context=4, temperature=0.5
+    )
     np.testing.assert_array_equal(ours, tokens)
 
 
@@ -66,7 +69,8 @@ def test_frequencies_of_a_sample_are_the_softmax_at_its_temperature():
     model = Fixed()
     variables = {"params": {"logits": jnp.array([0.0, 0.5, 1.0, 1.5, 2.0])}}
     for temperature in (0.5, 1.0):
-        tokens = generate(model, variables, [0], 4000, key=jax.random.key(0), context=2, temperature=temperature)
+        functions, given = our_functions(model), (variables["params"], {})
+        tokens = generate(functions, given, [0], 4000, key=jax.random.key(0), context=2, temperature=temperature)
         expected = jax.nn.softmax(variables["params"]["logits"] / temperature)
         # Five standard deviations of a frequency.
         np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 4000, expected, atol=5 * 0.5 / 4000**0.5)
