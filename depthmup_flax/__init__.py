@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from depthmup_flax.search.tune.proxy import proxy_config, tune
     from depthmup_flax.search.tune.searches import Search, search_of
     from depthmup_flax.storage.records import read_records
-    from depthmup_flax.trainer.engine.task import Task
+    from depthmup_flax.trainer.engine.workload import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
     from depthmup_flax.util.version import __version__
@@ -133,7 +133,7 @@ __all__ = [
 _NAMES = {
     "util.errors": "InputError",
     "util.version": "__version__",
-    "trainer.engine.task": "Task",
+    "trainer.engine.workload": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
     "search.forecast.allocation": "Allocation recipe",

@@ -30,7 +30,6 @@ def define(parser: Parser) -> None:
     parser.flag("--workdir", help="Directory; default runs/sweeps/ and the config's name.")
     parser.flag("--overwrite", action="store_true", help="Delete the sweep in --workdir and start again.")
     parser.flag("--dry_run", action="store_true", help="Print the runs and their sizes; train nothing.")
-    parser.flag("--measure", action="store_true", help="Like --dry_run, and measure memory and time.")
     parser.flag("--shard", type=shard, default=(0, 1), help="i/n: run only part i of n, from 0; for several machines.")
     parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
 
@@ -39,12 +38,12 @@ def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
     one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.search.sweep.dry_run import describe
+    from depthmup_flax.search.sweep.groups import describe
     from depthmup_flax.search.sweep.runner import sweep
 
     config = args.config.resolved()
-    if args.dry_run or args.measure:
-        print(describe(config, args.lanes, args.shard, measure=args.measure))
+    if args.dry_run:
+        print(describe(config, args.shard))
         return
     workdir = workdir_of(args, "runs/sweeps")
     cache_compilations()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
@@ -20,19 +23,18 @@ from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically, writing_to
-from depthmup_flax.storage.provenance import versions
+from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.records import DIVERGED
-from depthmup_flax.trainer import process_agreement
 from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.engine.workload import Metrics, TrainState
 from depthmup_flax.trainer.metrics import RunLog
-from depthmup_flax.trainer.run_checkpoints import RunCheckpoints
 from depthmup_flax.trainer.runs import directory as run_directory
+from depthmup_flax.trainer.runs.directory import RunCheckpoints
 from depthmup_flax.trainer.runs.text_generation import sample_text
 from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
@@ -87,7 +89,7 @@ def train_and_evaluate(
     directory = as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
-        distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment, data)))
+        distributed.require_same(distributed.in_all(lambda: flags | facts(experiment, data)))
     claim: workdirs.Claim | None = None  # of process 0
     with contextlib.ExitStack() as stack:
 
@@ -96,7 +98,8 @@ def train_and_evaluate(
             claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
             with writing_to(directory):
                 run_directory.prepare(directory, config, data, overwrite=overwrite)
-                return _finished(directory / "result.json", config)
+                path = directory / "result.json"
+                return read_json(path, run_directory.GARBLED) if path.exists() else None
 
         finished = distributed.on_first(claim_it)
         if finished is not None:
@@ -150,13 +153,6 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     return experiment, mesh
-
-
-def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
-    result = read_json(path, run_directory.GARBLED) if path.exists() else None
-    if result is not None and result.get("config_hash") != configs.config_hash(config):
-        raise InputError(f"{path} belongs to another config: choose another workdir, or set overwrite.")
-    return result
 
 
 def _ended(run: _Run) -> Json:
@@ -351,3 +347,30 @@ class _Run:
 
     def _elapsed_s(self) -> float:
         return self._elapsed_before_s + time.perf_counter() - self._started
+
+
+# A host may have its own copy of the data.
+_PER_HOST = ("data.data_dir",)
+
+
+def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
+    """Named values that differ if the processes would not train the same network on the same ``data``.
+
+    ``data`` is from `depthmup_flax.data.stored_dataset.to_json`.
+    """
+    fields = flatten_dict(experiment.config.to_dict(), sep=".")
+    return {
+        **{f"config.{name}": value for name, value in fields.items() if name not in _PER_HOST},
+        "the hash of the code": _source_digest(),
+        **{f"the version of {name}": version for name, version in versions().items()},
+        **settings(),
+        **{f"the {name}": value for name, value in stored_dataset.facts(data).items()},
+    }
+
+
+def _source_digest() -> str:
+    """Of all files of the package; a commit does not show later edits, and a copy may have no commit."""
+    root, digest = pathlib.Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

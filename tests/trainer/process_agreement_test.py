@@ -9,12 +9,12 @@ from small_runs import config
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.storage import provenance
-from depthmup_flax.trainer import process_agreement
+from depthmup_flax.trainer import loop
 from depthmup_flax.trainer.engine.from_config import build
 
 
 def facts(experiment):
-    return process_agreement.facts(experiment, stored_dataset.to_json(experiment.dataset))
+    return loop.facts(experiment, stored_dataset.to_json(experiment.dataset))
 
 
 def changed(name, value):
@@ -59,7 +59,7 @@ def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
     ours = facts(build(config()))
     packages = [name for name in provenance.PACKAGES if name not in ("orbax-checkpoint", "pillow")]
     monkeypatch.setattr(provenance, "PACKAGES", packages)
-    monkeypatch.setattr("depthmup_flax.trainer.process_agreement._source_digest", lambda: "0123456789ab")
+    monkeypatch.setattr("depthmup_flax.trainer.loop._source_digest", lambda: "0123456789ab")
     theirs = facts(build(config()))
     assert {name for name in ours if ours[name] != theirs.get(name)} == {
         "the hash of the code",

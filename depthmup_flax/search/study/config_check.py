@@ -24,7 +24,7 @@ from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CrossEntropy
-from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
+from depthmup_flax.trainer.engine.user_model import UserNetwork, rescaled
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 

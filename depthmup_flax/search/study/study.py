@@ -53,7 +53,7 @@ from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
-from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, closest, shown

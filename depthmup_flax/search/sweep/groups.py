@@ -1,4 +1,4 @@
-"""Groups of runs that share compiled programs, and how many of them train together."""
+"""Groups of runs that share compiled programs: how many of them train together, and the table of a dry run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
+from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.rule.optimizer import warmup_schedule
-from depthmup_flax.search.sweep.grid import Run, shard_of, structural_groups, sweep_info
+from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.storage.records import SEED
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment, StepExperiment, require_optimizer
 from depthmup_flax.trainer.engine.from_config import build, require_read
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.table import Table, cell_text
 from depthmup_flax.util.types import Batch
 
 
@@ -241,3 +243,41 @@ def _compiled(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneP
 def _fits(program: LaneProgram) -> bool:
     """Whether there is memory for it; a single lane is tried in any case."""
     return program.per_device == 1 or program.bytes_per_device <= memory_limit()
+
+
+def describe(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
+    """The output of ``--dry_run``: axes, runs, parameters, steps. Published data sets may be absent."""
+    groups = groups_of_shard(config, plan(config, expand(config), PlannedData(Sizes())), shard)
+    groups.sort(key=lambda group: group.experiment.cost)
+    info = sweep_info(config)
+    lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
+    axes = [(path, ", ".join(map(cell_text, values))) for path, values in info.axes.items()]
+    lines += Table(("axis", "values"), axes, "<<").lines
+    part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
+    lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
+    if not groups:
+        return "\n".join(lines)
+    lines += Table(("runs", "steps", "parameters", "MiB", "group"), list(map(_cells, groups)), ">>>><").lines
+    return "\n".join(lines + _total(groups))
+
+
+def _cells(group: Group) -> tuple[str, ...]:
+    """Runs, and of each the steps, the parameters and the memory of weights and optimizer state."""
+    experiment = group.experiment
+    leaves = jax.tree.leaves(experiment.state_shapes().carry)
+    mib = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
+    numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
+    return (*(f"{number:,}" for number in numbers), f"{mib:,.2f}", group.label)
+
+
+def _total(groups: Sequence[Group]) -> list[str]:
+    """Steps and examples of all, and the data sets that are absent."""
+    steps, units, absent = 0, 0, set()
+    for group in groups:
+        config, dataset = group.experiment.config, group.experiment.dataset
+        of_group = len(group.runs) * group.experiment.total_steps
+        steps += of_group
+        units += of_group * config.train.batch_size * dataset.units_per_example
+        if isinstance(dataset.train, BlankSplit):
+            absent.add(f"The data are not here: prepare {dataset.name} before the sweep.")
+    return [f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all", *sorted(absent)]

@@ -40,10 +40,8 @@ from depthmup_flax.trainer.engine.network import (
     state_of,
     without_boxes,
 )
-from depthmup_flax.trainer.engine.task import Hyper, Task
-from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
-from depthmup_flax.trainer.engine.user_task import UserTask
-from depthmup_flax.trainer.engine.workload import Periods, TrainState, Workload, new_state
+from depthmup_flax.trainer.engine.user_model import UserNetwork, UserTask, rescaled
+from depthmup_flax.trainer.engine.workload import Hyper, Periods, Task, TrainState, Workload, new_state
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 

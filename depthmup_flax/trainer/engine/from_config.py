@@ -29,8 +29,7 @@ from depthmup_flax.trainer.engine.experiment import (
     make_optimizer,
     require_optimizer,
 )
-from depthmup_flax.trainer.engine.user_network import UserNetwork
-from depthmup_flax.trainer.engine.user_task import require_pure, user_task
+from depthmup_flax.trainer.engine.user_model import UserNetwork, require_pure, user_task
 from depthmup_flax.util.errors import InputError
 
 _GIB = 2**30

@@ -36,8 +36,7 @@ from depthmup_flax.trainer.engine.device_batches import (
 )
 from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program
-from depthmup_flax.trainer.engine.task import Hyper, Means
-from depthmup_flax.trainer.engine.workload import Stepped, TrainState, Workload, batch_key
+from depthmup_flax.trainer.engine.workload import Hyper, Means, Stepped, TrainState, Workload, batch_key
 from depthmup_flax.util.types import ArrayTree, Batch
 
 _AXIS = "lanes"

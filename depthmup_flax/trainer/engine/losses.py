@@ -18,7 +18,7 @@ from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.named import is_import_path, resolve
 from depthmup_flax.nn.layers import LogitFactors
-from depthmup_flax.trainer.engine.task import Means, Metrics
+from depthmup_flax.trainer.engine.workload import Means, Metrics
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree
 
@@ -127,7 +127,7 @@ class Loss:
     Args:
       metrics: ``(outputs, targets) -> {"loss": [B, ...], ...}``, or means over the batch.
       averaged: their names.
-      masked: the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`.
+      masked: the metrics are of examples; see `depthmup_flax.trainer.engine.workload.Task`.
     """
 
     def __init__(

@@ -16,8 +16,18 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import CrossEntropy, Loss
-from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
-from depthmup_flax.trainer.engine.workload import TrainState, TrainStep, batch_key, counted, new_state, step_key
+from depthmup_flax.trainer.engine.workload import (
+    Hyper,
+    Means,
+    Metrics,
+    Task,
+    TrainState,
+    TrainStep,
+    batch_key,
+    counted,
+    new_state,
+    step_key,
+)
 from depthmup_flax.util.types import ArrayTree, Batch
 
 # A key (None: no augmentation) and a batch -> inputs [B, ...] and targets [B, ...].

@@ -28,8 +28,7 @@ from depthmup_flax.trainer.engine.device_batches import (
     host_test_batches,
     read_ahead,
 )
-from depthmup_flax.trainer.engine.task import Means
-from depthmup_flax.trainer.engine.workload import Periods, Stepped, TrainState, Workload, batch_key, evaluate
+from depthmup_flax.trainer.engine.workload import Means, Periods, Stepped, TrainState, Workload, batch_key, evaluate
 from depthmup_flax.util.errors import Preempted
 from depthmup_flax.util.types import ArrayTree, Batch, HostBatch
 

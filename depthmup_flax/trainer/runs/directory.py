@@ -1,20 +1,29 @@
-"""The run that a work directory holds: whether it is that of a config, what can be read, how it is deleted."""
+"""The run that a work directory holds: whether it is that of a config, its checkpoints and metrics, its deletion."""
 
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
+from depthmup_flax.devices.replicas import require_equal_copies
+from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines
-from depthmup_flax.trainer.runs.checkpoint import best_step, saved_steps
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.workload import TrainState, is_finite
+from depthmup_flax.trainer.runs.checkpoint import Checkpointer, best_step, saved_steps
+from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import Json
+
+log = logging.getLogger(__name__)
 
 Columns = dict[str, np.ndarray]
 _DATA = "data.json"
@@ -91,6 +100,8 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
             )
         path = directory / _DATA
         require_same_data(read_json(path, GARBLED) if path.exists() else {}, data, f"the run in {str(directory)!r}")
+    elif (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
+        raise InputError(f"{str(directory)!r} holds a run without its config.json: restore it, or set overwrite.")
 
 
 def require_same_data(stored: Json, data: Json, work: str) -> None:
@@ -119,3 +130,88 @@ def _delete(directory: pathlib.Path) -> None:
     files = "result.json sample.txt metrics.jsonl data.json params.txt wandb.json config.json"
     for name in files.split():
         (directory / name).unlink(missing_ok=True)
+
+
+class RunCheckpoints:
+    """Restores a run, and saves its finite states, if ``train.checkpoint`` is set.
+
+    Args:
+      experiment: what is trained.
+      data: its data, from `depthmup_flax.data.stored_dataset.to_json`.
+      directory: of the checkpoints; need not exist.
+
+    Attributes:
+      finite: whether the state, and if a loss that is not ends the run, all losses were finite at the last `save`.
+    """
+
+    def __init__(self, experiment: Experiment, data: Json, directory: pathlib.Path) -> None:
+        self._experiment, self._data, self._directory = experiment, data, directory
+        self._train = experiment.config.train
+        self.finite = True
+        self._checkpointer: Checkpointer | None = None
+        # A run that has checkpoints resumes from them even if it writes no more.
+        if self._train.checkpoint or directory.exists():
+            self._checkpointer = Checkpointer(directory, self._train.keep_checkpoints)
+
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, Json] | None:
+        """The latest state and its description; ``None`` if there is no checkpoint, `InputError` if it is damaged."""
+        if self._checkpointer is None:
+            return None
+        return self._checkpointer.restore(abstract_state)
+
+    def save(
+        self, state: TrainState, elapsed_s: float, test: dict[str, float] | None, first: Callable[[], None]
+    ) -> None:
+        """Writes a checkpoint, evaluated as ``test``, in the background, unless it exists or the state is not finite.
+
+        Calls ``first`` before.
+
+        Raises:
+          RunStopped: copies of the state on several devices differ.
+        """
+        step = int(state.step)
+        if self._checkpointer is None or not self._train.checkpoint or step <= self._checkpointer.latest_step:
+            return
+        if self._train.compare_replicas:  # first: the next answer must be the same everywhere
+            try:
+                require_equal_copies(state)
+            except RunStopped:
+                self.wait()  # the last one with equal copies may still be being written
+                raise
+        self.finite = bool(is_finite(self._experiment.workload.task, state))
+        if self._train.stop_on_divergence:
+            self.finite = self.finite and int(state.nonfinite_step) < 0
+        elif not self.finite:
+            log.warning("step %d: the state is not finite, so no checkpoint is written.", step)
+        if not self.finite:
+            return
+        meta = {
+            "config": json.loads(configs.to_json(self._experiment.config)),
+            "data": self._data,
+            "param_info": info_to_json(self._experiment.info),
+            "data_position": step * self._train.batch_size,  # examples read since step 0
+            "elapsed_s": elapsed_s,
+            "evaluated": test is not None,
+        }
+        first()
+        self._checkpointer.save(step, state, meta, test or None)
+
+    def latest(self) -> pathlib.Path | None:
+        """The latest checkpoint, which is finite."""
+        step = -1 if self._checkpointer is None else self._checkpointer.latest_step
+        return None if step < 0 else self._directory / str(step)
+
+    def check(self) -> None:
+        """Raises the error that ended a save in the background, if there is one."""
+        if self._checkpointer is not None:
+            self._checkpointer.check()
+
+    def wait(self) -> None:
+        """Returns when all checkpoints are on disk."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Ends the background threads, after what they are writing."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()

@@ -38,9 +38,8 @@ from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, reachable, read_json, write_atomically
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
-from depthmup_flax.trainer.engine.task import Task
-from depthmup_flax.trainer.engine.user_network import UserNetwork
-from depthmup_flax.trainer.engine.user_task import restored_state
+from depthmup_flax.trainer.engine.user_model import UserNetwork, restored_state
+from depthmup_flax.trainer.engine.workload import Task
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
 from depthmup_flax.trainer.runs.text_generation import SAMPLE_TEMPERATURE, generate

@@ -12,8 +12,8 @@ from small_runs import RATE, small_sweep
 from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import default_config
-from depthmup_flax.search.sweep.dry_run import Speed, describe, estimate_s
 from depthmup_flax.search.sweep.grid import curves, expand, extension, next_value, shard_of
+from depthmup_flax.search.sweep.groups import describe
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.records import COMPLETED, Record
 from depthmup_flax.util.errors import InputError
@@ -106,12 +106,6 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
     assert "in 1 compiled groups in shard 0/2" in half
 
 
-def test_a_dry_run_measures_time_and_memory_if_asked():
-    text = describe(small_sweep(grids={"rates": GRID}), lanes=0, measure=True)
-    assert text.count("ms per run and step") == 2
-    assert "about 0:00:0" in text.splitlines()[-1]
-
-
 def test_a_dry_run_needs_no_data_of_a_published_set_and_says_that_they_are_absent(tmp_path):
     config = small_sweep(grids={"rates": GRID})
     config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
@@ -152,14 +146,3 @@ def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, e
     done |= {str(rate): record(rate, 1.0) for rate in known}
     (((run,), _),) = extension(config, runs, done)
     assert run.point[RATE] == expected
-
-
-def speed(cost):
-    return Speed(cost, run_s=cost**0.5, once_s=2 * cost**0.1)
-
-
-def test_power_laws_through_two_groups_give_the_time_of_those_between():
-    costs, runs = (10.0, 300.0, 1000.0), (3, 1, 2)
-    expected = sum(n * cost**0.5 + 2 * cost**0.1 for cost, n in zip(costs, runs, strict=True))
-    assert estimate_s([speed(1000.0), speed(10.0)], costs, runs) == pytest.approx(expected)
-    assert estimate_s([speed(10.0)], (10.0, 5.0), (1, 1)) == pytest.approx(2 * (10**0.5 + 2 * 10**0.1))
