@@ -116,16 +116,6 @@ def test_data_that_are_the_same_elsewhere_and_touched_are_the_same(tmp_path, mon
     assert train_and_evaluate(run_of("folder:images"), tmp_path / "run")["status"] == "completed"
 
 
-def test_the_checkpoint_knows_the_data_of_a_run_whose_data_json_is_gone(tmp_path):
-    root = tmp_path / "images"
-    write_flat_folder(root)
-    run, workdir = run_of(f"folder:{root}"), tmp_path / "run"
-    stopped(run, workdir)
-    one_more(root)
-    (workdir / "data.json").unlink()
-    assert "number of training examples" in refusal(run, workdir)
-
-
 def test_a_sweep_is_not_continued_on_other_data(tmp_path):
     root = tmp_path / "images"
     write_flat_folder(root)

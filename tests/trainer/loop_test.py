@@ -240,13 +240,13 @@ def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
     assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
 
 
-@pytest.mark.parametrize("gone", [(), ("result.json",)])
-def test_checkpoints_or_a_result_without_their_config_are_not_taken_for_a_new_run(copied, gone):
-    for name in ("config.json", *gone):
+@pytest.mark.parametrize("gone", [("config.json",), ("config.json", "result.json"), ("data.json",)])
+def test_checkpoints_or_a_result_without_their_description_are_not_taken_for_a_new_run(copied, gone):
+    for name in gone:
         (copied / name).unlink()
-    with pytest.raises(InputError, match=r"without its config\.json"):
+    with pytest.raises(InputError, match=rf"without its {gone[0]}"):
         train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied)
-    assert not (copied / "config.json").exists()
+    assert not (copied / gone[0]).exists()
 
 
 def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):

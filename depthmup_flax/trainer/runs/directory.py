@@ -88,6 +88,10 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
     """
     if overwrite:
         _delete(directory)
+    if (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
+        for name in ("config.json", _DATA):
+            if not (directory / name).exists():
+                raise InputError(f"{str(directory)!r} holds a run without its {name}: restore it, or set overwrite.")
     stored = directory / "config.json"
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
@@ -100,8 +104,6 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
             )
         path = directory / _DATA
         require_same_data(read_json(path, GARBLED) if path.exists() else {}, data, f"the run in {str(directory)!r}")
-    elif (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
-        raise InputError(f"{str(directory)!r} holds a run without its config.json: restore it, or set overwrite.")
 
 
 def require_same_data(stored: Json, data: Json, work: str) -> None:
