@@ -12,7 +12,7 @@ from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage.records import read_sweep
-from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.errors import InputError
 
 
 def text_of(directory):
@@ -85,15 +85,6 @@ def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start
         assert not set(text) & {"\x1b", "\x07", "\u202e"}
     assert "best $rate^{$\\x07" in report.text
     assert "a$" in report.text
-
-
-def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, undrawn):
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("depthmup_flax.storage.files.os.replace", full)
-    with pytest.raises(RunStopped, match=r"cannot be written any more \(No space left on device\): make room"):
-        make_report([write(tmp_path / "sweep", SWEEP)], tmp_path / "out")
 
 
 @pytest.mark.slow

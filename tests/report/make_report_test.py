@@ -11,8 +11,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, wr
 
 from depthmup_flax.report import make_report
 from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
-from depthmup_flax.report.sweep_report import analyses, first_round
-from depthmup_flax.report.tables import as_data, as_text
+from depthmup_flax.report.sweep_report import first_round
 from depthmup_flax.storage.records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 
@@ -30,17 +29,6 @@ def test_of_a_search_in_rounds_the_grid_is_shown_and_a_note_counts_the_rest():
     assert shown.records == [*grid.records, *extended]
     assert shown.info.axes == {X: [1e-3, 2e-3, 4e-3, 8e-3], MULTIPLIER: [1.0], "seed": [0, 1]}
     assert shown.notes[0].startswith("3 runs at random points")
-
-
-def test_shards_give_the_same_report_as_the_whole(tmp_path):
-    sweep = sweep_of(lambda p: parabola(p, noise=0.1), {"model.depth": (4, 8), X: RATES, "seed": range(2)})
-    whole, count = write(tmp_path / "whole", sweep), len(sweep.records) // 2
-    halves = (sweep.records[count:], sweep.records[:count])
-    shards = [write(tmp_path / f"{k}", Sweep(sweep.info, half, [])) for k, half in enumerate(halves)]
-    first, second = read_sweep([whole]), read_sweep(shards)
-    analysis, of_shards = analyses(first)[0], analyses(second)[0]
-    assert as_data(first, analysis) == as_data(second, of_shards)
-    assert as_text(as_data(first, analysis), analysis) == as_text(as_data(second, of_shards), of_shards)
 
 
 def test_shards_give_the_same_files_as_the_whole(tmp_path):

@@ -75,11 +75,6 @@ def test_a_run_that_a_process_trains_is_called_that(tmp_path):
         assert "step 40, training;" in str(read_runs([path])[0])
 
 
-def test_a_run_without_rows_is_refused(tmp_path):
-    with pytest.raises(InputError, match="has logged no metrics yet"):
-        read_runs([run(tmp_path / "a", [])])
-
-
 def test_many_rows_are_averaged_in_groups_of_neighbors():
     steps, values = np.arange(4000.0), np.random.default_rng(0).normal(size=4000)
     few, means = run_curves.thinned(steps, values)

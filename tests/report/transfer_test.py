@@ -13,7 +13,6 @@ from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.sweep_report import analyses
 from depthmup_flax.report.tables import as_data, as_text, warnings
 from depthmup_flax.storage.records import Sweep, read_sweep
-from depthmup_flax.util.errors import InputError
 
 
 def test_a_planted_parabola_is_recovered_within_its_interval():
@@ -227,13 +226,6 @@ def test_shapes_of_one_depth_are_variants_and_stages_that_set_the_depth_are_size
     assert roles(same.info).variants == ("model.stage_sizes",)
     deeper = sweep_of(parabola, {X: RATES, "model.stage_sizes": ([1, 1, 1, 1], [2, 2, 2, 2]), "seed": range(3)})
     assert roles(deeper.info).variants == ()
-
-
-def test_a_record_without_an_axis_is_refused_by_name():
-    sweep = sweep_of(parabola, {X: RATES, "seed": (0, 1)})
-    del sweep.records[3].point["seed"]
-    with pytest.raises(InputError, match=f"run {sweep.records[3].run} has no value of the axis seed"):
-        study_of(sweep)
 
 
 def noisy(point):
