@@ -215,7 +215,7 @@ def main() -> None:
 
 def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
     """All measurements."""
-    from depthmup_flax.data.image_sources import list_folder
+    from depthmup_flax.data.images import list_folder
 
     folder = flags.images or make_folder(scratch / "folder")
     files = list_folder(folder)[0]

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable
 from typing import Literal
 
-from depthmup_flax.data import image_sources
+from depthmup_flax.data import images
 from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.text import TOKENIZERS, load_text
@@ -27,10 +27,10 @@ class Source:
 
 # The first word of data.name -> its source. A new source is a function that returns a `Dataset`, and an entry here.
 SOURCES: dict[str, Source] = {
-    "digits": Source("digits", image_sources.load_digits, "images", ("image_size",)),
-    "synthetic": Source("synthetic", image_sources.load_synthetic, "images", ("image_size",)),
-    "tfds": Source("tfds:<set>", image_sources.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
-    "folder": Source("folder:<dir>", image_sources.load_folder, "images", ("image_size",), decodes=True),
+    "digits": Source("digits", images.load_digits, "images", ("image_size",)),
+    "synthetic": Source("synthetic", images.load_synthetic, "images", ("image_size",)),
+    "tfds": Source("tfds:<set>", images.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
+    "folder": Source("folder:<dir>", images.load_folder, "images", ("image_size",), decodes=True),
     "text": Source("text:<file>", load_text, "text", ("context", "tokenizer")),
     "python": Source("python:<module>:<function>", load_python, "arrays"),
 }
@@ -43,8 +43,8 @@ def load(config: object) -> Dataset:
     * ``digits``: scikit-learn's 8x8 digits, gray, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
     * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; ``train_examples`` (default 2048)
       and ``test_examples`` (512).
-    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see `image_sources.load_tfds`.
-    * ``folder:<dir>``: image files, read as RGB; see `image_sources.list_folder`.
+    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see `images.load_tfds`.
+    * ``folder:<dir>``: image files, read as RGB; see `images.list_folder`.
     * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see `text.windows`.
     * ``python:<module>:<function>``: what a function of the user returns; see `user_data.load_python`.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from depthmup_flax.models.gpt import GPT
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.models.resnet import ResNet, SimpleResNet
-from depthmup_flax.models.vit import ViT
+from depthmup_flax.models.transformers import GPT, ViT
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
 

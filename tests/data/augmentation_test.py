@@ -58,12 +58,6 @@ def test_augment_of_an_example_depends_on_its_own_key_only(name):
     np.testing.assert_allclose(augment(name, key, mixed)[0], augment(name, key, IMAGES)[0], atol=1e-6)
 
 
-def test_augment_maps_over_keys():
-    keys = jax.random.split(jax.random.key(0), 3)
-    out = jax.jit(jax.vmap(lambda key: data.augment("cifar", key, jnp.asarray(IMAGES))))(keys)
-    np.testing.assert_allclose(out[2], augment("cifar", keys[2], IMAGES), atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_a_tpu_crops_the_same_images_by_products_and_gathers_no_pixels(dtype, monkeypatch):
     images, keys = (IMAGES + (0 if dtype == "uint8" else 0.25)).astype(dtype), jax.random.split(jax.random.key(0), 2)

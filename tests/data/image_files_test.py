@@ -184,15 +184,6 @@ def test_an_image_that_vanishes_from_a_stream_is_named_and_restoring_it_resumes_
         assert_batches_equal(next(again), expected[step])
 
 
-def test_a_test_image_damaged_in_mid_run_is_named_on_the_host_that_reads_it(tmp_path):
-    test = load_crops(write_photographs(tmp_path)).test
-    path = tmp_path / "test/b/05.jpg"
-    path.write_bytes(path.read_bytes()[:300])
-    for rows in (slice(None), slice(1, 2)):  # place 1 of the last batch is class b's last image
-        assert str(path) in error(lambda rows=rows: list(data.eval_batches(test, 5, rows)))
-    assert len(list(data.eval_batches(test, 5, slice(0, 1)))) == 2
-
-
 def a_bomb():
     """A PNG that claims 30000x30000 pixels and has one."""
     file = io.BytesIO()

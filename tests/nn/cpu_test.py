@@ -1,12 +1,10 @@
 """Convolutions with gradients for the CPU: every derivative is JAX's own, on every platform."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import depthmup_flax as dm
 from depthmup_flax.nn.cpu import conv_same, convolve
 
 
@@ -45,39 +43,6 @@ def test_every_derivative_is_that_of_the_plain_convolution(x_shape, kernel_shape
         jax.tree.map(
             lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13, err_msg=name), a, b
         )
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(
-            dm.ResNet(3, width=2, depth=2, stage_sizes=(2,), norm="none"), id="ResNet", marks=pytest.mark.slow
-        ),
-        pytest.param(dm.SimpleResNet(3, width=8, depth=3), id="SimpleResNet", marks=pytest.mark.slow),
-    ],
-)
-def test_forward_mode_goes_through_convolutional_networks(model, float64):
-    """``jax.jvp`` is the inner product with the gradient, alone, mapped, and under ``jax.grad``."""
-    model, x = model.clone(param_dtype="float64", nonlinearity="tanh"), normal(1, 2, 8, 8, 3)
-
-    @jax.jit
-    def derivatives(key):
-        params = nn.unbox(model.init(key, x))["params"]
-        towards = jax.tree.map(lambda p: jax.random.normal(key, p.shape), params)
-        loss = lambda p: jnp.sum(model.apply({"params": p}, x) ** 2)
-        inner = lambda a, b: sum(jnp.vdot(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-        forward = lambda p, t: jax.jvp(loss, (p,), (t,))[1]
-        mapped = jax.vmap(forward, (None, 0))(params, jax.tree.map(lambda t: jnp.stack([t, 2 * t]), towards))
-        expected = inner(jax.grad(loss)(params), towards)
-        curvature = inner(jax.grad(forward)(params, towards), towards)
-        step = 1e-5  # of a central difference of first derivatives
-        at = lambda s: forward(jax.tree.map(lambda p, t: p + s * t, params, towards), towards)
-        return forward(params, towards), mapped, expected, curvature, (at(step) - at(-step)) / (2 * step)
-
-    forward, mapped, expected, curvature, difference = derivatives(jax.random.key(0))
-    np.testing.assert_allclose(forward, expected, rtol=1e-9)
-    np.testing.assert_allclose(mapped, [expected, 2 * expected], rtol=1e-9)
-    np.testing.assert_allclose(curvature, difference, rtol=1e-5)
 
 
 def test_the_platform_that_is_lowered_for_decides_and_not_the_host():

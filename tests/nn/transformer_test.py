@@ -1,5 +1,6 @@
 """Attention, feed-forward, embeddings and the two transformers, against the formulas written out."""
 
+import functools
 import math
 
 import flax.linen as nn
@@ -12,12 +13,14 @@ from drawn import drawn
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn import blocks as blocks_module
+from depthmup_flax.nn import transformer as feed_forward
 from depthmup_flax.nn.attention import SelfAttention, sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.blocks import TransformerConfig
-from depthmup_flax.nn.transformer import Embed
+from depthmup_flax.nn.transformer import Embed, FeedForward
 from depthmup_flax.rule.info_trees import flatten_info
 
 IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
+X = jax.random.normal(jax.random.key(1), (2, 5, 8))
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
 
 
@@ -209,3 +212,40 @@ def test_auto_unrolls_blocks_on_gpus_alone(platform, length, at_a_time, monkeypa
     assert blocks_module.layers_at_a_time("auto", length) == at_a_time
     assert blocks_module.layers_at_a_time(True, length) == 1
     assert blocks_module.layers_at_a_time(False, length) == length
+
+
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def swiglu(x, p):
+    return (silu(x @ p["gate"]["kernel"]) * (x @ p["up"]["kernel"])) @ p["down"]["kernel"]
+
+
+def of_module(module):
+    variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
+    return jax.jit(module.apply)(variables, X), jax.tree.map(np.asarray, variables["params"])
+
+
+@pytest.mark.parametrize(("fields", "hidden"), [({"mlp_ratio": 3}, 24), ({"mlp_features": 20}, 20)])
+def test_swiglu_is_shazeers_with_the_hidden_features_that_were_asked_for(fields, hidden):
+    y, p = of_module(FeedForward(TransformerConfig(mlp="swiglu", **fields)))
+    assert p["gate"]["kernel"].shape == p["up"]["kernel"].shape == (8, hidden)
+    np.testing.assert_allclose(y, swiglu(np.asarray(X), p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_a_program_for_a_gpu_saves_the_arguments_of_an_activation_alone(mlp, monkeypatch):
+    module = FeedForward(TransformerConfig(mlp=mlp, mlp_features=11))
+    variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
+
+    def saved():
+        """Arrays of hidden features that the backward pass reads, and the gradient."""
+        _, pull = jax.vjp(lambda variables: jnp.sin(module.apply(variables, X)), variables)
+        shapes = [x.shape for x in jax.tree.leaves(pull)]
+        return shapes.count((2, 5, 11)), pull(jnp.ones_like(X))
+
+    (all_parts, expected), _ = saved(), monkeypatch.setattr(feed_forward, "target_platform", lambda: "gpu")
+    arguments, found = saved()
+    assert arguments == {"gelu": 2, "swiglu": 3}[mlp] < all_parts  # and the result, a factor of the next layer
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), found, expected)
