@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import ast
-import collections
 import dataclasses
 import logging
-import re
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 log = logging.getLogger(__name__)
-
-_OF_CONFIG = re.compile(r"--config(?:\.(?P<path>[^=]*))?(?:=(?P<text>.*))?", re.DOTALL)
 
 
 @dataclasses.dataclass
@@ -63,42 +59,28 @@ class GivenConfig:
 
 def split(words: Sequence[str], default: str | None) -> tuple[GivenConfig, list[str]]:
     """The config of a command line, and its other words. ``default`` is the file if it names none."""
-    others, remaining = [], collections.deque(words)
     given: dict[str, str] = {}  # "" is the file
-    while remaining:
-        word = remaining.popleft()
-        match = _OF_CONFIG.fullmatch(word)
-        if word == "--":
-            others += [word, *remaining]
-            break
-        if match is None:
+    others, remaining = [], iter(words)
+    for word in remaining:
+        name, equals, text = word.partition("=")
+        if name != "--config" and not name.startswith("--config."):
             others.append(word)
             continue
-        text = match["text"]
-        if text is None and remaining and not remaining[0].startswith("--"):
-            text = remaining.popleft()
-        if text is None:
-            raise InputError(f"{word} has no value: write {word}=VALUE.")
-        given[match["path"] or ""] = text
+        if not equals:
+            text = next(remaining, "--")
+            if text.startswith("--"):
+                raise InputError(f"{word} has no value: write {word}=VALUE.")
+        given[name.removeprefix("--config").removeprefix(".")] = text
     is_default = default is not None and "" not in given
     file, scale = given.pop("", default), given.pop("scale", None)
     return GivenConfig(f"{file}:{scale}" if file and scale else file, given, is_default), others
-
-
-def wrong_value(name: str, text: str, kind: type, example: Any) -> str:
-    """The error about a flag or field whose text is not of type ``kind``, with an example."""
-    from depthmup_flax.config.fields import TYPES
-
-    expected, other = TYPES[kind]
-    shown = other if example is None or example == () else str(example)
-    return f"{name} is {text!r}: use {expected}, such as {shlex.quote(shown)}."
 
 
 def set_text(config: ConfigDict, path: str, text: str) -> None:
     """Sets a field to the text of the command line, parsed as the field's type."""
     from ml_collections import ConfigDict
 
-    from depthmup_flax.config.fields import default_config, get_field, set_field, set_model, unknown_field
+    from depthmup_flax.config.fields import TYPES, default_config, get_field, set_field, set_model, unknown_field
 
     run = config.base if path.startswith("base.") else config
     sections, _, name = path.rpartition(".")
@@ -124,7 +106,9 @@ def set_text(config: ConfigDict, path: str, text: str) -> None:
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(wrong_value(path, text, kind, present)) from error
+        expected, other = TYPES[kind]
+        example = shlex.quote(other if present is None or present == () else str(present))
+        raise InputError(f"{path} is {text!r}: use {expected}, such as {example}.") from error
 
 
 def _parsed(text: str, kind: type) -> Any:

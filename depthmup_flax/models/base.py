@@ -99,10 +99,12 @@ class ResidualNetwork(nn.Module):
                 require(isinstance(value, (bool, np.bool_)), f"{field.name} is {value!r}: use True or False.")
             elif "Dtype" in str(field.type) and value not in (None, ""):
                 try:
-                    floating = jnp.issubdtype(jnp.dtype(value), jnp.floating)
+                    # Unless float64 is enabled, JAX would silently compute in float32.
+                    widths = (16, 32, 64) if jax.config.jax_enable_x64 else (16, 32)  # type: ignore[attr-defined]
+                    usable = jnp.issubdtype(jnp.dtype(value), jnp.floating) and jnp.finfo(value).bits in widths
                 except TypeError:
-                    floating = False
-                require(floating, f"{field.name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+                    usable = False
+                require(usable, f"{field.name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
         for name, names in self.choices.items():
             value = getattr(self, name)
             require(value in names, f"{name} is {value!r}: {did_you_mean(value, names)}")

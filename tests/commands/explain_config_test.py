@@ -100,17 +100,3 @@ def test_a_copy_overwrites_nothing(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert str(mine) in done.stderr
     assert mine.read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        ("n, the width. It grows.", "n, the width"),
-        ("with zeros (B24 App. M).", "with zeros (B24 App. M)"),
-        ("lion, rmsprop, ...", "lion, rmsprop, ..."),
-        ("not optimal (`depthmup_flax.rule.x`). More.", "not optimal"),
-        ("``none``, or ``layer``", "none, or layer"),
-    ],
-)
-def test_the_first_sentence_of_an_explanation_is_shown(text, first):
-    assert explain_config.first_sentence(text) == first

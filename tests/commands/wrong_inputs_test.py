@@ -6,7 +6,7 @@ import planted_sweeps
 import pytest
 from processes import run_command, run_lines
 
-from depthmup_flax.util.errors import BAD_INPUT, closest
+from depthmup_flax.util.errors import BAD_INPUT
 
 _HEAD = "import depthmup_flax as dm\nfrom depthmup_flax.config import default_config\n\n\ndef get_config():\n    "
 _RUN = _HEAD + "config = default_config()\n    {}\n    return config\n"
@@ -138,30 +138,21 @@ CASES = {
 }
 FIELDS = [  # of train --config=digits
     ("seed=1.5", "seed is '1.5'"),
-    ("seed=-1", "seed is -1"),
     ("model.depth=abc", "model.depth is 'abc'"),
     ("model.depth", "--config.model.depth"),
     ("model.depth=0", "model.depth is 0"),
     ("model.dpth=3", "did you mean 'model.depth'?"),
-    ("modl.depth=3", "did you mean 'model.depth'?"),
-    ("depth=3", "did you mean 'model.depth'?"),
     ("lr=0.1", "did you mean 'optimizer.learning_rate'?"),
     ("model.activation=gelu", "did you mean 'model.nonlinearity'?"),
     ("model=3", "model is a section"),
-    ("model.depth.x=3", "model.depth.x"),
     ("model.name=vitt", "model.name is 'vitt'"),
-    ("model.norm=layr", "model.norm is 'layr'"),
     ("model.dtype=int32", "model.dtype is 'int32'"),
-    ("model.base_width=-1", "model.base_width is -1"),
     ("model.width=1000000000", "model.width is 1000000000"),
     ("optimizer.name=SGD", "optimizer.name is 'SGD'"),
     ("optimizer.learning_rate=1,5", "optimizer.learning_rate is '1,5'"),
     ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan"),
-    ("optimizer.schedule=cosin", "optimizer.schedule is 'cosin'"),
     ("optimizer.warmup_steps=99999", "optimizer.warmup_steps is 99999"),
-    ("optimizer.clip_rms=-1", "optimizer.clip_rms is -1"),
     ("optimizer.frozen=stm", "optimizer.frozen has 'stm'"),
-    ("optimizer.kwargs.b1=2.0", "optimizer.kwargs.b1 is 2.0"),
     ("optimizer.kwargs.b3=0.9", "optimizer.kwargs.b3"),
     ("parametrization.preset=depthmup", "parametrization.preset is 'depthmup'"),
     ("parametrization.gamma0=0", "parametrization.gamma0 is 0"),
@@ -226,17 +217,3 @@ def test_traceback_shows_the_calls_inside_a_config_file(files, tmp_path):
     assert error[0] == "Traceback (most recent call last):"
     calls = [text.split('"')[1] for text in error if text.startswith("  File ")]
     assert [name for name in calls if name.startswith(str(files))] == [f"{files}/parent.py", f"{files}/undefined.py"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "known", "meant"),
-    [
-        ("nadma", ("adamax", "nadam", "adam"), "nadam"),
-        ("ADAM", ("adam", "adamax"), "adam"),
-        ("lr", ("learning_rate", "name"), "learning_rate"),
-        ("model.activation", ("model.nonlinearity", "model.width"), "model.nonlinearity"),
-        ("size", ("depth", "width"), None),
-    ],
-)
-def test_the_closest_name_is_suggested(wrong, known, meant):
-    assert closest(wrong, known) == meant

@@ -124,7 +124,8 @@ class Study:
       base: width and depth of the proxy, on which hyperparameters are tuned.
       rule: a preset, or a `Parametrization`.
       loss: ``"cross_entropy"``, ``"squared_error"``, or a function ``(outputs, targets) -> scalar``.
-      optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or another optax direction.
+      optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or the name of another optax direction; an optimizer
+        of your own needs a `depthmup_flax.Task`.
       steps: of every run; 0: what ``settings={"epochs": ...}`` makes. The loss that is compared is the mean of the last
         fifth.
       batch_size: examples of a step.
@@ -174,11 +175,6 @@ class Study:
             raise InputError(
                 f"build is {type(self.build).__name__}: it must be a class, or a function of width and depth that "
                 "returns a network, such as lambda width, depth: Net(width, depth)."
-            )
-        if not isinstance(self.optimizer, str):
-            raise InputError(
-                f"optimizer is a {type(self.optimizer).__name__}: name one, such as 'adam', 'lion' or 'momentum'. An "
-                "optax optimizer of your own needs a dm.Task."
             )
         is_arrays = isinstance(self.data, (tuple, list)) and all(hasattr(part, "dtype") for part in self.data)
         if is_arrays or not (isinstance(self.data, (str, tuple, list)) or callable(self.data)):

@@ -42,7 +42,7 @@ from depthmup_flax.storage.files import is_bucket, write_atomically
 from depthmup_flax.storage.records import LEARNING_RATE, SEED, Sweep, read_info
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -171,14 +171,10 @@ def tune_target(
 
 def require_presets(names: Sequence[str], target: ConfigDict) -> None:
     """`InputError` unless ``names`` are presets other than the target's own, each given once."""
-    own = target.parametrization.preset
+    others = PRESETS.keys() - {target.parametrization.preset}
     for name in names:
-        if name not in PRESETS:
-            raise InputError(f"compare has {name!r}: {did_you_mean(name, PRESETS)}")
-        if name == own:
-            raise InputError(f"compare has {name!r}, the target's own preset: name others, such as sp.")
-        if names.count(name) > 1:
-            raise InputError(f"compare has {name!r} twice: give each preset once.")
+        if name not in others or names.count(name) > 1:
+            raise InputError(f"compare has {name!r}: name each of {', '.join(sorted(others))} once at most.")
 
 
 def compare_presets(
@@ -214,24 +210,15 @@ def next_training(tuned: pathlib.Path, run: str) -> None:
     messages.next_step(f"{command} --workdir={shlex.quote(str(tuned.with_name(run)))}")
 
 
-def derived_file(file: str, config: ConfigDict, summary: str, **options: str) -> str:
-    """`tuned_file` that derives ``config`` from the file and arguments of ``--config``."""
-    parent, *arguments = file.split(":", 1)
-    return tuned_file(pathlib.Path(parent), arguments, config, from_file(parent, *arguments), summary, **options)
-
-
-def tuned_file(
-    original: pathlib.Path,
-    arguments: Sequence[str],
-    config: ConfigDict,
-    parent: ConfigDict,
-    summary: str,
-    origin: str = "with hyperparameters from a small proxy",
+def derived_file(
+    file: str, config: ConfigDict, summary: str, origin: str = "with hyperparameters from a small proxy"
 ) -> str:
-    """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``.
+    """Text of a config file that calls ``file``, as ``--config`` names it, and sets what differs in ``config``.
 
     The file names a shipped config, which another machine may have elsewhere, and the absolute path of a user's file.
     """
+    path, *arguments = file.split(":", 1)
+    original, parent = pathlib.Path(path), from_file(path, *arguments)
     parent_name = shipped_name(original) or os.fspath(original.resolve())
     imported, statements = "from depthmup_flax.config import from_file", []
     if config.model.name != parent.model.name:

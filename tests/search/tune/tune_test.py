@@ -11,7 +11,7 @@ from depthmup_flax.config.fields import default_config, get_field, optimizer_kwa
 from depthmup_flax.config.files import from_file
 from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.proxy import proxy_config
-from depthmup_flax.search.tune.target import Rescaling, rescale_target, tuned_file
+from depthmup_flax.search.tune.target import Rescaling, derived_file, rescale_target
 from depthmup_flax.storage.records import Record
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
@@ -162,7 +162,7 @@ def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_pat
     set_field(config, RATE, 0.125)
     set_field(config, "parametrization.gamma0", 2.0)
     path = tmp_path / "tuned.py"
-    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Summary."))
+    path.write_text(derived_file(str(ROOT / "configs/cifar10_resnet.py"), config, "Summary."))
     assert path.read_text().count("            '") == 2
     assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
     assert get_field(from_file(path), RATE) == 0.125
@@ -181,7 +181,7 @@ def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
     )
     config = from_file(parent, "large")
     path = tmp_path / "tuned.py"
-    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Summary."))
+    path.write_text(derived_file(f"{parent}:large", config, "Summary."))
     assert from_file(path).model.width == 64
 
 
@@ -205,7 +205,7 @@ def test_the_tuned_choice_is_rescaled_to_the_targets_batch_size_and_steps():
     # Without --target.steps the number of examples is that of the target's config.
     assert rescaled(config, batch_size=128)[0].train.steps == 25
     # A tuned.py loads what was set.
-    assert "'optimizer.kwargs.b1': 0.6" in tuned_file(ROOT / "x.py", [], large, config, "")
+    assert "'optimizer.kwargs.b1': 0.6" in derived_file(str(ROOT / "configs/digits.py"), large, "")
 
 
 def test_only_arguments_of_the_optimizer_are_set():
