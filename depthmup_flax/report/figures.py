@@ -233,24 +233,24 @@ def step_axis(axes: Axes) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure that a report may have. In name and caption, ``{x}`` stands for the analysis's hyperparameter."""
+    """A figure that a report may have. In its caption, ``{x}`` stands for the analysis's hyperparameter."""
 
     name: str  # of its files, without suffix
     draw: Callable[[Analysis], Figure]
     shown: Callable[[Analysis], bool]  # whether an analysis has enough data for it
     caption: str  # how to read it
-    second: bool = False  # whether it shows the analysis along the second hyperparameter
 
 
 _several_values = lambda analysis: len(analysis.scale.values) > 1
-_TRANSFER = (
-    "Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. "
-    "The {x} transfers if the stars lie on the dashed line and larger networks have a lower loss."
-)
 
 FIGURES = (  # the first that an analysis has is the page's main one
-    Drawing("transfer", draw_transfer, _several_values, _TRANSFER),
-    Drawing("transfer_{x}", draw_transfer, lambda analysis: True, _TRANSFER, second=True),
+    Drawing(
+        "transfer",
+        draw_transfer,
+        _several_values,
+        "Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. "
+        "The {x} transfers if the stars lie on the dashed line and larger networks have a lower loss.",
+    ),
     Drawing(
         "optima",
         draw_optima,
@@ -267,11 +267,10 @@ FIGURES = (  # the first that an analysis has is the page's main one
 )
 
 
-def drawn(analysis: Analysis, second: Analysis | None) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Caption and files of each figure of an analysis, and of the one along its second axis."""
+def drawn(analysis: Analysis) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Caption and files of each figure of an analysis."""
     for figure in FIGURES:
-        of = second if figure.second else analysis
-        if of is not None and figure.shown(of):
+        if figure.shown(analysis):
             with matplotlib.rc_context(style.STYLE):
-                files = style.pictures(figure.draw(of), figure.name.format(x=of.scale.name))
-            yield figure.caption.format(x=of.scale.name), files
+                files = style.pictures(figure.draw(analysis), figure.name)
+            yield figure.caption.format(x=analysis.scale.name), files

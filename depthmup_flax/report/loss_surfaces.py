@@ -108,11 +108,6 @@ class Surface(Network):
     y: np.ndarray  # (Y,)
     ended: np.ndarray  # (Y, X), number of runs
 
-    def swapped(self) -> Surface:
-        """The surface with x and y exchanged."""
-        arrays = {name: getattr(self, name).swapaxes(1, 2) for name in ("losses", "slices")}
-        return dataclasses.replace(self, x=self.y, y=self.x, ended=self.ended.T, diverged=self.diverged.T, **arrays)
-
     def means(self) -> np.ndarray:
         """(Y, X) means over seeds; NaN if any seed diverged or has not ended, since survivors would bias the mean."""
         return self.losses.mean(0)

@@ -209,12 +209,6 @@ def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: i
     return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
 
 
-def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
-    """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
-    resampled = minima(coordinates, resampled_means(losses)) if len(losses) > 1 else None
-    return Estimate(float(minima(coordinates, losses.mean(0))), resampled, len(losses))
-
-
 def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Estimate]) -> Estimate:
     """The sum of weights times estimates, resampled together; no draws if one of them has none."""
     draws = [e.draws for e in estimates if e.draws is not None]
@@ -233,49 +227,3 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
     return dataclasses.replace(weighted_sum(centered / (centered**2).sum(), estimates), resolution=0.0)
-
-
-def sublevel_set(means: np.ndarray) -> np.ndarray:
-    """Losses (Y, X), NaN where missing -> (Y, X): whether loss <= min + 0.1 (median - min)."""
-    finite = means[np.isfinite(means)]
-    level = finite.min() + 0.1 * (np.median(finite) - finite.min()) if len(finite) else np.nan
-    return means <= level
-
-
-def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
-    """The first principal direction of points (N,), (N,) in a plane: total least squares.
-
-    Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u, and the points' standard deviation along it.
-    Both are NaN for fewer than three points, or if they spread less than 1.5 times as far along it as across.
-    """
-    values, vectors = np.linalg.eigh(np.cov(u, v, bias=True)) if len(u) > 2 else (np.ones(2), np.eye(2))
-    if values[1] < 1.5**2 * values[0]:
-        return math.nan, math.nan
-    du, dv = vectors[:, 1] * (1 if vectors[0, 1] >= 0 else -1)
-    return math.atan2(dv, du), math.sqrt(values[1])
-
-
-def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
-    """The `direction` of the optimal `sublevel_set` of losses (S, Y, X); draws are taken modulo pi around it.
-
-    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle's resolution is
-    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``. ``None`` without a direction, or with a single u or v;
-    no draws if one of them has no direction.
-    """
-    if min(len(u), len(v)) < 2:
-        return None
-
-    def of(means: np.ndarray) -> tuple[float, float, int]:
-        rows, columns = np.nonzero(sublevel_set(means))
-        return *direction(u[columns], v[rows]), len(rows)
-
-    angle, length, count = of(losses.mean(0))
-    if math.isnan(angle):
-        return None
-    cell = math.sqrt(np.diff(u).mean() * np.diff(v).mean() / 12)
-    resolution, seeds = 1.96 * cell / (math.sqrt(count) * length), len(losses)
-    if seeds == 1:
-        return Estimate(angle, None, seeds, resolution)
-    angles = np.array([of(means)[0] for means in resampled_means(losses, draws)])
-    angles = angle + (angles - angle + math.pi / 2) % math.pi - math.pi / 2
-    return Estimate(angle, None if np.isnan(angles).any() else angles, seeds, resolution)

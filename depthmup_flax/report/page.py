@@ -79,7 +79,7 @@ def extract(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping
 
 
 def _results(data: Json, analysis: Analysis, pictures: Sequence[tuple[str, str, str]]) -> list[Section]:
-    """Verdicts, notes, the main figure, tables and claims."""
+    """Verdicts, notes, the main figure and tables."""
     _, _, reason = data["headline"].partition(": ")
     parts = [Section(texts=[reason] if reason else [], listed=tables.other_verdicts(data), pictures=pictures)]
     if data["notes"]:
@@ -89,6 +89,4 @@ def _results(data: Json, analysis: Analysis, pictures: Sequence[tuple[str, str, 
     for variant in data["variants"]:
         slopes = tables.slope_sentences(variant, analysis.scale.name)
         parts.append(Section(variant["name"] or "Results", table=tables.table_of(data, variant), below=slopes))
-    if data["claims"]:
-        parts.append(Section("The paper's claims", [tables.claims_cost(data)], [c["sentence"] for c in data["claims"]]))
     return parts

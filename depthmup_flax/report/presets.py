@@ -23,7 +23,7 @@ _MEASURES = {
     "validation_loss": ("validation loss", *_LOSS),
     "train_loss_avg": ("training loss", *_LOSS),
 }
-_TRAINED = ("model", "optimizer", "frozen layers", "training", "data")  # of the settings, equal for all presets
+_TRAINED = ("model", "optimizer", "train", "data")  # of the settings, equal for all presets
 
 
 def comparison_of(sweep: Sweep, directories: Sequence[pathlib.Path] = ()) -> Sweep | None:
@@ -38,7 +38,7 @@ def comparison_data(sweep: Sweep) -> Json:
     """The comparison as JSON: sizes, rate, seeds, steps, what was trained, and each preset's measures."""
     first, axes = sweep.records[0], sweep.info.axes
     own = [(preset, [r for r in sweep.records if r.point.get(PRESET) == preset]) for preset in axes[PRESET]]
-    rows = settings.settings_of_run(sweep.info.base, without=(LEARNING_RATE,))
+    rows = settings.settings_of([sweep.info.base], without=(LEARNING_RATE, SEED))
     return {
         "width": first.width,
         "depth": first.depth,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report import page, style
-from depthmup_flax.report.settings import settings_of_run
+from depthmup_flax.report.settings import settings_of
 from depthmup_flax.report.sweep_report import Report, written
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, reachable, read_json
@@ -137,7 +137,7 @@ def _read(directory: pathlib.Path, name: str) -> Run:
     metrics, ended = read_metrics(directory / "metrics.jsonl"), directory / "result.json"
     if not len(metrics["step"]):
         raise InputError(f"the run in {str(directory)!r} has logged no metrics yet: wait for its first row.")
-    trained = settings_of_run(read_json(directory / "config.json", _RESTORE))
+    trained = settings_of([read_json(directory / "config.json", _RESTORE)])
     return Run(name, metrics, trained, read_json(ended, _RESTORE) if ended.exists() else None, in_use)
 
 

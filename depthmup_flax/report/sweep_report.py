@@ -51,7 +51,6 @@ def make_report(
     *,
     tolerance: float = TOLERANCE,
     loss: str | None = None,
-    claims: tables.Claims | None = None,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
@@ -64,7 +63,6 @@ def make_report(
         `depthmup_flax.report.yardstick`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
-      claims: judges statements about the sweep's figure.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -80,13 +78,13 @@ def make_report(
         sweep = read_sweep(paths)
         compared = comparison_of(sweep, paths)
     sweep = first_round(sweep)
-    analysis, swapped = analyses(sweep, loss)
-    data = tables.as_data(sweep, analysis, tolerance, claims, compared, other_analysis(sweep, analysis))
+    analysis = analysis_of(sweep, loss)
+    data = tables.as_data(sweep, analysis, tolerance, compared, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""
     if style.draws_pages():
         from depthmup_flax.report import figures, page  # matplotlib and jinja2 are optional
 
-        pictured = list(figures.drawn(analysis, swapped))
+        pictured = list(figures.drawn(analysis))
         html = page.rendered(page.title(data), page.sections(data, analysis, pictured))
         drawn = {"report.html": html.encode()}
         for _, pictures in pictured:
@@ -109,11 +107,6 @@ def written(files: Mapping[str, bytes], out: str | pathlib.Path) -> list[pathlib
         for name, content in files.items():
             write_atomically(claim.workdir / name, content)
         return [claim.workdir / name for name in files]
-
-
-def _pending(sweep: Sweep, axis: str) -> Sequence[float]:
-    """The planned values of an axis, or none if all runs have ended: then a size without one lies in another grid."""
-    return () if 0 < sweep.info.runs <= len(sweep.records) else sweep.planned.get(axis, ())
 
 
 def first_round(sweep: Sweep) -> Sweep:
@@ -140,11 +133,11 @@ def other_analysis(sweep: Sweep, analysis: Analysis) -> Analysis | None:
     completed = [record for record in sweep.records if record.status == COMPLETED]
     losses = [TEST, VALIDATION] if analysis.loss == TRAIN else [TRAIN]
     measured = [loss for loss in losses if all(record.loss(loss) is not None for record in completed)]
-    return analyses(sweep, measured[0])[0] if measured else None
+    return analysis_of(sweep, measured[0]) if measured else None
 
 
-def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis | None]:
-    """A sweep analyzed along x and, if there is one, along the second continuous axis; for ``loss`` see `make_report`.
+def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
+    """A sweep analyzed along x; for ``loss`` see `make_report`.
 
     Raises InputError if no run has ended, all runs diverged, or a completed run lacks that loss.
     """
@@ -163,8 +156,6 @@ def analyses(sweep: Sweep, loss: str | None = None) -> tuple[Analysis, Analysis 
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    analysis = analyze(info, grids, parts.x, parts.second, _pending(sweep, parts.x.axis), loss)
-    if parts.second is None:
-        return analysis, None
-    planned = _pending(sweep, parts.second.axis)
-    return analysis, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)
+    # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
+    planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())
+    return analyze(info, grids, parts.x, parts.second, planned, loss)

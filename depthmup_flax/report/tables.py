@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +14,10 @@ from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, num
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import Verdict, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.records import MEANS_DIVERGED, TRAIN, Record, Sweep
+from depthmup_flax.storage.records import MEANS_DIVERGED, TRAIN, Sweep
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
-
-# The name of a sweep's figure, its analysis and that by another loss -> what it shows about each statement of a paper,
-# as JSON.
-Claims: TypeAlias = Callable[[str, Analysis, Analysis | None], list[Json]]
 
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _WARNINGS = {
@@ -43,7 +38,6 @@ def as_data(
     sweep: Sweep,
     analysis: Analysis,
     tolerance: float = TOLERANCE,
-    claims: Claims | None = None,
     compared: Sweep | None = None,
     other: Analysis | None = None,
 ) -> Json:
@@ -91,8 +85,6 @@ def as_data(
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, analysis),
         "variants": [_variant_data(analysis, variant) for variant in analysis.variants],
-        "claims": claims(info.figure, analysis, other) if claims else [],
-        "core_minutes": core_minutes(records),
         "comparison": comparison,
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
@@ -115,13 +107,6 @@ def _verdict_data(one: Verdict) -> Json:
         "seeds_needed": one.seeds_needed,
         "sentence": one.sentence,
     }
-
-
-def core_minutes(records: Sequence[Record]) -> float:
-    """What the runs took: wall time times devices; a CPU device is a core."""
-    counts = [record.device.partition(" x ")[0] for record in records]
-    devices = [int(count) if count.isdecimal() else 1 for count in counts]
-    return math.fsum(record.wall_time_s * n for record, n in zip(records, devices, strict=True)) / 60
 
 
 def _plain(value: Any, digits: int) -> Any:
@@ -260,8 +245,6 @@ def as_text(data: Json, analysis: Analysis) -> str:
         lines += ["", *table_of(data, variant).lines, *slope_sentences(variant, analysis.scale.name)]
     others = other_verdicts(data)
     lines += ["", *others] if others else []
-    if data["claims"]:
-        lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
     facts = f"{counts(data)}; {', '.join(data['devices'])}; {duration(data['hours'])}"
     trained = settings.sentence(data["settings"])
     return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data, analysis), trained, facts])
@@ -275,12 +258,6 @@ def counts(data: Json) -> str:
 def other_verdicts(data: Json) -> list[str]:
     """The sentences of the verdicts that are not in the headline."""
     return [one["sentence"] for one in data["verdicts"] if not one["in_headline"]]
-
-
-def claims_cost(data: Json) -> str:
-    """What the runs took."""
-    unit = "core-minutes" if all(device.endswith(" cpu") for device in data["devices"]) else "device-minutes"
-    return f"{data['core_minutes']:.2g} {unit}"
 
 
 def duration(hours: float) -> str:

@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of, other_analysis
 from depthmup_flax.storage.records import read_sweep
 from reproduction.claims import figures, judged_claims
 
@@ -16,8 +16,10 @@ def main(directories: list[str]) -> None:
     """Writes the report and prints its text."""
     paths = [pathlib.Path(directory) for directory in directories]
     out = paths[0] / "report"
-    print(make_report(paths, out, claims=judged_claims.as_data).text)
-    figures.save_figures(analyses(read_sweep(paths))[0], out)
+    sweep = read_sweep(paths)
+    analysis = analysis_of(sweep)
+    print(make_report(paths, out).text + judged_claims.claims_text(sweep, analysis, other_analysis(sweep, analysis)))
+    figures.save_figures(analysis, out)
 
 
 if __name__ == "__main__":

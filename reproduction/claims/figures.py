@@ -18,6 +18,7 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.storage.records import TRAIN
+from reproduction.claims import valleys
 
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
@@ -67,11 +68,11 @@ def _minus_logs(draws: np.ndarray | None) -> np.ndarray | None:
 
 
 def sublevel_slope(surface: Surface, x: Scale, y: Scale) -> Valley | None:
-    """Slope of y against x along the optimal sublevel set and its 95 % interval, from `opt.valley_angle`.
+    """Slope of y against x along the optimal sublevel set and its 95 % interval, from `valleys.valley_angle`.
 
     ``None`` if the set has no direction; no interval for one seed, or where it reaches the vertical.
     """
-    angle = opt.valley_angle(x.coordinate(surface.x), y.coordinate(surface.y), surface.losses)
+    angle = valleys.valley_angle(x.coordinate(surface.x), y.coordinate(surface.y), surface.losses)
     if angle is None:
         return None
     ends = angle.interval
@@ -113,7 +114,7 @@ def _heat(axes: Axes, analysis: Analysis, surface: Surface, limits: dict[str, fl
     axes.set_facecolor("0.9")
     rows, columns = np.nonzero(surface.diverged)
     axes.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
-    inside = np.nonzero(opt.sublevel_set(means))
+    inside = np.nonzero(valleys.sublevel_set(means))
     axes.plot(u[inside[1]], v[inside[0]], ".", color="tab:red", markersize=7)
     if np.isfinite(means).any():
         row, column = divmod(int(np.nanargmin(means)), len(u))

@@ -7,14 +7,13 @@ import functools
 import math
 from collections.abc import Sequence
 
-from depthmup_flax.report import tables, verdict
+from depthmup_flax.report import verdict
 from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, drift, in_words, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
-from depthmup_flax.storage.records import TRAIN
-from depthmup_flax.util.types import Json
+from depthmup_flax.storage.records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
     AT_LEAST,
     AT_MOST,
@@ -117,28 +116,21 @@ def judged(figure: str, analysis: Analysis, other: Analysis | None = None) -> li
     return [named(a, other_loss=b.verdict, other_note=b.note) if b else a for a, b in pairs]
 
 
-def as_data(figure: str, analysis: Analysis, other: Analysis | None = None) -> list[Json]:
-    """`judged` as JSON, for `depthmup_flax.report.make_report`."""
-    return [_claim_data(one) for one in judged(figure, analysis, other)]
+def core_minutes(records: Sequence[Record]) -> float:
+    """What the runs took: wall time times devices; a CPU device is a core."""
+    counts = [record.device.partition(" x ")[0] for record in records]
+    devices = [int(count) if count.isdecimal() else 1 for count in counts]
+    return math.fsum(record.wall_time_s * n for record, n in zip(records, devices, strict=True)) / 60
 
 
-def _claim_data(one: JudgedClaim) -> Json:
-    return {
-        "id": one.claim.id,
-        "source": one.claim.source,
-        "claim": one.claim.text,
-        "verdict": one.verdict,
-        "verdict_by_other_loss": one.other_loss,
-        "contrast": one.contrast,
-        **tables.estimate_data(one.estimate),
-        "claimed": one.claim.rule.sense,
-        "bound": one.bound,
-        "seeds": one.seeds,
-        "seeds_needed": one.seeds_needed,
-        "power": one.measured_by.power if one.measured_by else None,
-        "note": one.note,
-        "sentence": one.sentence,
-    }
+def claims_text(sweep: Sweep, analysis: Analysis, other: Analysis | None = None) -> str:
+    """The claims of a sweep's figure with what its runs took, a sentence each, below a report's text; see `judged`."""
+    claims = judged(sweep.info.figure, analysis, other)
+    if not claims:
+        return ""
+    on_cores = all(record.device.endswith(" cpu") for record in sweep.records)
+    cost = f"{core_minutes(sweep.records):.2g} {'core' if on_cores else 'device'}-minutes"
+    return "\n".join(["", "", f"The paper's claims ({cost})", *(one.sentence for one in claims)])
 
 
 def _in_training(rule: Rule) -> bool:

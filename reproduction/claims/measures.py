@@ -15,6 +15,7 @@ from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
 from depthmup_flax.report.yardstick import Yardstick, yardstick
 from reproduction.claims.figures import power_laws
+from reproduction.claims.valleys import valley_angle
 
 AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
@@ -155,6 +156,12 @@ class Place:
         return np.asarray(curve.slices[..., inside].mean(-1))
 
 
+def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
+    """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
+    resampled = opt.minima(coordinates, opt.resampled_means(losses)) if len(losses) > 1 else None
+    return Estimate(float(opt.minima(coordinates, losses.mean(0))), resampled, len(losses))
+
+
 def _no_seed_trains(place: Place, row: Row) -> bool:
     """Whether each seed's lowest loss is above twice that before learning."""
     lowest = np.where(np.isfinite(row.curve.losses), row.curve.losses, np.inf).min(1)
@@ -198,7 +205,7 @@ def _loss(place: Place) -> Measured:
         return _fails(place, row, "diverges")
     edge = best.flag in opt.EDGES
     note = f"the best {place.x} of {place.name} is at the edge of the grid" if edge else ""
-    return Measured(opt.lowest(coordinates, losses), AT_MOST if edge else "", note)
+    return Measured(lowest(coordinates, losses), AT_MOST if edge else "", note)
 
 
 def _exponent(place: Place) -> Measured:
@@ -298,7 +305,7 @@ def _loss_at_depth(pick: Callable[[Sequence[int]], int], place: Place) -> Measur
     lines: dict[int, list[tuple[float, Estimate]]] = {}
     for row in sorted(place.variant.rows, key=lambda row: row.curve.parameters):
         if row.trains:
-            loss = opt.lowest(place.coordinates(row.curve), row.curve.losses)
+            loss = lowest(place.coordinates(row.curve), row.curve.losses)
             lines.setdefault(row.curve.depth, []).append((math.log(row.curve.parameters), loss))
     lines = {depth: line for depth, line in lines.items() if len(line) > 1}
     low = max((line[0][0] for line in lines.values()), default=math.inf)
@@ -322,7 +329,7 @@ def _angle(place: Place) -> Measured:
     at = (place.variant.name, *row.size)
     (surface,) = (s for s in place.analysis.surfaces if (s.variant, s.width, s.depth) == at)
     u, v = place.analysis.scale.coordinate(surface.x), other.coordinate(surface.y)
-    angle = opt.valley_angle(u, v, surface.losses)
+    angle = valley_angle(u, v, surface.losses)
     if angle is None:
         return Measured(None, note=f"the best region has no direction {place.where}")
     note = "" if angle.draws is not None else f"no interval: a resampled region has no direction {place.where}"

@@ -15,11 +15,10 @@ import pathlib
 from collections.abc import Sequence
 
 from depthmup_flax.report.loss_surfaces import TEST
-from depthmup_flax.report.sweep_report import analyses
-from depthmup_flax.report.tables import core_minutes
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
 from depthmup_flax.storage.records import read_sweep
-from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, judged
+from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, core_minutes, judged
 from reproduction.claims.statements import CLAIMS
 from reproduction.pages.generated_parts import with_part
 
@@ -118,7 +117,7 @@ def _rows() -> list[Row]:
         if info.figure not in CLAIMS:
             continue
         steps = max(record.steps for record in records)
-        for one in judged(info.figure, analyses(read[name])[0], analyses(read[name], TEST)[0]):
+        for one in judged(info.figure, analysis_of(read[name]), analysis_of(read[name], TEST)):
             rows.append(Row(info.figure, name, steps, core_minutes(records), one))
     places = [(figure, claim.text) for figure, claims in CLAIMS.items() for claim in claims]
     return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))

@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
-from depthmup_flax.report.sweep_report import analyses
-from depthmup_flax.report.tables import core_minutes
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.storage.records import LEARNING_RATE, Record, read_sweep
 from depthmup_flax.storage.run_hash import EXECUTION
+from reproduction.claims.judged_claims import core_minutes
 from reproduction.pages.generated_parts import with_part
 
 HERE = pathlib.Path(__file__).parent
@@ -89,7 +89,7 @@ class Measured:
         sweep = read_sweep([HERE.parent / "records" / recipe.sweep])
         is_own = lambda record: all(record.point[path] == value for path, value in recipe.variant.items())
         own = list(filter(is_own, sweep.records))
-        (variant,) = analyses(dataclasses.replace(sweep, records=own))[0].variants
+        (variant,) = analysis_of(dataclasses.replace(sweep, records=own)).variants
         self.recipe, self.base, self.rate = recipe, sweep.info.base, variant.transferred
         self.tuning = [record for record in own if _size(record) == variant.base.size]
         at_rate = [record for record in own if record.point[LEARNING_RATE] == self.rate]

@@ -11,7 +11,7 @@ import pathlib
 import matplotlib
 from matplotlib.axes import Axes
 
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.transfer import Row
 from depthmup_flax.storage.records import read_sweep
 from reproduction.pages import figure_look
@@ -49,7 +49,7 @@ def draw(axes: Axes, rows: list[Row]) -> None:
 
 def main() -> None:
     """Draws the figure."""
-    analysis, _ = analyses(read_sweep([HERE.parent / "records" / "cifar10-cpu"]))
+    analysis = analysis_of(read_sweep([HERE.parent / "records" / "cifar10-cpu"]))
     figure, axes_of = figure_look.panels(2, 3.4, sharey=True)
     for axes, (name, title) in zip(axes_of, PANELS.items(), strict=True):
         (variant,) = (variant for variant in analysis.variants if variant.name == name)

@@ -8,6 +8,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, parabola, study_of, sweep_of
 
 from depthmup_flax.report.optimum import Estimate
 from reproduction.claims.figures import draw_parameters, log_interval, power_laws, save_figures
+from reproduction.claims.valleys import valley_angle
 
 
 def noisy(point):
@@ -48,3 +49,16 @@ def test_a_planted_power_law_is_recovered():
     laws = power_laws(study_of(sweep_of(loss, axes)).rows)
     exponents = [law.value for name in ("depth", "width") for law in laws[name].values()]
     assert exponents == pytest.approx([0.2] * 6)
+
+
+def test_a_planted_valley_of_slope_minus_two_is_recovered():
+    rng, u, v = np.random.default_rng(0), np.arange(-7.0, 8.0), np.arange(-9.0, 10.0)
+    across, along = 2 * u[None] + v[:, None], u[None] - 2 * v[:, None]
+    losses = 0.3 + 0.02 * across**2 + 0.0002 * along**2 + 0.001 * rng.normal(size=(3, len(v), len(u)))
+    low, high = valley_angle(u, v, losses, draws=50).interval
+    assert math.tan(low) < -2 < math.tan(high) < -1
+
+
+def test_a_round_valley_has_no_slope():
+    u = np.arange(-5.0, 6.0)
+    assert valley_angle(u, u, (u[None] ** 2 + u[:, None] ** 2)[None]) is None

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, study_of, sweep_of
 
-from depthmup_flax.report.tables import as_data, as_text, core_minutes
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
-from reproduction.claims import judged_claims
-from reproduction.claims.judged_claims import UNTRAINED_CONTROL, judged, judged_claim
+from reproduction.claims.judged_claims import UNTRAINED_CONTROL, claims_text, core_minutes, judged, judged_claim
 from reproduction.claims.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from reproduction.claims.statements import (
     CLAIMS,
@@ -322,20 +320,10 @@ def test_every_rule_names_measures_and_bounds_that_exist():
 def test_claims_are_in_the_text_of_the_papers_figures_alone():
     sweep = planted({"relu": STILL, "abs": DOWN})
     paper = dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure="abs"))
-    (sentence,) = [one["sentence"] for one in data_of(paper)["claims"]]
+    (sentence,) = [one.sentence for one in judged("abs", study_of(paper))]
     assert sentence.startswith("Shown: the absolute value has a lower loss than ReLU in deep networks (TP6 Fig. 3). ")
-    assert f"The paper's claims (4.5 device-minutes)\n{sentence}\n" in text_of(paper)
-    assert "claims" not in text_of(sweep)
-
-
-def data_of(sweep):
-    """The content of ``report.json``, with the papers' claims."""
-    return as_data(sweep, study_of(sweep), claims=judged_claims.as_data)
-
-
-def text_of(sweep):
-    """The report for a terminal."""
-    return as_text(data_of(sweep), study_of(sweep))
+    assert claims_text(paper, study_of(paper)) == f"\n\nThe paper's claims (4.5 device-minutes)\n{sentence}"
+    assert claims_text(sweep, study_of(sweep)) == ""
 
 
 def test_the_cost_counts_all_devices():

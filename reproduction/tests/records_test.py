@@ -9,7 +9,7 @@ from processes import ROOT
 
 from depthmup_flax.config.fields import run_differences
 from depthmup_flax.config.files import from_file
-from depthmup_flax.report.sweep_report import analyses, other_analysis
+from depthmup_flax.report.sweep_report import analysis_of, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_info
 from depthmup_flax.storage.records import read_info, read_runs, read_sweep
@@ -29,9 +29,10 @@ def test_every_committed_record_is_named_by_its_point_and_gives_the_committed_re
     assert (len(sweep.records), sweep.notes) == (len(lines), [])
     report = directory / "report.txt"
     if report.exists():
-        analysis, _ = analyses(sweep)
-        data = as_data(sweep, analysis, claims=judged_claims.as_data, other=other_analysis(sweep, analysis))
-        assert as_text(data, analysis) == report.read_text().rstrip("\n")
+        analysis = analysis_of(sweep)
+        other = other_analysis(sweep, analysis)
+        text = as_text(as_data(sweep, analysis, other=other), analysis)
+        assert text + judged_claims.claims_text(sweep, analysis, other) == report.read_text().rstrip("\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 from processes import ROOT
 
 from depthmup_flax.config import from_file
-from depthmup_flax.report.sweep_report import analyses, make_report
+from depthmup_flax.report.sweep_report import analysis_of, make_report
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
@@ -63,7 +63,7 @@ def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path, mo
         data, text = report.data, report.text
     else:
         read = read_sweep([tmp_path / "sweep"])
-        analysis, _ = analyses(read)
+        analysis = analysis_of(read)
         data = as_data(read, analysis)
         text = as_text(data, analysis)
     diverged = sum(record.status == "diverged" for record in records)

@@ -9,7 +9,7 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage.records import read_sweep
 from depthmup_flax.util.errors import InputError
@@ -18,7 +18,7 @@ from depthmup_flax.util.errors import InputError
 def text_of(directory):
     """The report for a terminal, without figures."""
     sweep = read_sweep([directory])
-    analysis, _ = analyses(sweep)
+    analysis = analysis_of(sweep)
     data = as_data(sweep, analysis)
     json.dumps(data, allow_nan=False)
     return as_text(data, analysis)

@@ -49,7 +49,7 @@ def test_report_json_is_the_data_and_strict_json(full_report):
 
 
 def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_report):
-    names = {"transfer", "transfer_branch_multiplier", "optima", "curves"}
+    names = {"transfer", "optima", "curves"}
     pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     written = {path.name for path in full_report.paths}
     assert written == pictures | {"report.html", "report.json", "tables.csv", "points.csv"}

@@ -73,28 +73,24 @@ def rows_of(axes, **sections):
     return settings(dataclasses.replace(sweep.info, base=base | {"model": sweep.info.base["model"]}), study_of(sweep))
 
 
-def test_every_part_of_the_training_of_ones_own_network_is_listed():
+def test_every_field_of_the_training_that_is_set_is_listed():
     assert rows_of({"model.depth": (4, 8), X: RATES}) == {
-        "model": "my_net:Net",
-        "fields of the model": "base_width=64, base_depth=4, heads=2",
-        "rule": "depth_mup, alpha=0",
-        "optimizer": "adam, b2=0.99",
-        "frozen layers": "none, every layer is trained",
-        "training": "100 steps of 32 examples",
-        "data": "python:my_net:load, train_examples=500",
+        "model": "name=my_net:Net, base_width=64, base_depth=4, heads=2",
+        "optimizer": "name=adam, kwargs.b2=0.99",
+        "parametrization": "preset=depth_mup, alpha=0",
+        "train": "batch_size=32, steps=100, epochs=20",
+        "data": "name=python:my_net:load, context=64, train_examples=500",
     }
 
 
 @pytest.mark.parametrize(
     ("changed", "axes", "name", "text"),
     [
-        ({"optimizer": {"frozen": ["stem", "readout"]}}, {}, "frozen layers", "stem, readout"),
-        ({"optimizer": {"weight_decay": 0.1}}, {}, "optimizer", "adam, weight_decay=0.1, b2=0.99"),
-        ({"train": {"steps": 0}}, {}, "training", "20 epochs in steps of 32 examples"),
-        ({"data": {"name": "text:book.txt"}}, {}, "data", "text:book.txt, context=64, train_examples=500"),
-        ({}, {"optimizer.warmup": tuple(range(1, 12)), MULTIPLIER: (0.5, 1, 2)}, "optimizer", "adam, b2=0.99, warmup="),
-        ({}, {"optimizer.name": ("adam", "muon"), MULTIPLIER: (0.5, 1, 2)}, "optimizer", "adam or muon, b2=0.99"),
+        ({"optimizer": {"frozen": ["stem", "readout"]}}, {}, "optimizer", "frozen=stem and readout"),
+        ({"optimizer": {"weight_decay": 0.1}}, {}, "optimizer", "weight_decay=0.1"),
+        ({}, {"optimizer.warmup": tuple(range(1, 12)), MULTIPLIER: (0.5, 1, 2)}, "optimizer", "warmup=1 to 11 (11 "),
+        ({}, {"optimizer.name": ("adam", "muon"), MULTIPLIER: (0.5, 1, 2)}, "optimizer", "name=adam or muon"),
     ],
 )
 def test_a_setting_that_is_changed_or_differs_between_curves_is_shown(changed, axes, name, text):
-    assert rows_of({**axes, X: RATES}, **changed)[name].startswith(text)
+    assert text in rows_of({**axes, X: RATES}, **changed)[name]

@@ -90,7 +90,7 @@ def test_the_page_escapes_names_and_lists_settings_in_which_runs_differ(tmp_path
     text = report.paths[0].read_text()
     assert [path.name for path in report.paths] == ["report.html", "history.png", "history.svg"]
     assert {"<b>", "<i>"}.isdisjoint(re.findall("<.>", text))
-    assert text.index("5 steps of 8 examples") < text.index("6 steps of 8 examples")
+    assert text.index("steps=5, batch_size=8") < text.index("steps=6, batch_size=8")
     assert "default-src 'none'" in text
     assert "a&lt;b&gt;$" in report._repr_html_()
 

@@ -10,7 +10,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sw
 from depthmup_flax.report.figures import draw_optima, loss_limits
 from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text, warnings
 from depthmup_flax.storage.records import Sweep, read_sweep
 
@@ -199,7 +199,7 @@ def test_an_optimum_beside_pending_values_is_incomplete_and_not_at_the_edge_of_t
     whole = sweep_of(lambda p: parabola(p, best=-8), {X: RATES, "seed": range(3)})
     begun = Sweep(whole.info, [record for record in whole.records if record.point[X] > 2.0**-7], [])
     stored = read_sweep([write(tmp_path / "begun", begun)])  # sweep.json has the whole grid
-    analysis, _ = analyses(stored)
+    analysis = analysis_of(stored)
     text = as_text(as_data(stored, analysis), analysis)
     assert "Some runs have not ended" in text
     assert "Extend the grid" not in text
@@ -213,7 +213,7 @@ def test_values_of_another_grid_are_not_pending_once_every_run_has_ended(tmp_pat
     for runs in (len(few), len(few) + 1):
         info = dataclasses.replace(whole.info, runs=runs)
         stored = read_sweep([write(tmp_path / str(runs), Sweep(info, few, []))])
-        texts.append(as_text(as_data(stored, analyses(stored)[0]), analyses(stored)[0]))
+        texts.append(as_text(as_data(stored, analysis_of(stored)), analysis_of(stored)))
     assert ["Some runs have not ended" in text for text in texts] == [False, True]
 
 

@@ -17,7 +17,7 @@ from processes import ROOT
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.report import make_report
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage import provenance
 from depthmup_flax.storage.files import JsonLines
@@ -31,7 +31,7 @@ def test_a_torn_last_line_is_ignored_with_a_warning(tmp_path):
     path = directory / "records.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     sweep = read_sweep([directory])
-    analysis, _ = analyses(sweep)
+    analysis = analysis_of(sweep)
     data = as_data(sweep, analysis)
     assert data["runs"] == len(RATES) - 1
     assert "torn by a crash" in data["notes"][0]
@@ -63,7 +63,7 @@ def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
     path.write_text("".join(json.dumps({k: v for k, v in x.items() if k in required}) + "\n" for x in lines))
     read = read_sweep([directory])
     assert (len(read.records), read.notes) == (len(RATES), [])
-    analysis, _ = analyses(read)
+    analysis = analysis_of(read)
     assert f"{len(RATES)} runs, 0 diverged" in as_text(as_data(read, analysis), analysis)
     path.write_text(json.dumps({k: v for k, v in lines[0].items() if k != "train_loss_avg"}) + "\n")
     with pytest.raises(InputError, match="train_loss_avg"):

@@ -9,7 +9,7 @@ from processes import ROOT, run_lines
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.config.files import from_file
 from depthmup_flax.report.presets import measures, result
-from depthmup_flax.report.sweep_report import analyses
+from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best_choice, describe
@@ -140,7 +140,7 @@ def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test
     tuned = from_file(tmp_path / "t" / "tuned.py")
     assert tuned.data.validation_fraction == 0
     # The report compares what the search has compared.
-    assert as_data(search, analyses(search)[0])["loss"] == "validation"
+    assert as_data(search, analysis_of(search))["loss"] == "validation"
     assert {one.point["parametrization.preset"] for one in compared.records} == {"depth_mup", "sp"}
     assert all(
         one.validation_loss is None and one.point[RATE] == tuned.optimizer.learning_rate for one in compared.records
