@@ -9,23 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
-from depthmup_flax.report.verdict import (
-    DOES_NOT_TRANSFER,
-    NO_EVIDENCE,
-    NOT_RESOLVED,
-    OPPOSITE,
-    SHOWN,
-    Verdict,
-    in_a_sentence,
-    in_words,
-    listed,
-    sizes,
-)
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict
 
 SAME = "the same"
 _SAME_LOSS = 1e-5  # relative: the same run but for rounding in float32
@@ -40,32 +28,18 @@ class Contrast:
     # SHOWN if the control costs more, OPPOSITE if less, NOT_RESOLVED; SAME if its cost or runs are equal; UNTRAINED.
     verdict: str
     estimate: Estimate | None  # None if the control does not train, or diverges at the base's optimum
-    sentence: str
+    remark: str = ""  # what decides if the estimate does not
     other_loss: str = ""  # the verdict by another loss; empty if there is none
 
 
 def contrasts(analysis: Analysis, axis: str, other: Analysis | None = None) -> list[Contrast]:
-    """Each control against the rule, at the largest size along ``axis`` that both have.
-
-    ``other`` is the same sweep by another loss. Where its verdict differs, the sentence says so.
-    """
+    """Each control against the rule, at the largest size along ``axis`` that both have, by this and by another loss."""
     rule, controls = rule_of(analysis)
     own = [contrast for control in controls if (contrast := _contrast(analysis, rule, control, axis))]
     if other is None:
         return own
     by_other = {one.control: one.verdict for one in contrasts(other, axis)}
-    results = []
-    for one in own:
-        verdict = by_other.get(one.control, NOT_RESOLVED)
-        differs = "" if verdict == one.verdict else f" (by {other.loss_name}: {verdict})"
-        results.append(dataclasses.replace(one, other_loss=verdict, sentence=one.sentence + differs))
-    return results
-
-
-def is_contrast(one: Verdict, main: Verdict, against: Iterable[Contrast]) -> bool:
-    """Whether a control's verdict, that it does not train, is what the contrasts to the main one say."""
-    named = {contrast.control for contrast in against if contrast.verdict == UNTRAINED}
-    return one.verdict == UNTRAINED and one.axis == main.axis and one.variant in named
+    return [dataclasses.replace(one, other_loss=by_other.get(one.control, NOT_RESOLVED)) for one in own]
 
 
 def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> Contrast | None:
@@ -75,33 +49,28 @@ def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) ->
     ours = max(rows, key=lambda row: row.size[::-1], default=None)
     if ours is None or not isinstance(ours.regret, Estimate):
         return None
-    theirs = of_size[ours.size]
-    result = functools.partial(Contrast, control.name)
+    theirs, x = of_size[ours.size], analysis.scale.name
     if theirs.regret == UNTRAINED or theirs.optimum is None:
-        return result(UNTRAINED, None, f"{control.name} does not train at {sizes([theirs], axis)}")
+        return Contrast(control.name, UNTRAINED, None)
     if theirs.regret == transfer.DIVERGED:
-        return result(SHOWN, None, f"{control.name} diverges there")
+        return Contrast(control.name, SHOWN, None, f"diverges at the base's best {x}")
     if not isinstance(theirs.regret, Estimate):
         return None
     difference = theirs.regret - ours.regret
+    result = functools.partial(Contrast, control.name, estimate=difference)
     if same := same_runs(analysis, control, rule, axis):
-        return result(SAME, difference, same)
-    low, high = difference.interval or (-math.inf, math.inf)
-    verdict, text = NOT_RESOLVED, f"differs by {in_words(difference)}, which is not resolved"
-    if difference.value == 0 and (difference.draws is None or not difference.draws.any()):
-        verdict, text = SAME, "costs the same"
-    elif low > 0:
-        verdict, text = SHOWN, f"costs {in_words(difference)} more"
-    elif high < 0:
-        verdict, text = OPPOSITE, f"costs {in_words(-difference)} less"
-    decisive = {SHOWN: ours, OPPOSITE: theirs}.get(verdict)
-    if decisive and not decisive.bracketed:  # this regret may be larger than measured
-        verdict, text = NOT_RESOLVED, f"{text} on this grid, at whose edge an optimum is"
+        return result(verdict=SAME, remark=same)
     for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
         if base.edge:
-            verdict = NOT_RESOLVED
-            text = f"is not compared, as {whose} best {analysis.scale.name} at the base is the {base.edge}"
-    return result(verdict, difference, f"{control.name} {text}")
+            return result(verdict=NOT_RESOLVED, remark=f"{whose} best {x} at the base is the {base.edge}")
+    if difference.value == 0 and (difference.draws is None or not difference.draws.any()):
+        return result(verdict=SAME)
+    low, high = difference.interval or (-math.inf, math.inf)
+    verdict = SHOWN if low > 0 else OPPOSITE if high < 0 else NOT_RESOLVED
+    decisive = {SHOWN: ours, OPPOSITE: theirs}.get(verdict)
+    if decisive and not decisive.bracketed:  # this regret may be larger than measured
+        return result(verdict=NOT_RESOLVED, remark="an optimum is at the edge of the grid")
+    return result(verdict=verdict)
 
 
 def rule_of(analysis: Analysis) -> tuple[Variant, list[Variant]]:
@@ -132,50 +101,33 @@ def _words(variant: Variant) -> set[str]:
 
 
 def headline(analysis: Analysis, own: Verdict | None, against: Sequence[Contrast]) -> str:
-    """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs.
+    """One sentence: whether the rule's x transfers along its first axis, and which controls are better or worse.
 
-    It is better or worse than a control if both losses say so, where there are two.
+    Where there are two losses, controls are named if both say so.
     """
     if own is None:
-        return _found(analysis) or f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
-    if not against:
-        return own.sentence
-    return in_a_sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
-
-
-def _found(analysis: Analysis) -> str:
-    """The best x of a sweep at one size, such as the search of `depthmup tune`; empty for several sizes or one x."""
-    rows = [(one.name, row, row.optimum) for one in analysis.variants for row in one.rows if row.optimum]
-    found = [entry for entry in rows if entry[2].flag != opt.ONE_VALUE]
-    if len({row.size for row in analysis.rows}) > 1 or not found:
-        return ""
-    name, row, optimum = min(found, key=lambda one: one[2].loss.value)
-    scale, ends, seeds = analysis.scale, optimum.at.interval, len(row.curve.seeds)
-    interval = " (95 % interval {:.3g} to {:.3g})".format(*map(scale.value, ends)) if ends else ""
-    at = ", ".join(filter(None, (name, f"width {row.curve.width}, depth {row.curve.depth}")))
-    best = f"The best {scale.name} at {at} is {scale.value(optimum.at.value):.4g}{interval}"
-    edge = f", the {row.edge}" if row.edge else ""
-    return f"{best}{edge}, n = {seeds} seed{'s' * (seeds != 1)}: a verdict on transfer takes two sizes."
+        return f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
+    name = own.variant or f"the {analysis.scale.name}"
+    claims = {
+        UNTRAINED: f"{name} does not train",
+        NOT_RESOLVED: f"not resolved whether {name} transfers over {own.axis}",
+        NO_EVIDENCE: f"no evidence whether {name} transfers over {own.axis}",
+    }
+    parts = [claims.get(own.verdict, f"{name} {own.verdict} over {own.axis}")]
+    if own.other_loss not in ("", own.verdict):
+        parts[0] += f" by {analysis.loss_name} ({own.other_loss} by the other loss)"
+    agreed = [one for one in against if own.verdict != UNTRAINED and one.other_loss in ("", one.verdict)]
+    for word, kind in (("better", SHOWN), ("worse", OPPOSITE)):
+        if names := [one.control for one in agreed if one.verdict == kind]:
+            parts.append(f"{word} than {' and '.join(names)}")
+    text = f"{', '.join(parts)}."
+    return text[0].upper() + text[1:] if text.startswith(("the ", "not ", "no ")) else text
 
 
 def main_verdict(analysis: Analysis, judged: Iterable[Verdict]) -> Verdict | None:
     """The rule's, along its first axis."""
     rule, _ = rule_of(analysis)
     return next((one for one in judged if one.variant == rule.name), None)
-
-
-def _compared(own: Verdict, against: Sequence[Contrast]) -> str:
-    """The rule's claim, with those controls in it that it differs from."""
-    agreed = [one for one in against if one.other_loss in ("", one.verdict)]
-    better, worse = (listed([one.control for one in agreed if one.verdict == kind]) for kind in (SHOWN, OPPOSITE))
-    if own.verdict == UNTRAINED or not (better or worse):
-        return own.claim
-    first, *others = [f"{word} than {names}" for word, names in (("better", better), ("worse", worse)) if names]
-    if own.verdict in (NOT_RESOLVED, NO_EVIDENCE):  # the comparison is
-        first = f"{own.variant} transfers {first.replace(' than', f' over {own.axis} than', 1)}"
-    else:
-        first = f"{own.claim}, {'but ' * (better != '' and own.verdict == DOES_NOT_TRANSFER)}{first}"
-    return ", ".join([first, *others])
 
 
 def same_runs(analysis: Analysis, variant: Variant, other: Variant, axis: str) -> str:

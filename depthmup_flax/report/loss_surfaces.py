@@ -151,11 +151,7 @@ def roles(info: SweepInfo) -> Roles:
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     # Blocks per stage are an axis of depth, unless two values have the same depth.
-    stage_sizes = info.axes.get("model.stage_sizes", [])
-    for stages in stage_sizes:
-        if not isinstance(stages, list) or not all(isinstance(blocks, int) for blocks in stages):
-            raise InputError(f"the sweep's axis model.stage_sizes has {stages!r}: restore sweep.json.")
-    depths = [sum(stages) for stages in stage_sizes]
+    depths = [sum(stages) for stages in info.axes.get("model.stage_sizes", [])]
     fixed = {info.x, SEED, "model.width", "model.depth"}
     fixed |= {"model.stage_sizes"} if len(set(depths)) == len(depths) else set()
     others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
@@ -165,15 +161,9 @@ def roles(info: SweepInfo) -> Roles:
 
 
 def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str = TRAIN) -> list[Surface]:
-    """One surface of a loss of `LOSSES` per variant and size, variants in the grid's order, sizes ascending.
-
-    Raises InputError if a record has no value for an axis.
-    """
+    """One surface of a loss of `LOSSES` per variant and size, variants in the grid's order, sizes ascending."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        if not info.axes.keys() <= record.point.keys():
-            axis = min(info.axes.keys() - record.point.keys())
-            raise InputError(f"run {record.run} has no value of the axis {axis}: delete its line and rerun the sweep.")
         order = tuple([info.axes[axis].index(record.point[axis]) for axis in parts.variants])
         groups.setdefault((order, record.width, record.depth), []).append(record)
     return [_surface(info, groups[key], parts, loss) for key in sorted(groups)]

@@ -74,7 +74,7 @@ def comparison_lines(data: Json) -> list[str]:
     return [
         f"The target ({sizes}) at learning rate {data['learning_rate']:.4g}, {data['steps']:,} steps, {runs}:",
         *Table((), [(f"  {preset}", text) for preset, text in _results(data)], "<<").lines,
-        *([f"{settings.sentence(data['trained'])}."] if data["trained"] else []),
+        "; ".join(f"{name}: {fields}" for name, fields in data["trained"].items()) + ".",
         "On the proxy all of these are the same network: the search tuned each of them.",
     ]
 

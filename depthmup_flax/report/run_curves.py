@@ -116,10 +116,10 @@ def report_runs(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
     rows = [(name, *(printable(run.settings.get(name, "")) for run in runs)) for name in names]
     trained = Table(("", *(run.name for run in runs)), rows, "<" * (len(runs) + 1))
     whole = [
-        page.Section(listed=lines, pictures=[page.picture(CAPTION, files)]),
+        page.Section(texts=lines, pictures=[page.picture(CAPTION, files)]),
         page.Section("What was trained", table=trained),
     ]
-    cell = page.Section(listed=lines, pictures=[page.picture(title, files, kind="png")])
+    cell = page.Section(texts=lines, pictures=[page.picture(title, files, kind="png")])
     paths = written({"report.html": page.rendered(title, whole).encode(), **files}, out)
     return Report(data, "\n".join(lines), paths, page.rendered(title, [cell], whole=False))
 

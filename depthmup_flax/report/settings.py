@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from depthmup_flax.report.loss_surfaces import number
@@ -13,7 +13,6 @@ from depthmup_flax.util.types import Json
 
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")
 _MOST_VALUES = 8  # of a field that are listed
-IN_A_LINE = ("model", "parametrization", "optimizer", "train", "data")
 
 
 def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
@@ -30,7 +29,7 @@ def settings_of(configs: Sequence[Json], without: Collection[str] = ()) -> dict[
     hidden, values = {*EXECUTION, *without}, dict[str, list[Any]]()
     for config in configs:
         for path, value in _flat(config).items():
-            if path not in hidden and value not in values.setdefault(path, []):
+            if hidden.isdisjoint((path, path.partition(".")[0])) and value not in values.setdefault(path, []):
                 values[path].append(value)
     rows: dict[str, list[str]] = {}
     for path, of_path in values.items():
@@ -39,11 +38,6 @@ def settings_of(configs: Sequence[Json], without: Collection[str] = ()) -> dict[
         if len(of_path) > 1 or of_path[0] not in off:
             rows.setdefault(section, []).append(f"{field}={_one(of_path)}" if field else _one(of_path))
     return {section: ", ".join(fields) for section, fields in rows.items()}
-
-
-def sentence(rows: Mapping[str, str]) -> str:
-    """The main sections in one line."""
-    return "; ".join(f"{name}: {rows[name]}" for name in IN_A_LINE if name in rows)
 
 
 def _flat(tree: Json, path: str = "") -> Json:

@@ -85,11 +85,8 @@ def make_report(
         from depthmup_flax.report import figures, page  # matplotlib and jinja2 are optional
 
         pictured = list(figures.drawn(analysis))
-        html = page.rendered(page.title(data), page.sections(data, analysis, pictured))
-        drawn = {"report.html": html.encode()}
-        for _, pictures in pictured:
-            drawn |= pictures
-        notebook = page.rendered(page.title(data), page.extract(data, analysis, pictured), whole=False)
+        html, notebook = page.pages(data, analysis, pictured)
+        drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
         log.warning("no page and no figures: %s", style.NO_PAGE)
     files = {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import presets, settings, transfer
-from depthmup_flax.report.contrasts import contrasts, headline, is_contrast, main_verdict
+from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdict
 from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.transfer import Analysis, Row, Variant
-from depthmup_flax.report.verdict import Verdict, verdicts
+from depthmup_flax.report.verdict import MOST_SEEDS, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict, rounded_loss, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage.records import MEANS_DIVERGED, TRAIN, Sweep
 from depthmup_flax.util.errors import printable
@@ -20,16 +22,22 @@ from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
-_WARNINGS = {
-    opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
-    opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
-    opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
-    opt.NEXT_TO_DIVERGENCE: "The loss diverges, or is 100 times as high, next to the best {x} at {where}: the optimum "
-    "there is a grid point, known to half a grid step.",
-    transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
-    transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
-    transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
-    transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
+_MEANINGS = {  # of the remarks on rows
+    opt.EDGE_LOW: "the optimum may lie below the grid: extend the grid",
+    opt.EDGE_HIGH: "the optimum may lie above the grid: extend the grid",
+    opt.ONE_VALUE: "there is nothing to compare it with",
+    opt.NEXT_TO_DIVERGENCE: "the loss beside the best {x} diverges, or is 100 times as high: known to half a step",
+    transfer.ALL_DIVERGED: "every {x} has a diverged run: try lower learning rates",
+    transfer.INCOMPLETE: "some runs have not ended: points that lack a seed are left out",
+    transfer.FEW_SEEDS: "there are only two: intervals are wide, and wrong if one seed is an outlier",
+    transfer.ONE_SEED: "the noise is unknown, so no interval is given",
+}
+_AGAINST = {  # verdict on a control -> its words
+    SHOWN: "costs more than the rule",
+    OPPOSITE: "costs less than the rule",
+    NOT_RESOLVED: "costs more or less than the rule, which is not resolved",
+    SAME: "costs the same as the rule",
+    transfer.UNTRAINED: "does not train",
 }
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
@@ -49,20 +57,18 @@ def as_data(
     judged = verdicts(analysis, tolerance, other)
     main = main_verdict(analysis, judged)
     against = contrasts(analysis, main.axis, other) if main else []
-    in_headline = [main, *(one for one in judged if main and is_contrast(one, main, against))]
     comparison = presets.comparison_data(compared) if compared else None
+    of_presets = presets.headline(comparison) if comparison and compared is sweep else ""
     data = {
-        "headline": presets.headline(comparison)
-        if comparison and compared is sweep
-        else headline(analysis, main, against),
-        "verdicts": [{**_verdict_data(one), "in_headline": one in in_headline} for one in judged],
+        "headline": of_presets or headline(analysis, main, against),
+        "verdicts": [_verdict_data(one) for one in judged],
         "contrasts": [
             {
                 "control": one.control,
                 "verdict": one.verdict,
                 "verdict_by_other_loss": one.other_loss,
                 "difference": estimate_data(one.estimate),
-                "sentence": one.sentence,
+                "remark": one.remark,
             }
             for one in against
         ],
@@ -73,7 +79,6 @@ def as_data(
         "x": info.x,
         "loss": analysis.loss,
         "other_loss": other.loss if other else None,
-        "second": analysis.other.axis if analysis.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "settings": settings.settings(info, analysis),
         "runs": len(records),
@@ -105,7 +110,7 @@ def _verdict_data(one: Verdict) -> Json:
         "power": ruler.power if ruler else None,
         "seeds": len(row.curve.seeds),
         "seeds_needed": one.seeds_needed,
-        "sentence": one.sentence,
+        "remark": one.remark,
     }
 
 
@@ -173,16 +178,90 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
     return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
 
 
-def table_of(data: Json, variant: Json) -> Table:
-    """A variant of `as_data`, a row per size."""
-    columns = [
-        *("width", "depth", "seeds", f"best {axis_name(data['x'])}", "95 % interval", "shift", "regret"),
-        "best loss" if data["loss"] == TRAIN else f"best {LOSSES[data['loss']]}",
-        "remarks",
-    ]
-    base = (variant["base"]["width"], variant["base"]["depth"])
-    rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
-    return Table(columns, rows, ">" * (len(columns) - 1) + "<", variant["name"])
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of a report, as text or on a page: a heading, sentences, a table, sentences below it, and figures."""
+
+    heading: str = ""
+    texts: Sequence[str] = ()
+    table: Table | None = None
+    below: Sequence[str] = ()
+    pictures: Sequence[tuple[str, str, str]] = ()  # caption, type, and content in base 64
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.heading, *self.texts, str(self.table or ""), *self.below)))
+
+
+def sections(data: Json, analysis: Analysis) -> list[Section]:
+    """The report as tables and sentences: verdicts, notes, results, how to read them, how they were measured."""
+    parts = [Section("Verdicts", table=_verdict_table(data), below=_contrast_sentences(data))] * bool(data["verdicts"])
+    if data["notes"]:
+        parts.append(Section("Notes", data["notes"]))
+    if data["comparison"]:
+        parts.append(Section("Comparison", presets.comparison_lines(data["comparison"])))
+    for variant in data["variants"]:
+        base = (variant["base"]["width"], variant["base"]["depth"])
+        rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
+        best = "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]
+        x = f"best {axis_name(data['x'])}"
+        columns = ("width", "depth", "seeds", x, "95 % interval", "shift", "regret", f"best {best}", "remarks")
+        table = Table(columns, rows, ">>>>>>>><")
+        parts.append(Section(variant["name"] or "Results", table=table, below=_slope_sentences(variant, data["x"])))
+    facts = {
+        "sweep": f"{data['title']} ({data['figure']}, {data['scale']})",
+        **data["settings"],
+        **{axis: ", ".join(map(number, values)) for axis, values in data["axes"].items()},
+        "devices": "; ".join(data["devices"]),
+        "versions": ", ".join(data["versions"]),
+        "commits": ", ".join(data["commits"]),
+        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {_duration(data['hours'])}",
+    }
+    measured = Table((), [(name, text) for name, text in facts.items() if text], "<<")
+    reading = Section("How to read it", _explanation(data, analysis))
+    return [*parts, reading, Section("How it was measured", table=measured)]
+
+
+def as_text(data: Json, analysis: Analysis) -> str:
+    """The report as text for a terminal."""
+    return "\n\n".join([data["headline"], data["title"], *map(str, sections(data, analysis))])
+
+
+def _verdict_table(data: Json) -> Table:
+    rows = []
+    for one in data["verdicts"]:
+        passing = one["passing"] and f"{one['passing']['octaves']:.2g} of {one['passing']['grid']:.2g}"
+        power = one["power"] is not None and f"{one['power']:.2f}"
+        unclear = one["verdict"] == NOT_RESOLVED and power and not one["remark"]
+        needed = one["seeds_needed"] or (f"over {MOST_SEEDS}" if unclear else "")
+        by_other = (one["verdict_by_other_loss"],) * bool(data["other_loss"])
+        ends = (one["variant"], f"width {one['width']}, depth {one['depth']}", one["axis"], one["verdict"], *by_other)
+        numbers = (_interval(one["regret"], least=0.0), one["tolerance"], passing or "", power or "", str(needed))
+        rows.append((*ends, *numbers, one["remark"]))
+    by_other = (f"by {LOSSES[data['other_loss']]}",) if data["other_loss"] else ()
+    numbers = ("regret (95 %)", "tolerance", "would pass", "power", "seeds needed")
+    columns = ("", "at", "over", f"by {LOSSES[data['loss']]}", *by_other, *numbers, "remarks")
+    return Table(columns, rows, "<" * len(columns))
+
+
+def _contrast_sentences(data: Json) -> list[str]:
+    """A line per control."""
+    lines = []
+    for one in data["contrasts"]:
+        verdict, other, regret = one["verdict"], one["verdict_by_other_loss"], _interval(one["difference"])
+        by_other = f"{other} by {LOSSES[data['other_loss']]}" if other not in ("", verdict) else ""
+        reasons = (f"regret minus the rule's {regret}" if regret else "", one["remark"], by_other)
+        text = "; ".join(filter(None, reasons))
+        lines.append(f"{one['control']} {_AGAINST[verdict]}{f': {text}' if text else ''}.")
+    return lines
+
+
+def _interval(estimate: Json, least: float = -math.inf) -> str:
+    """``0.003 (0 to 0.016)`` of an `estimate_data`, ``least`` is the smallest possible value; empty if unknown."""
+    if estimate["value"] is None:
+        return ""
+    ends = estimate["interval"]
+    interval = f" ({rounded_loss(max(ends[0], least))} to {rounded_loss(ends[1])})" if ends else ""
+    return f"{rounded_loss(estimate['value'])}{interval}"
 
 
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
@@ -206,79 +285,45 @@ def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
     )
 
 
-def slope_sentences(variant: Json, x: str) -> list[str]:
+def _slope_sentences(variant: Json, field: str) -> list[str]:
     """The fitted exponents of one variant of `as_data`."""
-    listed = lambda sizes: ", ".join(map(str, sizes))
-    lines = []
+    x, lines = axis_name(field), []
     for name, slope in variant["slopes"].items():
-        other = "width" if name == "depth" else "depth"
-        at = f"at {other} {slope['fixed']}, from {name} {listed(slope['sizes']) or 'none'}"
-        if slope["left_out"]:
-            at += f"; left out, as they do not train or have no optimum inside the grid: {listed(slope['left_out'])}"
+        at = f"{'width' if name == 'depth' else 'depth'} {slope['fixed']}, {name} {_listed(slope['sizes']) or 'none'}"
+        at += f", without {_listed(slope['left_out'])}" if slope["left_out"] else ""
         if slope["value"] is None:
             lines.append(f"Best {x} against {name}: no exponent, which takes at least three sizes ({at}).")
             continue
         ends = slope["interval"]
         interval = f"95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}" if ends else "no interval"
-        lines.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}). 0 is perfect transfer.")
+        lines.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}).")
     return lines
 
 
-def explanation(analysis: Analysis) -> str:
-    """How to read the columns."""
-    x = analysis.scale.name
-    untrained = f" A network does not train if no {x} brings its loss below twice that {analysis.initial_loss_name}."
-    return (
-        f"shift: best {x} minus the base's, in {analysis.scale.unit}; 0 is perfect transfer. "
-        f"regret: {analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
-        f"curves; the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
-        + (untrained if any(not row.trains for row in analysis.rows) else "")
-    )
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
 
 
-def as_text(data: Json, analysis: Analysis) -> str:
-    """The report as text for a terminal."""
-    lines = [data["headline"], "", data["title"]]
-    lines += [f"note: {note}" for note in data["notes"]]
-    lines += ["", *presets.comparison_lines(data["comparison"])] if data["comparison"] else []
-    for variant in data["variants"]:
-        lines += ["", *table_of(data, variant).lines, *slope_sentences(variant, analysis.scale.name)]
-    others = other_verdicts(data)
-    lines += ["", *others] if others else []
-    facts = f"{counts(data)}; {', '.join(data['devices'])}; {duration(data['hours'])}"
-    trained = settings.sentence(data["settings"])
-    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data, analysis), trained, facts])
+def _explanation(data: Json, analysis: Analysis) -> list[str]:
+    """How to read the columns, and what the verdicts mean."""
+    x, unit, initial = analysis.scale.name, analysis.scale.unit, analysis.initial_loss_name
+    return [
+        f"shift: best {x} minus the base's, in {unit}; 0 is perfect transfer, as is an exponent of 0. regret: "
+        f"{analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted curves; "
+        "the base's choice is resampled, too. ± and intervals: 95 %, over seeds. A network does not train if no "
+        f"{x} brings its loss below twice that {initial}.",
+        f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the base "
+        f"learned (tolerance), the loss {initial} minus its lowest, and does not if the whole interval is above. A "
+        "control costs more if the whole interval of its regret minus the rule's is above 0. Would pass: the "
+        f"{unit} of the grid whose regret is below the tolerance; above half of the grid there is no evidence. Power: "
+        "the probability that these seeds show transfer if there is no regret.",
+    ]
 
 
-def counts(data: Json) -> str:
-    """``120 runs, 3 diverged (loss not finite)``."""
-    return f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED})"
-
-
-def other_verdicts(data: Json) -> list[str]:
-    """The sentences of the verdicts that are not in the headline."""
-    return [one["sentence"] for one in data["verdicts"] if not one["in_headline"]]
-
-
-def duration(hours: float) -> str:
+def _duration(hours: float) -> str:
     """``2.1 hours``, ``2.3 minutes`` or ``7 s``."""
     units = (("hours", 1.0), ("minutes", 1 / 60))
     return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
-
-
-def tolerance_sentence(data: Json, analysis: Analysis) -> str:
-    """What the verdicts mean."""
-    better = "The rule transfers better than a control if the whole interval of their regrets' difference is above 0."
-    both = "A headline takes both losses."
-    return (
-        (f"{better} " if data["contrasts"] else "")
-        + (f"{both} " if data["other_loss"] else "")
-        + f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the "
-        f"base learned (tolerance), the loss {analysis.initial_loss_name} minus its lowest, and does not if the "
-        f"whole interval is above. Would pass: the {analysis.scale.unit} of the grid whose regret is below that; "
-        "above half of the grid there is no evidence. Power: the probability that these seeds show transfer if there "
-        "is no regret."
-    )
 
 
 def points_csv(analysis: Analysis) -> str:
@@ -322,29 +367,16 @@ def _flat(row: Json) -> Json:
 
 
 def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
-    """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
+    """Notes on the files, on missing sizes, and on what the remarks on rows mean."""
     lines = list(sweep.notes)
     if analysis.loss != TRAIN:
-        lines.append(
-            f"All losses are {EVALUATED[analysis.loss]}, after training. Curves and claims over training time are left "
-            "out."
-        )
+        lines.append(f"All losses are {EVALUATED[analysis.loss]}, after training.")
     if not analysis.scale.log:
         lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")
     for variant in analysis.variants:
         if variant.base_is_smallest:
             base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
             lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
-    for flag, warning in _WARNINGS.items():
-        places = []
-        for variant in analysis.variants:
-            depths: dict[int, list[str]] = {}
-            for row in variant.rows:
-                if flag in row.flags:
-                    depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
-            sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
-            places += [f"{variant.name} ({sizes})" if variant.name else sizes] if depths else []
-        if places:
-            every = all(flag in row.flags for row in analysis.rows)
-            lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(places)))
+    flags = {flag for row in analysis.rows for flag in row.flags}
+    lines += [f"{flag}: {text.format(x=analysis.scale.name)}." for flag, text in _MEANINGS.items() if flag in flags]
     return lines

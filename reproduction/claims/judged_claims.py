@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from depthmup_flax.report import verdict
 from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, drift, in_words, rounded_loss
+from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, in_words, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
 from depthmup_flax.storage.records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
@@ -98,7 +98,7 @@ class JudgedClaim:
     def _more_seeds(self) -> str:
         if self.verdict != NOT_RESOLVED or self.note:
             return ""
-        return f"; {verdict.undecided(self.seeds, '', self.seeds_needed)}"
+        return f"; {_undecided(self.seeds, '', self.seeds_needed)}"
 
 
 def judged(figure: str, analysis: Analysis, other: Analysis | None = None) -> list[JudgedClaim]:
@@ -241,3 +241,37 @@ def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
         (variant, earlier) for variant in variants for earlier in analysis.variants[: analysis.variants.index(variant)]
     ]
     return next(filter(None, (same_runs(analysis, *pair, axis) for pair in pairs)), "")
+
+
+def _undecided(seeds: int, what: str, needed: int | None) -> str:
+    """``3 seeds do not decide whether ..., 5 would``; ``needed`` is from `seeds_needed`."""
+    if seeds == 1:
+        return f"1 seed does not decide{what}"
+    return f"{seeds} seeds do not decide{what}, " + (f"{needed} would" if needed else f"nor would {verdict.MOST_SEEDS}")
+
+
+def drift(analysis: Analysis, variant: Variant, row: Row, axis: str) -> str:
+    """``the optimum drifts by -0.3 octaves (-0.5 to -0.1), as depth^-0.40 (-0.46 to -0.35)``; empty if it is unknown.
+
+    The power is there if its interval excludes 0.
+    """
+    if row.shift is None:
+        return ""
+    bound = {"<=": "at most ", ">=": "at least "}.get(row.bound, "")
+    digits = 1 if analysis.scale.log else 2  # octaves, or the hyperparameter's own units
+    interval = "" if row.bound else _signed_interval(row.shift, digits)
+    moved = f"the optimum drifts by {bound}{_signed(row.shift.value, digits)} {analysis.scale.unit}{interval}"
+    power = variant.slopes[axis].estimate if axis in variant.slopes else None
+    ends = power.interval if power else None
+    if power is None or ends is None or ends[0] <= 0 <= ends[1]:
+        return moved
+    return f"{moved}, as {axis}^{_signed(power.value, 2)}{_signed_interval(power, 2)}"
+
+
+def _signed_interval(estimate: Estimate, digits: int) -> str:
+    ends = estimate.interval
+    return f" ({_signed(ends[0], digits)} to {_signed(ends[1], digits)})" if ends else ""
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero

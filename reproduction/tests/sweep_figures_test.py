@@ -69,7 +69,7 @@ def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path, mo
     diverged = sum(record.status == "diverged" for record in records)
     lines = text.splitlines()
     assert lines[:3] == [data["headline"], "", config.title]
-    assert lines[-1].startswith(f"{len(records)} runs, {diverged} diverged ")
+    assert f"{len(records)} runs, {diverged} diverged " in lines[-1]
     assert data["figure"] == config.figure
 
 

@@ -53,7 +53,7 @@ def test_records_whose_point_and_hash_or_point_and_seed_differ_are_left_out_and_
 
     text = text_of(changed(tmp_path / "sweep", edit))
     assert f"{len(SWEEP.records) - 2} runs" in text
-    assert f"note: 2 of {len(SWEEP.records)} records left out: their hash, their point and the base config" in text
+    assert f"\n2 of {len(SWEEP.records)} records left out: their hash, their point and the base config" in text
 
 
 def test_records_of_another_base_are_left_out_and_none_is_a_sentence(tmp_path):

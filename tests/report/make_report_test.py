@@ -133,10 +133,10 @@ def test_an_evaluated_loss_has_optimum_and_words_of_its_own_and_no_figures_over_
         assert math.log2(row["optimum"]) == pytest.approx(-9)
         assert row["best_loss"] == pytest.approx(1.5)
     assert report.data["loss"] == loss
-    assert f"in {loss} loss at depth 16" in report.data["headline"]
-    assert "training loss" not in report.text
+    assert f"by {loss} loss" in report.text
+    assert "training loss lost" not in report.text
     assert f"best {loss} loss" in report.text
-    assert f"note: All losses are on {where}" in report.text
+    assert f"\nAll losses are on {where}" in report.text
     names = {path.name for path in report.paths}
     assert "transfer.png" in names
     assert "curves.png" not in names
@@ -197,7 +197,7 @@ def test_the_report_of_a_search_has_its_best_rate_and_the_comparison_in_text_pag
         assert "test accuracy 92.0 % ± 2.8 %" in text
         assert "width 128, depth 64" in text
         assert "n = 2" in text
-    assert f"{2**-8:.4g}" in report.data["headline"]  # where the parabolas are lowest
+    assert f"{2**-8:.3g}" in report.text  # where the parabolas are lowest
 
 
 def test_a_comparison_that_is_cut_off_counts_the_runs_that_ended():

@@ -73,7 +73,7 @@ def test_an_optimum_at_the_edge_is_flagged_and_bounds_the_shift_without_an_inter
     assert variant["rows"][-1]["interval"] is None
     assert variant["rows"][-1]["shift_bound"] == bound
     assert variant["slopes"]["depth"]["left_out"] == [32]
-    assert any("Extend the grid" in warning and "depth 32" in warning for warning in warnings(sweep, study_of(sweep)))
+    assert any("extend the grid" in warning for warning in warnings(sweep, study_of(sweep)))
 
 
 def test_a_point_where_one_seed_diverged_is_missing_and_in_no_mean():
@@ -103,9 +103,7 @@ def test_runs_that_have_not_ended_are_no_divergence():
     assert row["diverged"] == {}
     assert row["flags"] == ["incomplete"]
     assert row["optimum"] == pytest.approx(2**-8)  # from the parabola through 2^-10, 2^-8, 2^-7
-    assert any(
-        warning.startswith("Some runs have not ended at every size") for warning in warnings(sweep, study_of(sweep))
-    )
+    assert any("some runs have not ended" in warning for warning in warnings(sweep, study_of(sweep)))
 
 
 def test_one_seed_has_no_interval_and_says_so():
@@ -115,7 +113,7 @@ def test_one_seed_has_no_interval_and_says_so():
     assert all(row["interval"] is row["shift_interval"] is row["regret_interval"] is None for row in variant["rows"])
     assert variant["slopes"]["depth"]["value"] is not None
     assert variant["slopes"]["depth"]["interval"] is None
-    assert any(note.startswith("There is only one seed at every size") for note in data["notes"])
+    assert any(note.startswith("one seed: ") for note in data["notes"])
 
 
 def test_a_base_that_was_not_run_is_replaced_by_the_smallest_and_named():
@@ -201,9 +199,9 @@ def test_an_optimum_beside_pending_values_is_incomplete_and_not_at_the_edge_of_t
     stored = read_sweep([write(tmp_path / "begun", begun)])  # sweep.json has the whole grid
     analysis = analysis_of(stored)
     text = as_text(as_data(stored, analysis), analysis)
-    assert "Some runs have not ended" in text
-    assert "Extend the grid" not in text
-    assert "Extend the grid" in as_text(data_of(begun), study_of(begun))  # the same, if that was the whole grid
+    assert "some runs have not ended" in text
+    assert "extend the grid" not in text
+    assert "extend the grid" in as_text(data_of(begun), study_of(begun))  # the same, if that was the whole grid
 
 
 def test_values_of_another_grid_are_not_pending_once_every_run_has_ended(tmp_path):
@@ -214,7 +212,7 @@ def test_values_of_another_grid_are_not_pending_once_every_run_has_ended(tmp_pat
         info = dataclasses.replace(whole.info, runs=runs)
         stored = read_sweep([write(tmp_path / str(runs), Sweep(info, few, []))])
         texts.append(as_text(as_data(stored, analysis_of(stored)), analysis_of(stored)))
-    assert ["Some runs have not ended" in text for text in texts] == [False, True]
+    assert ["some runs have not ended" in text for text in texts] == [False, True]
 
 
 def test_shapes_of_one_depth_are_variants_and_stages_that_set_the_depth_are_sizes():

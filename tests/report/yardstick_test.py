@@ -54,7 +54,7 @@ def test_the_tolerance_is_a_share_of_chance_minus_the_lowest_loss():
 def test_a_base_that_learned_nothing_is_no_evidence():
     (found,) = verdicts(study_of(swept(still, chance=1.9)))
     assert (found.verdict, found.measured_by) == (NO_EVIDENCE, None)
-    assert "not below" in found.sentence
+    assert "not below" in found.remark
 
 
 def test_where_most_of_the_grid_would_pass_only_failing_is_evidence():
@@ -93,15 +93,14 @@ def test_a_headline_takes_both_losses():
     moves = {"depth_mup": 0.0, "mup": -1.5}
     best = lambda preset, depth: -8.0 + (depth == 64) * moves[preset]
     sweep = swept(best, chance=3.0, presets=("depth_mup", "mup"), seeds=3)
-    assert data_of(sweep)["headline"].startswith("depth_mup transfers over depth, better than mup: ")
+    assert data_of(sweep)["headline"].startswith("depth_mup transfers over depth, better than mup.")
     train, test = study_of(sweep), dataclasses.replace(study_of(swept(still, chance=3.0, seeds=3)), loss="test")
     (both,) = (one for one in verdicts(train, 0.02, test) if one.variant == "depth_mup")
-    assert both.claim == "depth_mup transfers over depth"
+    assert both.verdict == TRANSFERS
     unsure = dataclasses.replace(test, variants=study_of(swept(still, chance=3.0, noise=0.3, seeds=3)).variants)
     named = [dataclasses.replace(v, name="depth_mup") for v in unsure.variants]
     (one,) = (one for one in verdicts(train, 0.02, dataclasses.replace(unsure, variants=named)) if one.variant != "mup")
     assert (one.verdict, one.other_loss) == (TRANSFERS, NOT_RESOLVED)
-    assert one.claim == "depth_mup transfers over depth by training loss, not resolved by test loss"
 
 
 def test_a_simulated_regret_is_that_of_a_sweep():
