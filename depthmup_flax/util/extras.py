@@ -11,7 +11,6 @@ EXTRA_OF = {
     **dict.fromkeys(("absl", "grain", "ml_collections", "orbax"), "train"),
     **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX"), "train"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
-    "safetensors": "safetensors",
     "tensorflow_datasets": "tfds",
     "wandb": "wandb",
 }

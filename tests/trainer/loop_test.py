@@ -15,7 +15,7 @@ from interruption import interrupted_before
 from small_runs import assert_same_run, last_state
 
 from depthmup_flax import InputError
-from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
+from depthmup_flax.config.fields import config_hash, default_config, to_json
 from depthmup_flax.data import load as read_data
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.storage.workdir import RUN, claimed
@@ -312,10 +312,3 @@ def test_an_unknown_field_is_named_with_the_closest_known_one(tmp_path):
         config.train.batchsize = 3
     with pytest.raises(InputError, match=r"'train\.batchsize'.*'train\.batch_size'"):
         train_and_evaluate(config, tmp_path)
-
-
-def test_differences_names_every_leaf_that_differs():
-    assert differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 4}}) == [
-        "b.c: 2 there, 3 here",
-        "b.d: '(not set)' there, 4 here",
-    ]

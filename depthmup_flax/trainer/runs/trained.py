@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 import os
@@ -30,12 +29,11 @@ from depthmup_flax.data import (
 )
 from depthmup_flax.data.image_files import checked_images, read_images
 from depthmup_flax.models import create_model
-from depthmup_flax.models.base import ResidualNetwork
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.info_trees import info_from_json, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.storage.files import as_path, reachable, read_json, write_atomically
+from depthmup_flax.storage.files import as_path, reachable, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
 from depthmup_flax.trainer.engine.user_model import UserNetwork, restored_state
@@ -44,9 +42,7 @@ from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
 from depthmup_flax.trainer.runs.text_generation import SAMPLE_TEMPERATURE, generate
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
-from depthmup_flax.util.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -205,35 +201,6 @@ class TrainedRun:
             temperature=temperature,
         )
         return text.tokenizer.decode(drawn)
-
-    def save_safetensors(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``params`` and ``collections`` as one safetensors file, for readers without this package.
-
-        Arrays are named by their paths, such as ``blocks/branch/dense_0/kernel``. The metadata ``depthmup_flax`` is
-        JSON: ``config``, ``config_hash``, ``data`` (the content of ``data.json``), ``step``, ``version``, and of our
-        models ``multipliers`` (`depthmup_flax.models.base.ResidualNetwork.multipliers`).
-
-        Args:
-          path: of the file, which is replaced; on a disk or in a bucket.
-
-        Raises:
-          InputError: safetensors is not installed.
-        """
-        require("safetensors", "save_safetensors")
-        from safetensors.numpy import save
-
-        description = {
-            "config": json.loads(configs.to_json(self.config)),
-            "config_hash": configs.config_hash(self.config),
-            "data": read_json(self.directory / "data.json", RESTORE),
-            "step": self.step,
-            "version": __version__,
-        }
-        if isinstance(self.model, ResidualNetwork):  # a user's network has its multipliers in its code
-            description["multipliers"] = self.model.multipliers
-        leaves = [x for tree in (self.params, self.collections) for x in jax.tree_util.tree_leaves_with_path(tree)]
-        arrays = {path_name(place): np.asarray(array, order="C") for place, array in leaves}
-        write_atomically(as_path(path), save(arrays, metadata={"depthmup_flax": json.dumps(description)}))
 
     def require_network(self) -> ModelFunctions:
         """The network's functions; `InputError` for a run of a `Task`."""

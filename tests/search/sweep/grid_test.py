@@ -19,12 +19,6 @@ from depthmup_flax.storage.records import COMPLETED, Record
 from depthmup_flax.util.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch):
-    """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
-
-
 def test_shards_split_the_cost_evenly_and_no_curve():
     grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 4, 8, 16), "model.width": (8, 16), "seed": (0, 1)}}
     runs = expand(small_sweep(grids=grids))

@@ -22,12 +22,6 @@ from depthmup_flax.trainer.engine.workload import Periods
 from depthmup_flax.util.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch):
-    """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
-
-
 def test_every_run_has_a_lane_and_neighbors_of_one_seed_a_device_where_seeds_fill_devices():
     runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
     (group,) = structural_groups(runs)

@@ -16,11 +16,6 @@ from depthmup_flax.trainer.loop import train_and_evaluate
 PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch):
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
-
-
 def wide_base(model="res_mlp", optimizer="adam", learning_rate=4e-3, **fields):
     """A network of twice the base's width and depth, so that every exponent counts."""
     config = default_config(model)

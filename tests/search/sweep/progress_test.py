@@ -1,18 +1,13 @@
 """The line of a sweep's progress."""
 
 import dataclasses
-import io
 import types
 
 import pytest
-import rich
-import rich.console
 
 from depthmup_flax.search.sweep import progress
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.storage.records import COMPLETED, DIVERGED
-from depthmup_flax.util import messages
-from depthmup_flax.util import progress as bars
 
 
 @dataclasses.dataclass
@@ -88,20 +83,3 @@ def test_what_an_interrupted_cohort_had_trained_is_not_counted_as_this_processs_
     clock.now, now.step = 62.0, 95
     shown.refresh()
     assert "ETA 0:01:02" in logged.messages[-1]
-
-
-def test_on_a_terminal_it_is_one_line_below_what_is_written(clock, monkeypatch, logged):
-    terminal = io.StringIO()
-    console = rich.console.Console(file=terminal, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.setattr(messages, "rewrites_lines", lambda: True)
-    monkeypatch.setattr(bars, "_EVERY_S", 0.0)
-    many = group(12345, 1e9)
-    shown = SweepProgress([many], {run.hash: record(0.123456) for run in many.runs[:5000]})
-    with shown.compiling():
-        assert "done 5000/12345  compiling  diverged 0" in terminal.getvalue()
-    shown.train(cohort(many.runs[:1000], many, ended=100))
-    shown.refresh()
-    shown.close()
-    assert len(logged.messages) == 1
-    assert "done 5000/12345  running 900  diverged 100  train loss 0.12346" in terminal.getvalue()

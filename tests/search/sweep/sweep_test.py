@@ -23,12 +23,6 @@ from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, Preempted
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch):
-    """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The work directory of `small_sweep`, whose six runs were trained at a time; to be copied before it is changed."""

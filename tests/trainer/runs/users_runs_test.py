@@ -165,15 +165,6 @@ def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_pa
         dm.load_run(copy)
 
 
-def test_a_run_of_a_module_that_is_not_there_is_one_sentence(equinox, tmp_path):
-    copy = shutil.copytree(equinox, tmp_path / "copy")
-    stored = json.loads((copy / "config.json").read_text())
-    stored["model"]["name"] = "absent_package.net:Net"
-    (copy / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(InputError, match=r"model.name is 'absent_package.net:Net': there is no module"):
-        dm.load_run(copy)
-
-
 def test_files_of_inputs_give_files_of_outputs(equinox, tmp_path):
     run = dm.load_run(equinox)
     np.save(tmp_path / "inputs.npy", TEST[0])

@@ -1,14 +1,10 @@
-"""`TrainedRun.save_safetensors`: a reader with the file alone computes the network's outputs."""
+"""`ResidualNetwork.multipliers`: with the parameters alone, a reader computes the network's outputs."""
 
-import dataclasses
 import json
 import shutil
-import sys
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -16,15 +12,7 @@ from flax.traverse_util import flatten_dict
 import depthmup_flax as dm
 from depthmup_flax.data import load
 
-safetensors = pytest.importorskip("safetensors")
-from safetensors.numpy import load_file  # noqa: E402
-
 RULE = dm.get_parametrization("completep", branch_multiplier=0.7, gamma0=2.0)
-
-
-def description(path):
-    with safetensors.safe_open(path, "numpy") as file:
-        return json.loads(file.metadata()["depthmup_flax"])
 
 
 @pytest.fixture
@@ -37,11 +25,9 @@ def larger_than_its_base(undisturbed, tmp_path):
     return dm.load_run(path)
 
 
-def residual_mlp(arrays, described, images):
+def residual_mlp(arrays, factors, data, images):
     """The logits of `ResMLP` in NumPy, in double precision."""
-    factors, data = described["multipliers"], described["data"]
-    arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
-    x = (images / 255 - data["mean"]) / data["std"]
+    x = (images / 255 - data.mean) / data.std
     h = x.reshape(len(x), -1) @ arrays["stem/kernel"]
     for kernel in arrays["blocks/branch/dense_0/kernel"]:
         z = np.maximum(h @ kernel, 0)
@@ -49,24 +35,16 @@ def residual_mlp(arrays, described, images):
     return h @ arrays["readout/kernel"] * factors["readout"] * factors["output"]
 
 
-def test_the_file_alone_gives_the_outputs_of_the_run(larger_than_its_base, tmp_path):
-    run, path = larger_than_its_base, tmp_path / "net.safetensors"
-    run.save_safetensors(path)
-    arrays, described = load_file(path), description(path)
-    assert described["multipliers"] == {"branch": 0.5, "readout": 0.5, "output": 1.0}
+def in_double_precision(params):
+    return {name: np.asarray(array, np.float64) for name, array in flatten_dict(params, sep="/").items()}
+
+
+def test_parameters_and_multipliers_give_the_outputs_of_a_run(larger_than_its_base):
+    run = larger_than_its_base
+    assert run.model.multipliers == {"branch": 0.5, "readout": 0.5, "output": 1.0}
     images = load(run.config.data).test.arrays()["image"]
-    np.testing.assert_allclose(residual_mlp(arrays, described, images), run.predict(images), atol=1e-5)
-
-
-def test_the_file_says_which_run_and_step_it_is_of(undisturbed, tmp_path):
-    run, path = dm.load_run(undisturbed, which=180), tmp_path / "net.safetensors"
-    run.save_safetensors(str(path))
-    described, arrays = description(path), load_file(path)
-    assert (described["config_hash"], described["step"]) == (run.result["config_hash"], 180)
-    assert described["config"]["model"]["width"] == 16
-    for name, array in flatten_dict(run.params, sep="/").items():
-        np.testing.assert_array_equal(arrays.pop(name), array)
-    assert not arrays
+    logits = residual_mlp(in_double_precision(run.params), run.model.multipliers, run.data, images)
+    np.testing.assert_allclose(logits, run.predict(images), atol=1e-5)
 
 
 def layer_norm(x, norm):
@@ -85,7 +63,6 @@ def gelu(x):
 
 def gpt(arrays, factors, tokens, heads, tied):
     """The logits of `GPT` in NumPy, in double precision."""
-    arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
     h = arrays["stem/embedding"][tokens] + arrays["positions"]
     of_block = {name.removeprefix("transformer/blocks/"): array for name, array in arrays.items() if "/blocks/" in name}
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1).swapaxes(1, 2)
@@ -105,15 +82,12 @@ def gpt(arrays, factors, tokens, heads, tied):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_transformers_file_has_the_scale_of_attention_and_of_a_tied_readout(undisturbed, tmp_path, tied):
+def test_a_transformer_has_the_scale_of_attention_and_of_a_tied_readout(tied):
     model = dm.GPT(11, width=16, depth=2, base_width=8, base_depth=1, num_heads=2, rule=RULE, tied=tied)
     tokens = np.random.default_rng(0).integers(0, 11, (2, 6))
     params = nn.unbox(model.init(jax.random.key(0), tokens))["params"]
     params = jax.tree.map(lambda x: x + 0.3 * np.cos(np.arange(x.size)).reshape(x.shape), params)  # queries start at 0
-    run = dataclasses.replace(dm.load_run(undisturbed), model=model, params=params)
-    path = tmp_path / "net.safetensors"
-    run.save_safetensors(path)
-    logits = gpt(load_file(path), description(path)["multipliers"], tokens, 2, tied)
+    logits = gpt(in_double_precision(params), model.multipliers, tokens, 2, tied)
     np.testing.assert_allclose(logits, model.apply({"params": params}, tokens), rtol=1e-4, atol=1e-5)
 
 
@@ -125,24 +99,3 @@ def test_multipliers_are_the_formulas_of_the_papers():
     assert heads.multipliers == pytest.approx(
         {"branch": 0.7 / 4, "readout": 1 / 4, "output": 1 / 2, "attention": attention}
     )
-
-
-def test_a_network_of_ones_own_has_its_arrays_in_their_types_and_no_multipliers(undisturbed, tmp_path):
-    params = [(jnp.ones((2, 3), jnp.bfloat16).T, {"scale": np.float32(2)})]
-    collections = {"batch_stats": {"mean": jnp.zeros(3)}}
-    run = dataclasses.replace(dm.load_run(undisturbed), model=object(), params=params, collections=collections)
-    path = tmp_path / "net.safetensors"
-    run.save_safetensors(path)
-    arrays = load_file(path)
-    assert {name: (x.dtype, x.shape) for name, x in arrays.items()} == {
-        "0/0": (ml_dtypes.bfloat16, (3, 2)),
-        "0/1/scale": (np.float32, ()),
-        "batch_stats/mean": (np.float32, (3,)),
-    }
-    assert "multipliers" not in description(path)
-
-
-def test_without_the_package_one_sentence_says_what_to_install(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(dm.InputError, match=r"depthmup-flax\[safetensors\]"):
-        dm.load_run(undisturbed).save_safetensors(tmp_path / "net.safetensors")
