@@ -190,7 +190,7 @@ class _Run:
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
-        self._checkpoints = RunCheckpoints(experiment, data, directory / "checkpoints")
+        self._checkpoints = RunCheckpoints(experiment, directory / "checkpoints")
         restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
         if restored is None:
             self.state = self.program.initial_state()
@@ -349,18 +349,15 @@ class _Run:
         return self._elapsed_before_s + time.perf_counter() - self._started
 
 
-# A host may have its own copy of the data.
-_PER_HOST = ("data.data_dir",)
-
-
 def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
     """Named values that differ if the processes would not train the same network on the same ``data``.
 
     ``data`` is from `depthmup_flax.data.stored_dataset.to_json`.
     """
     fields = flatten_dict(experiment.config.to_dict(), sep=".")
+    fields.pop("data.data_dir")  # a host may have its own copy of the data
     return {
-        **{f"config.{name}": value for name, value in fields.items() if name not in _PER_HOST},
+        **{f"config.{name}": value for name, value in fields.items()},
         "the hash of the code": _source_digest(),
         **{f"the version of {name}": version for name, version in versions().items()},
         **settings(),

@@ -134,15 +134,22 @@ def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
         layout.append(_Layout.of(state))
         return layout[0].arrays(state, name)
 
-    made = {path: x.shape for path, x in flatten_dict(jax.eval_shape(init)).items()}
-    found = {path: np.shape(x) for path, x in flatten_dict(arrays).items()}
-    if found != made:
-        path = min(path for path in found.keys() | made.keys() if found.get(path) != made.get(path))
-        raise InputError(
-            f"model.name is {name!r}: its init now makes {'/'.join(path)} of shape {made.get(path)}, and the run has "
-            f"{found.get(path)}. Restore the code of the run."
-        )
-    return layout[0].state(arrays)
+    return layout[0].state(fitted(jax.eval_shape(init), arrays, name))
+
+
+def fitted(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
+    """``arrays``, dictionaries, in the structure of ``shapes``; `InputError` if one is absent or of another shape."""
+    stored = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+    flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    wanted = {path_name(path): leaf.shape for path, leaf in flat}
+    for path, shape in wanted.items():
+        if path not in stored or stored[path].shape != shape:
+            has = f"{path} of shape {list(stored[path].shape)}" if path in stored else f"no {path}"
+            raise InputError(
+                f"model.name is {name!r}: it now makes {path} of shape {list(shape)}, and the run has {has}. Restore "
+                "the code of the run."
+            )
+    return jax.tree.unflatten(structure, [stored[path] for path in wanted])
 
 
 def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> None:

@@ -139,27 +139,20 @@ class RunCheckpoints:
 
     Args:
       experiment: what is trained.
-      data: its data, from `depthmup_flax.data.stored_dataset.to_json`.
       directory: of the checkpoints; need not exist.
 
     Attributes:
       finite: whether the state, and if a loss that is not ends the run, all losses were finite at the last `save`.
     """
 
-    def __init__(self, experiment: Experiment, data: Json, directory: pathlib.Path) -> None:
-        self._experiment, self._data, self._directory = experiment, data, directory
+    def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
+        self._experiment, self._directory = experiment, directory
         self._train = experiment.config.train
         self.finite = True
-        self._checkpointer: Checkpointer | None = None
         # A run that has checkpoints resumes from them even if it writes no more.
-        if self._train.checkpoint or directory.exists():
-            self._checkpointer = Checkpointer(directory, self._train.keep_checkpoints)
-
-    def restore(self, abstract_state: TrainState) -> tuple[TrainState, Json] | None:
-        """The latest state and its description; ``None`` if there is no checkpoint, `InputError` if it is damaged."""
-        if self._checkpointer is None:
-            return None
-        return self._checkpointer.restore(abstract_state)
+        self._checkpointer = Checkpointer(directory, self._train.keep_checkpoints)
+        self.restore, self.check = self._checkpointer.restore, self._checkpointer.check
+        self.wait, self.close = self._checkpointer.wait, self._checkpointer.close
 
     def save(
         self, state: TrainState, elapsed_s: float, test: dict[str, float] | None, first: Callable[[], None]
@@ -172,7 +165,7 @@ class RunCheckpoints:
           RunStopped: copies of the state on several devices differ.
         """
         step = int(state.step)
-        if self._checkpointer is None or not self._train.checkpoint or step <= self._checkpointer.latest_step:
+        if not self._train.checkpoint or step <= self._checkpointer.latest_step:
             return
         if self._train.compare_replicas:  # first: the next answer must be the same everywhere
             try:
@@ -189,7 +182,6 @@ class RunCheckpoints:
             return
         meta = {
             "config": json.loads(configs.to_json(self._experiment.config)),
-            "data": self._data,
             "param_info": info_to_json(self._experiment.info),
             "data_position": step * self._train.batch_size,  # examples read since step 0
             "elapsed_s": elapsed_s,
@@ -200,20 +192,5 @@ class RunCheckpoints:
 
     def latest(self) -> pathlib.Path | None:
         """The latest checkpoint, which is finite."""
-        step = -1 if self._checkpointer is None else self._checkpointer.latest_step
+        step = self._checkpointer.latest_step
         return None if step < 0 else self._directory / str(step)
-
-    def check(self) -> None:
-        """Raises the error that ended a save in the background, if there is one."""
-        if self._checkpointer is not None:
-            self._checkpointer.check()
-
-    def wait(self) -> None:
-        """Returns when all checkpoints are on disk."""
-        if self._checkpointer is not None:
-            self._checkpointer.wait()
-
-    def close(self) -> None:
-        """Ends the background threads, after what they are writing."""
-        if self._checkpointer is not None:
-            self._checkpointer.close()

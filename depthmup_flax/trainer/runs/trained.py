@@ -31,12 +31,12 @@ from depthmup_flax.data.image_files import checked_images, read_images
 from depthmup_flax.models import create_model
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.named import is_import_path
-from depthmup_flax.rule.info_trees import info_from_json, param_count, path_name
+from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, reachable, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
-from depthmup_flax.trainer.engine.user_model import UserNetwork, restored_state
+from depthmup_flax.trainer.engine.user_model import UserNetwork, fitted, restored_state
 from depthmup_flax.trainer.engine.workload import Task
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
@@ -263,21 +263,18 @@ def _checked_parts(inputs: Any, specs: Any) -> Any:
     def checked(spec: jax.ShapeDtypeStruct, part: Any) -> np.ndarray:
         array = np.asarray(part)
         if array.shape[1:] != spec.shape or not array.ndim or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            wanted = ", ".join(["B", *map(str, spec.shape)])
-            raise InputError(
-                f"inputs are {array.dtype}{list(array.shape)}: the network reads {spec.dtype}[{wanted}]. Prepare them "
-                "as for training; one example as inputs[None]."
-            )
+            raise ValueError(f"{array.dtype}{list(array.shape)} in place of {spec.dtype}{['B', *spec.shape]}")
         return array.astype(spec.dtype)
 
     try:
         given = jax.tree.map(checked, specs, inputs)
+        if len(sizes := {len(array) for array in jax.tree.leaves(given)}) > 1:
+            raise ValueError(f"{sorted(sizes)} examples in its parts")
     except ValueError as error:
         raise InputError(
-            f"the inputs are {type(inputs).__name__}: the network reads {specs}, with an axis B."
+            f"inputs are not {specs} with a leading axis B, which the network reads ({error}): prepare them as for "
+            "training; one example as inputs[None]."
         ) from error
-    if len(sizes := {len(array) for array in jax.tree.leaves(given)}) > 1:
-        raise InputError(f"inputs have {sorted(sizes)} examples: give equally many in each part.")
     return given
 
 
@@ -350,21 +347,6 @@ def _restored(config: ConfigDict, data: Dataset, carry: Json) -> dict[str, Any]:
         return {"model": task, "params": carry, "collections": {}, "state": state}
     functions = UserNetwork(config.model, data.num_classes).functions(rule)
     shapes = functions.shapes(data.input_spec)
-    params, collections = _like(shapes[0], carry["params"], name), _like(shapes[1], collections, name)
+    params, collections = fitted(shapes[0], carry["params"], name), fitted(shapes[1], collections, name)
     model = functions.model(params, collections)
     return {"model": model, "functions": functions, "params": params, "collections": collections}
-
-
-def _like(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
-    """``arrays``, nested dictionaries, in the structure of ``shapes``."""
-    stored = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
-    flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
-    wanted = {path_name(path): leaf.shape for path, leaf in flat}
-    for path, shape in wanted.items():
-        if path not in stored or stored[path].shape != shape:
-            has = f"{path} of shape {list(stored[path].shape)}" if path in stored else f"no {path}"
-            raise InputError(
-                f"model.name is {name!r}: it now makes {path} of shape {list(shape)}, and the run has {has}. Restore "
-                "the code of the run."
-            )
-    return jax.tree.unflatten(structure, [stored[path] for path in wanted])
