@@ -53,18 +53,6 @@ def stopped_on_images(request, tmp_path_factory):
     return run, stopped(run, tmp_path_factory.mktemp("runs") / "run"), root
 
 
-@pytest.fixture(scope="module")
-def stopped_on_text(tmp_path_factory):
-    """A stopped run, its work directory, and its text."""
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(TEXT)
-    run = run_of(f"text:{file}", model="gpt", context=8)
-    run.model.num_heads = 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("depthmup_flax.trainer.loop.sample_text", lambda *args: "")  # takes long to compile
-        return run, stopped(run, tmp_path_factory.mktemp("runs") / "run"), file
-
-
 def other_image(root):
     write_image(sorted((root / "train").rglob("*.png"))[0], np.full((6, 6, 3), 7, np.uint8))
 
@@ -94,15 +82,6 @@ def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, change, stop
     shutil.move(tmp_path / "kept", root)
     assert error.startswith(f"data.name is 'folder:{root}'")
     assert "overwrite" in error
-
-
-TEXT = "the quick brown fox jumps over the lazy dog. " * 20
-
-
-def test_a_run_is_not_resumed_on_a_text_that_has_changed(stopped_on_text):
-    run, workdir, file = stopped_on_text
-    file.write_text(TEXT.replace("quick", "thick"))
-    assert "have changed" in refusal(run, workdir)
 
 
 def test_data_that_are_the_same_elsewhere_and_touched_are_the_same(tmp_path, monkeypatch):

@@ -218,15 +218,6 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
-def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
-    train_and_evaluate(tiny(train={"steps": 16, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path)
-    accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
-    kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
-    assert 16 in kept
-    assert max(accuracies[step] for step in kept) == max(accuracies.values())
-    assert len(kept) <= 2
-
-
 def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
     def save(steps):
         checkpointer = Checkpointer(tmp_path, keep=1)
@@ -276,27 +267,15 @@ def test_a_work_directory_with_another_config_is_refused_and_untouched(copied):
     assert other.read_text() == "mine"
 
 
-def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(InputError, match=r"workdir .*file/run' cannot be written .*choose another"):
-        train_and_evaluate(tiny(), file / "run")
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"train": {"batch_size": 0}}, "train.batch_size is 0"),
-        ({"train": {"batch_size": 5000}}, "batch_size"),
-        ({"train": {"epochs": 0.0, "steps": 0}}, "train.epochs"),
-        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate is nan"),
         ({"optimizer": {"warmup_steps": 12}}, "12 training steps"),
         ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg'"),
         ({"optimizer": {"name": "muon", "kwargs": {"momentum": 0.9}}}, "'momentum'"),
         ({"optimizer": {"frozen": ("head",)}}, "'head'"),
         ({"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}}, "parametrization.preset"),
-        ({"model": {"width": 0}}, "model.width is 0"),
-        ({"data": {"name": "imagenet1k"}}, "data.name"),
     ],
 )
 def test_a_bad_config_is_refused_before_anything_is_written(changes, field, tmp_path):
@@ -304,11 +283,3 @@ def test_a_bad_config_is_refused_before_anything_is_written(changes, field, tmp_
         train_and_evaluate(tiny(**changes), tmp_path / "run")
     assert field in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_field_is_named_with_the_closest_known_one(tmp_path):
-    config = tiny()
-    with config.unlocked():
-        config.train.batchsize = 3
-    with pytest.raises(InputError, match=r"'train\.batchsize'.*'train\.batch_size'"):
-        train_and_evaluate(config, tmp_path)

@@ -7,7 +7,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from processes import Process, on_devices, train
 from small_runs import config, last_state
 
 import depthmup_flax as dm
@@ -167,28 +166,6 @@ def test_a_language_model_gives_the_logits_of_its_evaluation_and_continues_a_pro
             call()
     with pytest.raises(dm.InputError, match="holds a language model"):
         _ = run.class_names
-
-
-def batch_norm_network(**mesh):
-    run = config()
-    run.model = default_config("simple_resnet").model
-    run.model.update(width=16, depth=3, norm="batch")
-    run.data.update(name="synthetic", train_examples=128, test_examples=64)
-    run.train.update(steps=6, eval_every=6, log_every=6)
-    run.mesh.update(**mesh)
-    return run
-
-
-@pytest.mark.slow
-def test_a_network_with_batch_norm_that_eight_devices_split_is_read_on_one(tmp_path):
-    path, run = tmp_path / "run", batch_norm_network(data=2, fsdp=2, tensor=2)
-    process = Process(tmp_path / "log", on_devices, 8, train, run, path)
-    assert process.wait() == 0, process.text()
-    run = dm.load_run(path)
-    assert {len(x.devices()) for x in jax.tree.leaves(run.variables)} == {1}
-    assert jax.tree.leaves(run.batch_stats)
-    test = load(run.config.data).test.arrays()
-    assert_agrees_with_its_evaluation(run, test["image"], test["label"])
 
 
 def test_the_table_of_metrics_leaves_out_torn_lines_and_has_a_row_for_each_step(tmp_path):
