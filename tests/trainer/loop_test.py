@@ -283,3 +283,18 @@ def test_a_bad_config_is_refused_before_anything_is_written(changes, field, tmp_
         train_and_evaluate(tiny(**changes), tmp_path / "run")
     assert field in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_field_is_named_with_the_closest_known_one(tmp_path):
+    config = tiny()
+    with config.unlocked():
+        config.train.batchsize = 3
+    with pytest.raises(InputError, match=r"'train\.batchsize'.*'train\.batch_size'"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match=r"workdir .*file/run' cannot be written .*choose another"):
+        train_and_evaluate(tiny(), file / "run")

@@ -257,27 +257,19 @@ def describe(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
     if not groups:
         return "\n".join(lines)
-    lines += Table(("runs", "steps", "parameters", "MiB", "group"), list(map(_cells, groups)), ">>>><").lines
-    return "\n".join(lines + _total(groups))
-
-
-def _cells(group: Group) -> tuple[str, ...]:
-    """Runs, and of each the steps, the parameters and the memory of weights and optimizer state."""
-    experiment = group.experiment
-    leaves = jax.tree.leaves(experiment.state_shapes().carry)
-    mib = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
-    numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
-    return (*(f"{number:,}" for number in numbers), f"{mib:,.2f}", group.label)
-
-
-def _total(groups: Sequence[Group]) -> list[str]:
-    """Steps and examples of all, and the data sets that are absent."""
-    steps, units, absent = 0, 0, set()
+    rows, steps, units, absent = [], 0, 0, set()
     for group in groups:
-        config, dataset = group.experiment.config, group.experiment.dataset
-        of_group = len(group.runs) * group.experiment.total_steps
+        experiment, dataset = group.experiment, group.experiment.dataset
+        # The memory of weights and optimizer state.
+        mib = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes().carry)) / 2**20
+        numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
+        rows.append((*(f"{number:,}" for number in numbers), f"{mib:,.2f}", group.label))
+        of_group = len(group.runs) * experiment.total_steps
         steps += of_group
-        units += of_group * config.train.batch_size * dataset.units_per_example
+        units += of_group * experiment.config.train.batch_size * dataset.units_per_example
         if isinstance(dataset.train, BlankSplit):
             absent.add(f"The data are not here: prepare {dataset.name} before the sweep.")
-    return [f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all", *sorted(absent)]
+    lines += Table(("runs", "steps", "parameters", "MiB", "group"), rows, ">>>><").lines
+    return "\n".join(
+        [*lines, f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all", *sorted(absent)]
+    )

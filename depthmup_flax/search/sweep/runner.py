@@ -48,7 +48,7 @@ from depthmup_flax.storage.records import (
 )
 from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import require_memory
 from depthmup_flax.trainer.engine.lanes import (
     Cohort,
@@ -131,8 +131,10 @@ def sweep(
         if overwrite:
             _delete(path, unfinished)
         info = dataclasses.replace(sweep_info(config), runs=len(runs))
-        if not (directory / "sweep.json").exists():  # it may read thousands of examples
-            info = dataclasses.replace(info, chance=_chance(planned[0].experiment))
+        first = planned[0].experiment
+        classifies = isinstance(first, NetworkExperiment) and first.config.loss == "cross_entropy"
+        if classifies and not (directory / "sweep.json").exists():  # it may read thousands of examples
+            info = dataclasses.replace(info, chance=chance_loss(first.dataset))
         stored = _require_same_sweep(directory, info, kind)
         _require_same_data(directory, planned)
         with contextlib.closing(JsonLines(path)) as writer:  # repairs a torn last line, so before reading
@@ -328,12 +330,6 @@ def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, pr
             return programs.get(fewer, one_seed)
 
     return shrink
-
-
-def _chance(experiment: Experiment) -> float | None:
-    """`chance_loss`, if the network is trained on cross-entropy."""
-    classifies = isinstance(experiment, NetworkExperiment) and experiment.config.loss == "cross_entropy"
-    return chance_loss(experiment.dataset) if classifies else None
 
 
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
