@@ -134,7 +134,8 @@ def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
         layout.append(_Layout.of(state))
         return layout[0].arrays(state, name)
 
-    return layout[0].state(fitted(jax.eval_shape(init), arrays, name))
+    made = jax.eval_shape(init)  # fills the layout
+    return layout[0].state(fitted(made, arrays, name))
 
 
 def fitted(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
