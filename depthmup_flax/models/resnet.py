@@ -11,7 +11,7 @@ import jax
 from depthmup_flax.devices.sharding import inner, stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork, require
 from depthmup_flax.nn.blocks import LayerConfig, stacked
-from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
+from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv, max_pool
 from depthmup_flax.util.errors import InputError
 
 STAGES = 4  # of ResNet by default, each with half the resolution and twice the channels of the previous one
@@ -191,7 +191,7 @@ class ResNet(ConvNetwork, Classifier):
         stem = _NormedConv(config, self.width, STEM, window, stride, name="stem")
         h = stem(x.astype(self.param_dtype))
         if large:
-            h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
+            h = max_pool(h, self.dtype or h.dtype)
         h = stream(h)
         for i, size in enumerate(sizes):
             if i > 0:

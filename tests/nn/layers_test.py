@@ -1,4 +1,6 @@
-"""Gradients in float32 of layers that compute in bfloat16."""
+"""Gradients in float32 of layers that compute in bfloat16, and maxima over windows as programs for GPUs have them."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 from depthmup_flax.devices import sharding
+from depthmup_flax.nn import layers
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.layers import Conv, Dense, with_gradient_of
 
@@ -83,3 +86,26 @@ def test_every_derivative_is_that_of_the_product(float64):
 
     ours, plain = of_all({name: arrays for name, (_, *arrays) in products.items()})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13), ours, plain)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 6, 3), (1, 7, 4, 2), (1, 1, 2, 1)])
+def test_shifted_maxima_are_those_of_windows_and_so_are_their_gradients_at_ties(shape, monkeypatch, float64):
+    x = jax.random.randint(jax.random.key(0), shape, -2, 3).astype(float)  # most windows have ties
+    by_xla = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
+    monkeypatch.setattr(layers, "target_platform", lambda: "gpu")
+
+    def values(pool):
+        y, pull = jax.vjp(pool, x)
+        return y, *pull(jnp.arange(1.0, y.size + 1).reshape(y.shape))
+
+    found, expected = values(functools.partial(layers.max_pool, dtype=x.dtype)), values(by_xla)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_program_for_a_gpu_pools_in_the_dtype_that_has_all_values(monkeypatch):
+    monkeypatch.setattr(layers, "target_platform", lambda: "gpu")
+    x = jax.random.normal(jax.random.key(0), (1, 4, 4, 2), jnp.bfloat16).astype(jnp.float32)
+    pool = functools.partial(layers.max_pool, dtype="bfloat16")
+    np.testing.assert_array_equal(pool(x), nn.max_pool(x, (3, 3), (2, 2), "SAME"))
+    assert "bf16[1,2,2,2]" in str(jax.make_jaxpr(pool)(x))
+    assert pool(x).dtype == jnp.float32
