@@ -9,7 +9,6 @@ import logging
 import numbers
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import optax
 
 from depthmup_flax.check.causes import causes_in_rule, groups_alone, read_code
 from depthmup_flax.check.judgment import judge, settled
-from depthmup_flax.check.layers import SizedNetwork, collect_layers, named_alike, sample_blocks
+from depthmup_flax.check.layers import SizedNetwork, collect_layers, named_alike
 from depthmup_flax.check.measure import Loss, Measurement
 from depthmup_flax.check.networks import Network, Traced, traced
 from depthmup_flax.check.records import EVERYTHING, OUTPUT, Record, Size, Table
@@ -48,7 +47,6 @@ def coord_check(
     steps: int = 4,
     seeds: int = 4,
     tolerance: float = 0.2,
-    spectral: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> Report:
     """Trains networks of several widths and depths for a few steps, and fits exponents of their sizes.
@@ -83,7 +81,6 @@ def coord_check(
       steps: training steps.
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
-      spectral: also record the spectral norm of every weight's update.
       say: called with lines of progress and of what the time is made of, for example ``print``; the default logs them.
 
     Raises:
@@ -96,12 +93,12 @@ def coord_check(
     say("reading the code of the networks")
     network_of: dict[tuple[int, int], Traced] = {}
     if not widths and not depths:
-        network_of[width, depth] = base = traced(_built(build, width, depth))
+        network_of[width, depth] = base = traced(build(width, depth))
         widths, depths = chosen_sizes(width, depth, base.flops, base.equations)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
     for size in sizes:  # a network may be on both axes
         if size[2:] not in network_of:
-            network_of[size[2:]] = traced(_built(build, *size[2:]))
+            network_of[size[2:]] = traced(build(*size[2:]))
     sized = named_alike([SizedNetwork(size, network_of[size[2:]]) for size in sizes])
     of_axis = {axis: [one for one in sized if one.size.axis == axis] for axis in ("width", "depth")}
     for networks in of_axis.values():
@@ -109,12 +106,8 @@ def coord_check(
     loss = _checked_loss(labels, loss, sized[0].traced.shapes[OUTPUT])
     readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
     layers = collect_layers(sized)
-    alone, blocks = groups_alone(layers, readings.values()), sample_blocks(of_axis["depth"])
-    of_blocks: list[Any] = [*[None] * len(widths), *blocks]
-    measurements = [
-        Measurement(one, masks, loss, rule, steps, seeds, spectral, alone)
-        for one, masks in zip(sized, of_blocks, strict=True)
-    ]
+    alone = groups_alone(layers, readings.values())
+    measurements = [Measurement(one, loss, rule, steps, seeds, alone) for one in sized]
     seconds = {"reading the code": time.monotonic() - start}
     records = train_networks(measurements, say, seconds)
     table = Table(records, layers.readout_activations)
@@ -126,7 +119,7 @@ def coord_check(
     failing = [axis for axis in readings if any(q.axis == axis and not q.passed for q in quantities)]
     causes = [cause for axis in failing for cause in causes_in_rule(axis, rule)] + causes
     say("took " + ", ".join(f"{value:.0f} s {what}" for what, value in seconds.items()))
-    remarks = notes(table, quantities, causes, readings, rule, tolerance)
+    remarks = notes(table, quantities, causes, readings, tolerance)
     return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 
@@ -135,7 +128,7 @@ def train_networks(
 ) -> list[Record]:
     """The records of all networks, which are compiled in parallel and run one after another.
 
-    A network on both axes is measured once, for the depth, which records more. ``seconds`` gets what compiling and
+    A network on both axes is measured once. ``seconds`` gets what compiling and
     training took; networks that compile while another trains take no time.
     """
     first = measurements[0]
@@ -163,19 +156,7 @@ def train_networks(
         dataclasses.replace(record, axis=measurement.size.axis, size=measurement.size.size)
         for measurement in measurements
         for record in records[measurement.size[2:]]
-        if measurement.blocks is not None or record.quantity != "nonlinear"
     ]
-
-
-def _built(build: Callable[[int, int], Network], width: int, depth: int) -> Network:
-    """The network of a size; raises `InputError` for something else."""
-    network = build(width, depth)
-    if not isinstance(network, Network):
-        raise InputError(
-            f"build({width}, {depth}) returned {type(network).__name__}: return a Network, from checked_network or "
-            "Network(init, apply, info, optimizer)."
-        )
-    return network
 
 
 def _require_growth(networks: Sequence[SizedNetwork], rule: Parametrization) -> None:

@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import numpy as np
-
 from depthmup_flax.check.networks import QUERIES_AND_KEYS, Traced
 from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
 from depthmup_flax.rule.info_trees import flatten_info
@@ -124,37 +122,6 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
         once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
         matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )
-
-
-def sample_blocks(networks: Sequence[SizedNetwork]) -> list[list[np.ndarray]]:
-    """For each network of different depths and each parameter, the mask ``[4, ...]`` of four of its residual blocks.
-
-    The four are the last blocks of each quarter; a mask is 1 at their entries. Blocks are counted by the indices that
-    `collapsers` replaces, or by the first axis of parameters whose first axis grows with depth.
-    """
-    quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
-    lengths: dict[str, set[int]] = {}
-    for path, leaf in itertools.chain.from_iterable(one.info.items() for one in networks):
-        lengths.setdefault(path, set()).update(leaf.shape[:1] if leaf.in_branch else ())
-    masks: list[list[np.ndarray]] = []
-    for one in networks:
-        places = {}
-        for path, leaf in one.info.items():
-            name = one.collapse(path)
-            if leaf.in_branch and "*" in name:
-                parts = zip(path.split("/"), name.split("/"), strict=True)
-                numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
-                places[path] = (name.partition("*")[0], *map(int, numbers))
-        blocks = sorted(set(places.values()))
-        chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
-        masks.append([])
-        for path, leaf in one.info.items():
-            if leaf.in_branch and len(lengths[path]) > 1:
-                mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
-                masks[-1].append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
-            else:
-                masks[-1].append(np.array([float(path in places and places[path] == block) for block in chosen]))
-    return masks
 
 
 def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +48,10 @@ class Measurement:
     """
 
     network: SizedNetwork
-    blocks: Sequence[np.ndarray] | None  # see `sample_blocks`; None: not measured
     loss: Loss
     rule: Parametrization
     steps: int
     seeds: int
-    spectral: bool
     alone: frozenset[str] | None  # parameters, by collapsed name, whose groups train alone; None: all
 
     @property
@@ -90,18 +87,11 @@ class Measurement:
     def keys(self) -> list[_Key]:
         """What is recorded at every step, in order."""
         shapes, info = self.network.traced.shapes, self.network.info
-        matrices = [path for path, leaf in info.items() if len(leaf.shape) >= 2]
         return [
             *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
             ("aligned", OUTPUT),
-            *([("nonlinear", OUTPUT)] if self._measures_blocks else []),
             *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
-            *[("update_norm", path) for path in matrices if self.spectral],
         ]
-
-    @property
-    def _measures_blocks(self) -> bool:
-        return self.blocks is not None and BRANCHES in self.groups
 
     @property
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
@@ -113,11 +103,7 @@ class Measurement:
     def lowered(self) -> jax.stages.Lowered:
         """The program, not compiled yet: other threads may compile it."""
         trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
-        blocks = None
-        if self.blocks is not None and self._measures_blocks:
-            group = list(self.groups).index(BRANCHES)
-            blocks = _Blocks(group, self.lengths[group], self.blocks)
-        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G, blocks)
+        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G)
         return run.lower(*self._arguments)
 
     def records(self, compiled: jax.stages.Compiled) -> list[Record]:
@@ -134,27 +120,23 @@ class Measurement:
             untrained = {path for path, trained in trains if not trained}
             for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
                 length = self.lengths[group]
-                if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
-                    values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
-                for step in _steps_recorded(quantity, group, length, groups[group]):
+                for step in _steps_recorded(quantity, group, length):
                     # The update of a step is computed from the gradient before it.
                     value = float(values[step - (quantity in _OF_UPDATES)])
                     records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
         return records
 
 
-_OF_UPDATES = ("update", "update_norm", "gradient_update", LEAST_UPDATE, MOST_UPDATE)
+_OF_UPDATES = ("update", "gradient_update", LEAST_UPDATE, MOST_UPDATE)
 _OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
 
 
-def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
+def _steps_recorded(quantity: str, group: int, length: int) -> range:
     """The steps of a run at which a quantity is recorded."""
     if quantity == "weight":  # at the start, where only the readout differs between groups
         return range(int(group == 0))
     if quantity in ("gradient", "decay"):  # at the start, through a random readout
         return range(int(group > 0))
-    if quantity == "nonlinear":
-        return range(length, length + (name == BRANCHES))
     return range(0 if quantity == "activation" else 1, length + 1)
 
 
@@ -186,47 +168,12 @@ def _collapsed(
     return {key: np.sqrt(np.mean(np.square(values_LxS), axis=0)) for key, values_LxS in of_layers.items()} | extremes
 
 
-class _Blocks(NamedTuple):
-    """Measures how nonlinear the outputs are in the change of one block's own weights, for some blocks.
-
-    After the ``steps`` training steps of one group, every block has two more rounds: only its own weights change, by
-    half of their (amplified) change and by all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is
-    quadratic in the change is 2 (f(1) - 2 f(1/2) + f(0)).
-    """
-
-    group: int
-    steps: int
-    masks: Sequence[np.ndarray]  # for each parameter `[blocks, ...]`
-
-    @property
-    def rounds(self) -> int:
-        """Rounds after the steps."""
-        return 2 * len(self.masks[0])
-
-    def next(self, i: jax.Array, group: jax.Array, start: ArrayTree, trained: ArrayTree, new: ArrayTree) -> ArrayTree:
-        """The parameters of the round after round ``i``: ``new`` until the steps are over."""
-        block = jnp.clip((i - self.steps) // 2, 0, len(self.masks[0]) - 1)
-        share = jnp.where((i - self.steps) % 2 == 0, 0.5, 1.0) * _AMPLIFIED
-
-        def moved(mask: np.ndarray, start: jax.Array, trained: jax.Array, new: jax.Array) -> jax.Array:
-            factor = (share * jnp.asarray(mask)[block]).astype(start.dtype)
-            return jnp.where((group == self.group) & (i >= self.steps), start + factor * (trained - start), new)
-
-        structure = jax.tree.structure(start)
-        leaves = zip(self.masks, *map(jax.tree.leaves, (start, trained, new)), strict=True)
-        return jax.tree.unflatten(structure, [moved(*leaf) for leaf in leaves])
-
-
-_AMPLIFIED = 4.0  # factor of the change of a few steps, so that it exceeds rounding
-
-
 def _program(
     traced: Traced,
     loss: Loss,
     keys: Sequence[_Key],
     trains_GxP: np.ndarray,
     lengths_G: np.ndarray,
-    blocks: _Blocks | None,
 ) -> jax.stages.Wrapped:
     """A function of N seeds and the `_random_readout` of every parameter.
 
@@ -235,8 +182,6 @@ def _program(
     """
     network, paths = traced.network, list(flatten_info(traced.network.info))
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
-    if blocks is not None:
-        rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
 
     def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, activations = network.apply(params)
@@ -247,32 +192,27 @@ def _program(
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        stored = {**traced.shapes, **dict.fromkeys((_SLOPE, _HALF), traced.shapes[OUTPUT])}
+        stored = {**traced.shapes, _SLOPE: traced.shapes[OUTPUT]}
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
         squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
         def step(i: jax.Array, carry: tuple) -> tuple:
-            params, trained, state, start, squares_SxK = carry
+            params, state, start, squares_SxK = carry
             grads, now = jax.grad(forward, has_aux=True)(params)
             now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
             start |= {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
             updates, state = network.optimizer.update(grads, state, params)
             leaves, tree = jax.tree.flatten(updates)
             leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
-            if blocks is not None:
-                start[_HALF] = jnp.where((i - blocks.steps) % 2 == 1, now[OUTPUT], start[_HALF])
             by_path = {
                 "update": dict(zip(paths, leaves, strict=True)),
                 "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
                 "decay": dict(zip(paths, decays, strict=True)),
             }
             new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
-            if blocks is not None:
-                trained = jax.tree.map(lambda old, kept: jnp.where(i <= blocks.steps, old, kept), params, trained)
-                new = blocks.next(i, group, first, trained, new)
-            return new, trained, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
+            return new, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
 
-        carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
+        carry = (first, network.optimizer.init(first), zeros, squares_SxK)
         return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
 
     def measured(seeds: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -284,7 +224,6 @@ def _program(
 
 
 _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
-_HALF = "half"  # the outputs in the round before the last one of a block in `_Blocks`
 
 
 def _initial_values(
@@ -319,14 +258,9 @@ def _squares(
         "activation": lambda name: _mean_square(now[name]),
         "change": lambda name: _mean_square(change(name)),
         "aligned": lambda name: _mean_square(_part_along(start[_SLOPE].astype(jnp.float32), change(name))),
-        "nonlinear": lambda name: (
-            _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
-            / jnp.maximum(_mean_square(change(name)), 1e-30)
-        ),
         "update": lambda path: _mean_square(by_path["update"][path]),
         "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
         "gradient": lambda path: _mean_square(by_path["gradient"][path]),
-        "update_norm": lambda path: jnp.linalg.norm(by_path["update"][path], ord=2, axis=(-2, -1)).max() ** 2,
     }
     return [squares[quantity](name) for quantity, name in keys]
 

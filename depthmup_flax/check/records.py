@@ -36,16 +36,13 @@ class Size(NamedTuple):
 class Record:
     """One number of one network; see `Size`.
 
-    Quantities of activations are ``activation`` (RMS), ``change`` (RMS of the change since step 0), ``aligned`` (RMS of
-    the part of the output's change that is along the loss's slope at step 0) and ``nonlinear`` (the share of the
-    output's change that is quadratic in the change of one block's weights, four times as large as that of the steps,
-    when nothing else changes; RMS of four blocks).
+    Quantities of activations are ``activation`` (RMS), ``change`` (RMS of the change since step 0) and ``aligned`` (RMS
+    of the part of the output's change that is along the loss's slope at step 0).
 
     Quantities of parameters are ``weight`` (RMS at step 0), ``gradient`` (RMS at step 0, through a random readout),
     ``update`` (RMS of the last change), ``gradient_update`` (RMS of the last change without the weight decay of the
-    first), ``least_update`` and ``most_update`` (its extremes over the layers that share a name), ``decay`` (RMS of the
-    first change without a gradient, divided by ``weight``) and ``update_norm`` (largest spectral norm of an update's
-    matrices over the last two axes).
+    first), ``least_update`` and ``most_update`` (its extremes over the layers that share a name) and ``decay`` (RMS of
+    the first change without a gradient, divided by ``weight``).
     """
 
     axis: str

@@ -31,7 +31,7 @@ from depthmup_flax.check.judgment import (
     VANISHES,
     Quantity,
 )
-from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, OUTPUT, Record, Table, fit_trend
+from depthmup_flax.check.records import AT_ONCE, EVERYTHING, OUTPUT, Record, Table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
@@ -57,7 +57,7 @@ class Report:
     rule: Parametrization
     seeds: int  # networks per size
     tolerance: float  # largest exponent that counts as flat
-    notes: tuple[str, ...] = ()  # information, such as how nonlinear blocks are
+    notes: tuple[str, ...] = ()  # information, such as the sizes to use
 
     @property
     def ok(self) -> bool:
@@ -223,16 +223,11 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
         panel.legend(fontsize=7, loc="best")
 
 
-_NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights
-_FALLS, _STAYS = -0.15, -0.25  # around a third of Depth-muP's exponent, -1/2, which small networks do not reach
-
-
 def notes(
     table: Table,
     quantities: Sequence[Quantity],
     causes: Sequence[Cause],
     readings: Mapping[str, Reading | None],
-    rule: Parametrization,
     tolerance: float,
 ) -> tuple[str, ...]:
     """What else to know of a check, such as the sizes to use; ``readings`` are those of the code over each axis."""
@@ -252,7 +247,7 @@ def notes(
             "the cause is not known. Run dm.audit on the network and its base, which reads multipliers and roles; then "
             "look at initial values and updates above, at the optimizer, and at the learning rate."
         )
-    return (*lines, *_laziness(table, rule))
+    return tuple(lines)
 
 
 def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float) -> list[str]:
@@ -291,33 +286,3 @@ def _larger_sizes(table: Table, axis: str, quantities: Sequence[Quantity], toler
     sizes = table.sizes(axis)
     wanted = max(q.trend.sizes_needed(sizes, q.expected, tolerance) for q in quantities if q.trend)
     return f"{axis}s={wanted} (--{axis}s={','.join(map(str, wanted))})"
-
-
-def _laziness(table: Table, rule: Parametrization) -> list[str]:
-    """The nonlinear share of a block's change over depth; nothing if it was not measured, or if it is zero.
-
-    This is the share of the change of the outputs that is quadratic in the change of one block's weights. If several
-    matrices follow one another in a branch and each moves by ``L^-1/2``, it falls as ``L^-1/2``: every block becomes
-    linear in its own weights (TP6 sec. 9).
-    """
-    steps = table.steps("depth", BRANCHES, "nonlinear")
-    if not steps:
-        return []
-    shares = table.values("depth", BRANCHES, "nonlinear", OUTPUT, steps[-1])
-    fit = table.fit("depth", BRANCHES, "nonlinear", OUTPUT, steps[-1])
-    if fit.state != "fitted" or max(v for seeds in shares.values() for v in seeds) < _NOTHING:
-        return []
-    text = f"the share of a block's change that is nonlinear in its own weights' change ~ depth^{fit}"
-    if fit.slope - fit.interval > _STAYS:
-        return [f"{text}: blocks keep learning features of their own."]
-    trend = fit_trend(shares)
-    if trend and trend.converges(0.0, -_STAYS):
-        now = f"{trend.slopes[-1]:+.2f} between the two largest depths"
-        return [f"{text}, but {now}: it converges, so blocks keep learning features of their own."]
-    if fit.slope + fit.interval < _FALLS and rule.alpha < 1:
-        return [
-            f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
-            "nothing; with more, the preset 'completep' keeps them, but makes layers alike: compare both "
-            "(reproduction/pages/which_exponent.md)."
-        ]
-    return [f"{text}: add depths or seeds to tell whether it falls."]

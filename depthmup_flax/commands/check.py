@@ -36,7 +36,6 @@ def define(parser: Parser) -> None:
     parser.flag("--batch_size", type=int, default=4, help="Training examples in the batch.")
     parser.flag("--tolerance", type=float, default=0.2, help="Exponents up to this count as constant size.")
     parser.flag("--details", action="store_true", help="Print every quantity.")
-    parser.flag("--spectral", action="store_true", help="Also record the spectral norm of every update.")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -50,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(
                 f"model.{name} is not used by the check: set --{name}s=A,B,C, --{name}=N, or model.base_{name}."
             )
-    options = {name: getattr(args, name) for name in (*plan, "tolerance", "spectral", "workdir")}
+    options = {name: getattr(args, name) for name in (*plan, "tolerance", "workdir")}
     report = check_config(config, **options)
     print(report.details() if args.details else report)
     if args.workdir:

@@ -17,7 +17,7 @@ from ml_collections.config_dict import placeholder
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.devices.sharding import GRADIENT_DTYPES
 from depthmup_flax.models import MODELS, model_fields
-from depthmup_flax.networks import fields as user_fields
+from depthmup_flax.networks import calls as user_fields
 from depthmup_flax.networks.named import digests, is_import_path, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings

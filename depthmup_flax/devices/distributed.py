@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import jax
@@ -121,20 +121,16 @@ def require_same(facts: Mapping[str, object]) -> None:
         return
     ours = json.dumps({"--num_processes": jax.process_count(), **facts})
     of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
-    sentences = []
+    differing = []
     for name in dict.fromkeys(name for theirs in of_all for name in theirs):
-        having: dict[str, list[int]] = {}
-        for process, theirs in enumerate(of_all):
-            having.setdefault(repr(theirs.get(name)), []).append(process)
-        if len(having) > 1:
-            sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
-    if sentences:
-        more = len(sentences) - _MOST_NAMED
-        sentences[_MOST_NAMED:] = [f"and {more} more differ"] if more > 0 else []
-        raise InputError(
-            f"the processes are not the same run: {'; '.join(sentences)}. "
-            "Start all with the same flags, code, libraries and data."
-        )
+        values = [repr(theirs.get(name)) for theirs in of_all]
+        if len(set(values)) > 1:
+            having = {value: values.index(value) for value in values[::-1]}  # -> the first process
+            found = sorted(having.items(), key=lambda item: item[1])
+            differing.append(f"{name} is " + ", ".join(f"{value} in process {first}" for value, first in found))
+    if differing:
+        more = [f"and {len(differing) - _MOST_NAMED} more differ"] * (len(differing) > _MOST_NAMED)
+        raise InputError(f"the processes are not the same run: {'; '.join([*differing[:_MOST_NAMED], *more])}.")
 
 
 def everywhere(condition: bool) -> bool:
@@ -143,40 +139,32 @@ def everywhere(condition: bool) -> bool:
 
 
 def _from_environment() -> tuple[str | None, int | None, int | None]:
-    numbers = {name: os.environ[name] for name in (_COUNT, _ID) if name in os.environ}
-    for name, text in numbers.items():
-        if not text.strip().removeprefix("-").isdecimal():
-            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.")
-    if not numbers:  # JAX reads the address alone
+    if _COUNT not in os.environ and _ID not in os.environ:  # JAX reads the address alone
         return None, None, None
-    count, number = (int(numbers[name]) if name in numbers else None for name in (_COUNT, _ID))
+    try:
+        count, number = (int(os.environ[name]) if name in os.environ else None for name in (_COUNT, _ID))
+    except ValueError as error:
+        raise InputError(f"the environment variables {_COUNT} and {_ID}: use whole numbers ({error}).") from error
     return os.environ.get(_ADDRESS), count, number
 
 
 def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
     """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or hang."""
-    if coordinator is None or num_processes is None or process_id is None:
-        fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-        missing = " and ".join(name for name, value in fields.items() if value is None)
+    if coordinator is None or num_processes is None or process_id is None or not 0 <= process_id < num_processes:
         raise InputError(
-            f"{missing} not set: set all of --coordinator=HOST:PORT --num_processes=N --process_id=I (or "
-            f"{_ADDRESS}, {_COUNT} and {_ID} in the environment)."
+            f"coordinator is {coordinator}, num_processes is {num_processes}, process_id is {process_id}: set all of "
+            f"--coordinator=HOST:PORT --num_processes=N --process_id=I, I from 0 to N - 1 (or {_ADDRESS}, {_COUNT} and "
+            f"{_ID} in the environment)."
         )
-    host, colon, port = coordinator.rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT of process 0.")
-    if num_processes < 1:
-        raise InputError(f"num_processes is {num_processes}: use a whole number of at least 1.")
-    if not 0 <= process_id < num_processes:
-        raise InputError(f"process_id is {process_id}: use a whole number from 0 to {num_processes - 1}.")
+    host, _, port = coordinator.rpartition(":")
     try:
-        socket.getaddrinfo(host.strip("[]"), int(port))
+        socket.getaddrinfo(host.strip("[]") or "no host", int(port))
         if process_id == 0:
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("", int(port)))
-    except (OSError, OverflowError) as error:
-        raise InputError(f"coordinator is {coordinator!r}: it cannot be used ({error}). Use another.") from error
+    except (OSError, OverflowError, ValueError) as error:
+        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT of process 0 ({error}).") from error
     if process_id == 0 and num_processes > 1:
         log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
     return {
@@ -203,13 +191,6 @@ def _on_cloud_tpu() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
     chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
-
-
-def _numbered(processes: Sequence[int], most: int = 4) -> str:
-    """``process 1``, ``processes 1, 2`` or ``processes 0, 1, 2, 3 and 60 others``."""
-    listed = ", ".join(map(str, processes[:most]))
-    others = f" and {len(processes) - most} others" if len(processes) > most else ""
-    return f"process{'es' * (len(processes) > 1)} {listed}{others}"
 
 
 def _gathered(text: str) -> list[str]:

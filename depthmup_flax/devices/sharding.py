@@ -38,18 +38,13 @@ PARAM_RULES: Mapping[str, tuple[str, ...]] = {
 def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
     """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices."""
     sizes = {name: axes[name] for name in MESH_AXES}
-    for name, size in sizes.items():
-        if size < 1 and size != -1:
-            raise InputError(f"mesh.{name} is {size}: use a number of devices, or -1 for all other devices.")
-    mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
     rest = list(sizes.values()).count(-1)
-    if rest > 1:
-        raise InputError(f"mesh is {mesh}: only one number can be -1.")
     known = math.prod(size for size in sizes.values() if size != -1)
-    if devices % known or (known != devices and not rest):
+    is_number = all(size > 0 or size == -1 for size in sizes.values())
+    if not is_number or rest > 1 or devices % known or (known != devices and not rest):
         raise InputError(
-            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use mesh.data=-1 and "
-            f"values of fsdp and tensor whose product divides {devices}."
+            f"mesh is {', '.join(f'{name}={size}' for name, size in sizes.items())}: use numbers of devices, of which "
+            f"one may be -1 (all others), and whose product is the number of devices, {devices}."
         )
     return tuple(devices // known if size == -1 else size for size in sizes.values())
 
@@ -70,10 +65,7 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
     data, *others = shape
     if data % slices:
-        raise InputError(
-            f"mesh.data is {data}: it must be a multiple of the number of TPU slices, {slices}. Use "
-            f"mesh.data=-1 and values of fsdp and tensor whose product divides {len(devices) // slices}."
-        )
+        raise InputError(f"mesh.data is {data}: it must be a multiple of the number of TPU slices, {slices}.")
     try:
         if slices == 1:
             arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -112,14 +104,10 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
     """Raises `InputError` unless ``train.batch_size`` is a multiple of ``data * fsdp * train.accumulate``."""
     shards = batch_shards(mesh)
-    multiple = shards * accumulate
-    if batch_size % multiple:
-        factors = f"{shards} devices" + (f" times train.accumulate={accumulate}" if accumulate > 1 else "")
-        below = batch_size - batch_size % multiple
-        sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
+    if batch_size % (shards * accumulate):
         raise InputError(
-            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}; a run "
-            "that exists keeps its batch size, so resume it on a number of devices that divides it."
+            f"train.batch_size is {batch_size}: it must be a multiple of {shards * accumulate}, {shards} devices times "
+            f"train.accumulate={accumulate}. A run that exists keeps its batch size: resume it on fewer devices."
         )
 
 

@@ -1,12 +1,19 @@
-"""Errors in the user's code keep their traceback, below one line that says which function was called with what."""
+"""The user's classes and functions: the fields that a config can set, and errors of calls with what was passed.
+
+Errors in the user's code keep their traceback, below one line that says which function was called with what.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from depthmup_flax.util.errors import InputError, UserCodeError
@@ -49,3 +56,73 @@ def _shape_of(leaf: Any) -> str:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
+
+
+MISSING = dataclasses.MISSING  # the default of a field that has none
+
+# Parameters that we pass: random keys, the rule, and what the data says.
+PASSED = frozenset({"rngs", "key", "rule", "num_classes"})
+# Fields of every Linen module.
+_LINEN = frozenset({"parent", "name"})
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def model_fields(obj: Any) -> dict[str, Any]:
+    """Name -> default, or `MISSING`, of what a class or function takes, without what we pass (`PASSED`).
+
+    Fields of dataclasses, hence of Linen and Equinox modules; else the parameters of the function or of ``__init__``.
+    """
+    factories = {
+        field.name: field.default_factory
+        for field in (dataclasses.fields(obj) if dataclasses.is_dataclass(obj) and inspect.isclass(obj) else ())
+        if field.default_factory is not MISSING
+    }
+    linen = _LINEN if inspect.isclass(obj) and issubclass(obj, nn.Module) else frozenset()
+    result: dict[str, Any] = {}
+    for name, parameter in parameters(obj).items():
+        if name in PASSED | linen:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            result[name] = MISSING
+        elif name in factories and type(parameter.default) is _FACTORY:
+            result[name] = factories[name]()
+        else:
+            result[name] = parameter.default
+    return result
+
+
+def takes(obj: Any, name: str) -> bool:
+    """Whether a class or function has a parameter of this name."""
+    return name in parameters(obj)
+
+
+def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters that can be given by name; of a class, those that make an instance.
+
+    Raises:
+      InputError: it is no class or function whose parameters can be read.
+    """
+    if not callable(obj):
+        raise InputError(f"the model is {type(obj).__name__}: it must be a class or a function that returns a network.")
+    if isinstance(obj, functools.partial) and inspect.isclass(obj.func):
+        left = list(parameters(obj.func).values())[len(obj.args) :]
+        bound = obj.keywords  # they become defaults
+        return {p.name: p.replace(default=bound[p.name]) if p.name in bound else p for p in left}
+    is_own_init = inspect.isclass(obj) and obj.__init__ is not object.__init__
+    try:
+        # The metaclasses of NNX and Equinox hide the signature of the class.
+        signature = inspect.signature(obj.__init__ if is_own_init else obj)
+    except (TypeError, ValueError) as error:
+        name = getattr(obj, "__qualname__", type(obj).__name__)
+        raise InputError(f"the parameters of {name} cannot be read: write a function that calls it.") from error
+    named = [p for p in list(signature.parameters.values())[is_own_init:] if p.kind in _NAMED]
+    return {parameter.name: parameter for parameter in named}
+
+
+@dataclasses.dataclass
+class _WithFactory:
+    value: list[int] = dataclasses.field(default_factory=list)
+
+
+# What signatures show as the default of a field with a factory.
+_FACTORY = type(inspect.signature(_WithFactory.__init__).parameters["value"].default)

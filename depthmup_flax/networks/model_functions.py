@@ -21,8 +21,7 @@ from depthmup_flax.networks.adapters import (
     adapter_of,
     is_maker,
 )
-from depthmup_flax.networks.calls import calling
-from depthmup_flax.networks.fields import takes
+from depthmup_flax.networks.calls import calling, takes
 from depthmup_flax.rule.info_trees import is_equinox, is_nnx
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree

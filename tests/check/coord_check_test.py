@@ -16,11 +16,9 @@ from recorded_checks import recorded
 import depthmup_flax as dm
 from depthmup_flax import check
 from depthmup_flax.check import Network, checked_network, coord_check
-from depthmup_flax.check.records import AT_ONCE
 from depthmup_flax.config import default_config
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.search.study.config_check import check_config
-from depthmup_flax.util.power_fits import fit_power
 
 
 class Block(nn.Module):
@@ -88,14 +86,13 @@ def test_a_network_on_both_axes_is_measured_once():
     }
     over_width, over_depth, wider = of_axis.values()
     assert over_width.keys() == wider.keys()
-    assert {key[3] for key in over_depth.keys() - over_width.keys()} == {"nonlinear"}
-    assert over_width.items() <= over_depth.items()
+    assert over_width == over_depth
 
 
 @pytest.mark.slow
 def test_measured_changes_are_those_of_a_step_by_hand():
     sizes = (16, 32, 64)
-    report = coord_check(build_linen, Y, rule=RULE, width=16, depth=4, widths=sizes, steps=1, seeds=2, spectral=True)
+    report = coord_check(build_linen, Y, rule=RULE, width=16, depth=4, widths=sizes, steps=1, seeds=2)
     model, optimizer = Net(16, 4), build_linen(16, 4).optimizer
     loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, X), Y).mean()
 
@@ -117,14 +114,6 @@ def test_measured_changes_are_those_of_a_step_by_hand():
     updates = [r for r in report.records if (r.size, r.seed, r.quantity, r.name) == (16, 1, "update", "head/kernel")]
     expected = float(jnp.sqrt(jnp.mean(update**2)))
     assert [r.value for r in updates if r.group == "everything"] == pytest.approx([expected], rel=1e-4)
-    # The audit of the code is right, so no group trains alone.
-    norms = [
-        r for r in report.records if (r.quantity, r.name, r.group) == ("update_norm", "blocks/dense/kernel", AT_ONCE)
-    ]
-    assert norms
-    # An update of rank one and size 1/m keeps its norm: of order one at every width (TP6 Def. 6.1).
-    fit = fit_power({size: [r.value for r in norms if r.size == size] for size in sizes})
-    assert abs(fit.slope) < 0.25
 
 
 class NnxNet(nnx.Module):
@@ -154,7 +143,6 @@ def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
     assert names >= {"blocks/*", "stem", "output"}
     assert {q.group for q in report.quantities} >= {"branches"}
     assert not [q for q in report.quantities if q.verdict in ("grows", "explodes")], str(report)
-    assert "update_norm" not in {r.quantity for r in report.records}  # only on request
 
 
 def small_config(preset="depth_mup"):

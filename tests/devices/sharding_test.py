@@ -185,10 +185,10 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
 @pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
-        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1."),
-        ({"data": 2}, "mesh is data=2, fsdp=1, tensor=1: the product must be the number of devices, 1. Use"),
-        ({"fsdp": -1}, "only one number can be -1"),
-        ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
+        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1: .* number of devices, 1"),
+        ({"data": 2}, "mesh is data=2, fsdp=1, tensor=1"),
+        ({"fsdp": -1}, "mesh is data=-1, fsdp=-1, tensor=1: .* one may be -1"),
+        ({"tensor": 0}, "mesh is data=-1, fsdp=1, tensor=0"),
         ({"gradient_dtype": "f32"}, "mesh.gradient_dtype is 'f32': use 'float32', or '' for model.dtype."),
     ],
 )
@@ -223,8 +223,7 @@ def test_data_is_the_axis_between_tpu_slices():
     devices = absent_devices("tpu", "TPU v5 lite", 2)
     mesh = sharding.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, devices)
     assert [[d.slice_index for d in row] for row in mesh.devices[..., 0]] == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    sentence = "mesh.data is 1: it must be a multiple of the number of TPU slices, 2. Use mesh.data=-1 and "
-    with pytest.raises(InputError, match=f"^{sentence}values of fsdp and tensor whose product divides 4.$"):
+    with pytest.raises(InputError, match="^mesh.data is 1: .* number of TPU slices, 2"):
         sharding.make_mesh({"data": -1, "fsdp": 8, "tensor": 1}, devices)
 
 
@@ -241,16 +240,11 @@ def test_tpu_chips_with_a_hole_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulate", "devices", "sentence"),
-    [
-        (20, 1, 8, "train.batch_size is 20: it must be a multiple of 8 (8 devices). Use 16 or 24; "),
-        (64, 3, 1, "is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66; "),
-        (4, 2, 4, "is 4: it must be a multiple of 8 (4 devices times train.accumulate=2). Use 8; "),
-    ],
+    ("batch_size", "accumulate", "devices", "multiple"), [(20, 1, 8, 8), (64, 3, 1, 3), (4, 2, 4, 8)]
 )
-def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, sentence):
+def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, multiple):
     mesh = jax.sharding.AbstractMesh((devices, 1, 1), sharding.MESH_AXES)
-    with pytest.raises(InputError, match=re.escape(sentence)):
+    with pytest.raises(InputError, match=f"^train.batch_size is {batch_size}: it must be a multiple of {multiple},"):
         sharding.require_divisible(batch_size, accumulate, mesh)
 
 

@@ -49,7 +49,7 @@ def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, b
     for layout in layouts(len(devices)):
         axes = dict(zip(sharding.MESH_AXES, layout, strict=True))
         if layout[0] % slices:
-            with pytest.raises(InputError, match=rf"^mesh.data is {layout[0]}: it must be a multiple .*divides \d+.$"):
+            with pytest.raises(InputError, match=rf"^mesh.data is {layout[0]}: it must be a multiple"):
                 sharding.make_mesh(axes, devices)
             found["refused"] += 1
             continue

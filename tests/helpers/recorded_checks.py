@@ -40,7 +40,7 @@ def _stored(records):
     last = {r.axis: r.step for r in records if r.group == EVERYTHING and r.quantity == "activation"}
     rows = {}
     for r in records:
-        judged = r.quantity not in ("update", "update_norm")
+        judged = r.quantity != "update"
         if r.quantity == "activation":
             judged = r.group == EVERYTHING and r.step in (0, last[r.axis])
         if judged:

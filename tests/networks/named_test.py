@@ -48,14 +48,13 @@ def test_an_import_path_resolves_from_the_current_directory(package):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("their_package.net:Nte", "their_package.net:Net"),
-        ("their_package.nte:Net", "their_package.net:Net"),
-        ("their_pakage.net:Net", "their_package.net:Net"),
+        ("their_package.net:Nte", "no Nte"),
+        ("their_package.nte:Net", "no module their_package.nte"),
         ("nothing_like_it.net:Net", "directory"),
         ("Net", "import path"),
     ],
 )
-def test_a_wrong_name_is_one_sentence_with_the_field_and_what_was_meant(package, name, remedy):
+def test_a_wrong_name_is_one_sentence_with_the_field(package, name, remedy):
     with pytest.raises(InputError, match=rf"config\.model\.name is '{name}'.*{remedy}"):
         resolve(name, "config.model.name")
 

@@ -42,7 +42,6 @@ def check_config(
     steps: int = 4,
     seeds: int = 4,
     tolerance: float = 0.2,
-    spectral: bool = False,
     workdir: str | os.PathLike[str] | None = None,
 ) -> Report:
     """`depthmup_flax.coord_check` of a config's network, data, rule and optimizer.
@@ -55,7 +54,7 @@ def check_config(
       widths, depths: sizes to try, as those of `coord_check`.
       width, depth: of the networks whose depth or width varies; 0: the base's.
       batch_size: training examples.
-      steps, seeds, tolerance, spectral: see `coord_check`.
+      steps, seeds, tolerance: see `coord_check`.
       workdir: gets the records, the report and the figure.
 
     Raises:
@@ -104,7 +103,7 @@ def check_config(
         of_outputs = {"loss": lambda outputs: loss.mean(outputs, targets)}
     build = sized_networks(experiment, inputs)
     with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
-        report = coord_check(build, **of_outputs, rule=experiment.rule, spectral=spectral, **plan)
+        report = coord_check(build, **of_outputs, rule=experiment.rule, **plan)
         if claim is not None:
             report.write_to(claim.workdir)
     return report

@@ -18,8 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
 from depthmup_flax.auditing.network_audit import Audited, audited
-from depthmup_flax.networks.calls import calling
-from depthmup_flax.networks.fields import model_fields, parameters
+from depthmup_flax.networks.calls import calling, model_fields, parameters
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.named import resolve
 from depthmup_flax.rule.info_trees import path_name
