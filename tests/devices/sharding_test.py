@@ -223,7 +223,7 @@ def test_data_is_the_axis_between_tpu_slices():
     devices = absent_devices("tpu", "TPU v5 lite", 2)
     mesh = sharding.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, devices)
     assert [[d.slice_index for d in row] for row in mesh.devices[..., 0]] == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    with pytest.raises(InputError, match="^mesh.data is 1: .* number of TPU slices, 2"):
+    with pytest.raises(InputError, match=r"^mesh.data is 1: .* number of TPU slices, 2"):
         sharding.make_mesh({"data": -1, "fsdp": 8, "tensor": 1}, devices)
 
 
