@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.auditing import audit, rescale_init
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from depthmup_flax.trainer.engine.workload import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
-    from depthmup_flax.util.version import __version__
+    from depthmup_flax.util.imports import __version__
 
 __all__ = [
     "GPT",
@@ -132,7 +132,7 @@ __all__ = [
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
 _NAMES = {
     "util.errors": "InputError",
-    "util.version": "__version__",
+    "util.imports": "__version__",
     "trainer.engine.workload": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.check.check import coord_check

@@ -29,8 +29,7 @@ from depthmup_flax.util.errors import (
     did_you_mean,
     printable,
 )
-from depthmup_flax.util.extras import missing
-from depthmup_flax.util.version import __version__
+from depthmup_flax.util.imports import __version__, missing
 
 # Heading -> name -> what it does. Each is a module of this package with define(parser) and main(args).
 GROUPS = {

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.util.errors import BAD_INPUT
-from depthmup_flax.util.extras import require
+from depthmup_flax.util.imports import require
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.config.fields import config_hash, default_config, validate

@@ -15,7 +15,7 @@ from depthmup_flax.data.dataset import Split
 from depthmup_flax.data.image_files import ImageFiles, crop_draws
 from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.extras import require
+from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import HostBatch
 
 Rows = slice | np.ndarray

@@ -24,7 +24,7 @@ import numpy as np
 from depthmup_flax.data.dataset import DataConfig, Split, checksum_of_arrays, spaced
 from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.util.errors import InputError, RunStopped
-from depthmup_flax.util.extras import require
+from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import HostBatch
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from depthmup_flax.data.dataset import (
 )
 from depthmup_flax.data.image_files import SUFFIXES, Encoded, Fetch, ImageFiles, decode, fit
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.extras import require
+from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
 
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.

@@ -38,7 +38,7 @@ from depthmup_flax.trainer.runs.directory import RunCheckpoints
 from depthmup_flax.trainer.runs.text_generation import sample_text
 from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
-from depthmup_flax.util.extras import require
+from depthmup_flax.util.imports import require
 from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.util.late_imports import imported_late
+from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:
     from reproduction.limits.pipeline import limits_config, run

@@ -19,7 +19,7 @@ from depthmup_flax.data import stored_dataset
 from depthmup_flax.report.style import save
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.trainer.runs.directory import require_same_data
-from depthmup_flax.util import extras
+from depthmup_flax.util import imports as extras
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json

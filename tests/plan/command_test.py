@@ -8,7 +8,7 @@ from processes import run_lines
 PLAN = ["--config=digits", "--config.model.depth=2", "--config.model.width=16", "--json"]
 WRONG = {
     "--topology is 'v7:2x2'": ["--config=digits", "--topology=v7:2x2"],
-    "the product must be the number of devices, 1": ["--config=digits", "--config.mesh.data=3"],
+    "whose product is the number of devices, 1": ["--config=digits", "--config.mesh.data=3"],
     "lanes is": ["--config=sweeps/digits:smoke", "--lanes=few"],
     "--config is not set": [],
 }

@@ -1,0 +1,89 @@
+"""Packages: what an extra of depthmup-flax installs, names that are imported at their first use, and the version.
+
+``--help`` does not import JAX, and one sentence says which extra installs what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from depthmup_flax.util.errors import InputError, closest
+
+try:
+    __version__ = importlib.metadata.version("depthmup-flax")  # a build takes it from the repository's last tag
+except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+    __version__ = "not installed"
+
+# Module -> the extra that installs it. The core needs jax, flax, optax and numpy alone.
+EXTRA_OF = {
+    **dict.fromkeys(("absl", "grain", "ml_collections", "orbax"), "train"),
+    **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX"), "train"),
+    **dict.fromkeys(("jinja2", "matplotlib"), "report"),
+    "tensorflow_datasets": "tfds",
+    "wandb": "wandb",
+}
+
+
+def require(package: str, why: str) -> None:
+    """Imports ``package``, or says how to install it.
+
+    Args:
+      package: the name of a module, such as "sklearn".
+      why: what needs it, as the subject of a sentence: "data.name='digits'", "depthmup train".
+
+    Raises:
+      InputError: it cannot be imported.
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(sentence(package, why, error)) from error
+
+
+def sentence(package: str, why: str, error: ImportError) -> str:
+    """The sentence about a module of `EXTRA_OF` that cannot be imported."""
+    absent = isinstance(error, ModuleNotFoundError) and error.name == package
+    reason = "is not installed" if absent else f"cannot be imported ({error})"
+    return f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".'
+
+
+def missing(error: ImportError, why: str) -> InputError | None:
+    """The error to raise instead of an `ImportError`, if an extra installs what is missing."""
+    package = (error.name or "").partition(".")[0]
+    return InputError(sentence(package, why, error)) if package in EXTRA_OF else None
+
+
+def imported(module: str, why: str) -> ModuleType:
+    """Imports a module; `InputError` if it lacks a package that an extra installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if (explained := missing(error, why)) is None:
+            raise
+        raise explained from error
+
+
+def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package.
+
+    Args:
+      package: its name.
+      names: module of the package -> the names that it defines, with spaces.
+    """
+    module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
+
+    def get(name: str) -> object:
+        if name not in module_of:
+            meant = None if name.startswith("_") else closest(name, module_of)
+            hint = f". Did you mean {meant!r}?" if meant else ""
+            sentence = f"module {package!r} has no attribute {name!r}{hint}"
+            raise AttributeError(sentence, obj=sys.modules[package])  # with a name, Python would add a hint of its own
+        value = getattr(imported(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
