@@ -236,7 +236,6 @@ def replaced(network, **fields):
         ({"depth": -3}, "depth"),
         ({"tolerance": -1.0}, "tolerance"),
         ({"tolerance": math.nan}, "tolerance"),
-        ({"build": lambda w, d: None}, "build"),
         ({"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=3)}, "info"),
         ({"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())}, "info"),
         ({"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)}, "width ratio"),
