@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -371,12 +370,6 @@ def adapter_of(model: Any) -> Adapter:
         return Function(model)
     # Haiku's are named tuples.
     return Pair(model) if type(model) is tuple else Haiku(model)
-
-
-def module_classes() -> tuple[type, ...]:
-    """The classes of modules, of libraries that are imported."""
-    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
-    return (nn.Module, *(library.Module for library in (nnx, equinox) if library is not None))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
