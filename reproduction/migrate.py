@@ -34,6 +34,8 @@ DROPPED: Mapping[str, Any] = {
     "data.read_threads": 0,
     "data.device_limit_mib": 2048,
     "data.placement": "auto",
+    "model.experts": 0,
+    "model.experts_per_token": 2,
     "optimizer.decay_width_exponent": 0.0,
     "train.stall_timeout_s": 600.0,
     "train.compare_replicas": True,
