@@ -2,10 +2,9 @@
 
 In the order in which `model_audit.audit` calls them:
 
-1. trace: `trace` makes the graph of a forward pass, `uses` says how it uses each parameter, `stream_paths` and
-   `residual_sums` find the streams and their branches, `factors` the constants that multiply each array, and
-   `read_facts` puts together the `facts` of one model.
-2. roles: `matching` pairs the parameters of a model and its base; `roles` gives each its role.
+1. trace: `trace` makes the graph of a forward pass, `uses` says how it uses each parameter, `streams` finds the streams
+   and their branches, `factors` the constants that multiply each array, and `facts` puts them together for one model.
+2. roles: `comparison` pairs the parameters of a model and its base; `roles` gives each its role.
 3. factors: `comparison` divides those of the model by those of its base.
 4. verdict: `findings` compares them with the rule, and `table` holds and prints the result.
 

@@ -1,4 +1,4 @@
-"""The factors of a model over those of its base model: of branches and shortcuts, and around products.
+"""Pairs of parameters of a model and its base model, depth ratios, and the factors of one over those of the other.
 
 A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonlinearity reads it has a branch with
 ``b k`` and a shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads it, ``b / a`` alone counts.
@@ -7,13 +7,277 @@ A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import product
+from typing import Any, TypeAlias
 
+from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
-from depthmup_flax.auditing.parameter_trees import series
+from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.uses import PRODUCT
+from depthmup_flax.rule.info_trees import matches
+from depthmup_flax.util.errors import InputError
+
+Shapes = Mapping[str, tuple[int, ...]]
+# Path -> what tells its place in the forward pass, equal for corresponding parameters of all layers.
+Places = Mapping[str, Hashable]
+
+
+def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
+    """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
+
+    Of several, those count whose names differ in one number, that of the layer, and of these the nearest in order.
+    Paths without any, or with misfits of ``None`` alone, are left out.
+    """
+    groups, result = grouped(base, series), {}
+    for name, own in grouped(paths, series).items():
+        candidates = groups.get(name, [])
+        for n, path in enumerate(own):
+            place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
+            misfits = [
+                (misfit(path, other), _differing(path, other) > 1, abs(k - place), k)
+                for k, other in enumerate(candidates)
+            ]
+            fitting = [one for one in misfits if one[0] is not None]
+            if fitting:
+                result[path] = candidates[min(fitting)[-1]]
+    return {path: result[path] for path in paths if path in result}
+
+
+def _differing(path: str, other: str) -> int:
+    """How many numbers of two paths differ."""
+    pairs = zip(_numbers(path), _numbers(other), strict=False)
+    return sum(a != b for a, b in pairs)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _numbers(path: str) -> list[str]:
+    return re.findall(r"\d+", path)
+
+
+def matched(
+    model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]], places: Places, base_places: Places
+) -> dict[str, str]:
+    """Path in the model -> path in the base model.
+
+    Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one with the same name
+    without numbers, the same place in the forward pass and the same shape up to the width ratio; of several, the
+    nearest in order. ``layers`` are the axes that count layers, here and below.
+    """
+    groups = grouped(base, series)
+    for path in model:
+        if series(path) not in groups:
+            raise InputError(
+                f"parameter {path!r} of the model has no counterpart in the base model: build both from the same code; "
+                "only width and depth may differ."
+            )
+    by_place = grouped(model, lambda path: (series(path), places.get(path)))
+    others = grouped(base, lambda path: (series(path), base_places.get(path)))
+    single = {own[0]: others[key][0] for key, own in by_place.items() if len(own) == 1 == len(others.get(key, ()))}
+    m = width_ratio(model, base, single, layers)
+
+    def misfit(path: str, other: str) -> tuple[bool, int, int] | None:
+        if len(model[path]) != len(base[other]):
+            return None
+        ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
+        same = [math.isclose(r, 1) for r in ratios]
+        unlike = sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True))
+        return places.get(path) != base_places.get(other), unlike, sum(same)
+
+    is_equal = model.keys() == base.keys()
+    pairs = {path: path for path in model} if is_equal else nearest(model, base, misfit)
+    for path in model if not is_equal else ():
+        fits = misfit(path, pairs[path]) if path in pairs and not re.search("[a-zA-Z]", path) else None
+        shapes = {base[other] for other in groups[series(path)] if fits is not None and misfit(path, other) == fits}
+        if len(shapes) > 1:
+            raise InputError(
+                f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "
+                f"{' and '.join(map(str, sorted(shapes)))}: name the parameters, such as {{'hidden_1': ...}}, or take "
+                "another base width."
+            )
+    for path in model:
+        other = pairs.get(path, groups[series(path)][0])
+        if len(model[path]) != len(base[other]):
+            raise InputError(
+                f"parameter {path!r} has shape {model[path]}, but {other!r} of the base model has shape {base[other]}: "
+                "build both from the same code; only width and depth may differ."
+            )
+    return pairs
+
+
+def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
+    """The base model's shapes by the paths of the model, at the model's depth and with its stages.
+
+    A stage without layers in the base model gets the width of other parameters of the model with that size.
+    """
+    single = Counter(map(series, model))
+    m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[series(p)] == 1} or pairs, layers)
+    fits = lambda n, base_n: math.isclose(n / base_n, 1) or math.isclose(n / base_n, m)
+    known: dict[int, set[int]] = {}
+    for path, other in pairs.items():
+        for k, (n, base_n) in enumerate(zip(model[path], base[other], strict=True)):
+            if k not in layers.get(path, ()) and base_n and fits(n, base_n) and n != base_n:
+                known.setdefault(n, set()).add(base_n)
+    result = {}
+    for path, other in pairs.items():
+        sizes = list(base[other])
+        for k, n in enumerate(model[path]):
+            if k in layers.get(path, ()):
+                sizes[k] = n
+            elif model.keys() != base.keys() and sizes[k] and not fits(n, sizes[k]) and len(known.get(n, ())) == 1:
+                (sizes[k],) = known[n]
+        result[path] = tuple(sizes)
+    return result
+
+
+def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> set[str]:
+    """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
+    if model.keys() == base.keys():
+        return set()
+    shapes = {name: {base[path] for path in paths} for name, paths in grouped(base, series).items()}
+    return {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
+
+
+def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
+    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
+    grows = {
+        n
+        for path in model
+        if path not in paths
+        for n, base_n in zip(model[path], base[path], strict=True)
+        if n != base_n
+    }
+    return {p for p in paths if any(n == base_n and n in grows for n, base_n in zip(model[p], base[p], strict=True))}
+
+
+def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:
+    """The most common ratio of sizes that differ; 1 if none does."""
+    ratios = Counter(
+        round(r, 6)
+        for path, other in pairs.items()
+        if len(model[path]) == len(base[other])
+        for r in _ratios(model[path], base[other], layers.get(path, frozenset()))
+        if not math.isclose(r, 1)
+    )
+    return ratios.most_common(1)[0][0] if ratios else 1.0
+
+
+def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int]) -> list[float]:
+    sizes = zip(shape, base, strict=True)
+    return [n / base_n for k, (n, base_n) in enumerate(sizes) if k not in layers and base_n]
+
+
+Kind: TypeAlias = frozenset[str]
+# One ratio of all streams, or one of the branches with parameters that match a glob.
+GivenRatio: TypeAlias = "float | Mapping[str, float] | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthRatios:
+    """The ratio of all streams together, and that of each branch that counts, by the node of its sum."""
+
+    together: float
+    of_branch: Mapping[int, float]
+
+    def of_path(self, path: str, facts: Traced) -> float:
+        """The ratio of the branches that a parameter is inside."""
+        nodes = facts.branches_of.get(path, ()) if facts.inside.get(path) else ()
+        return max((self.of_branch[n] for n in nodes if n in self.of_branch), default=1.0)
+
+
+def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: GivenRatio) -> DepthRatios:
+    """The depth ratios of two models, or the ``given`` ones; ``paths`` are those of the model's parameters.
+
+    Streams that grow differently, such as those of an encoder and a decoder, have ratios of their own. Branches whose
+    number is fixed count if they stand between others: a block that halves the resolution does, an attention pooling
+    head does not.
+    """
+    mine, theirs = branch_counts(facts), branch_counts(base)
+    counted = [_counted(stream, mine, theirs) for stream in _streams(facts.branches)]
+    if not any(counted):  # equally deep
+        counted = _streams(facts.branches)
+    total = lambda counts, several: sum(counts.get(kind, 0) for kind in {b.kind for b in several})
+    own = [_ratio(total(mine, several), total(theirs, several)) for several in counted]
+    every = [b for several in counted for b in several]
+    together = _ratio(total(mine, every), total(theirs, every))
+    if isinstance(given, Mapping):
+        trees.matching("depth_ratio", tuple(given), paths)
+    numbers: dict[str, float] = {}
+    for pattern, number in given.items() if isinstance(given, Mapping) else () if given is None else [("**", given)]:
+        numbers[pattern] = float(number)
+        if not 0 < numbers[pattern] < math.inf:
+            raise InputError(f"depth_ratio is {number!r}: use depth / base_depth, a number above 0.")
+    together = numbers.get("**", together)
+    ratios: dict[int, float] = {}
+    for several, ratio in zip(counted, own, strict=True):
+        of_stream = ratio if 0 < ratio < math.inf else together
+        ratios |= {b.node: _given(b, numbers, of_stream) for b in several}
+    if not all(0 < ratio < math.inf for ratio in (together, *ratios.values())):
+        raise InputError(
+            f"the trace finds {total(mine, every):g} residual sums in the model and {total(theirs, every):g} in the "
+            "base model: pass depth_ratio=depth / base_depth."
+        )
+    return DepthRatios(together, ratios)
+
+
+def _given(branch: Branch, numbers: Mapping[str, float], otherwise: float) -> float:
+    if "**" in numbers:
+        return numbers["**"]
+    fitting = [r for pattern, r in numbers.items() if any(matches(path, pattern) for path in branch.paths)]
+    return fitting[-1] if fitting else otherwise
+
+
+def _ratio(mine: float, base: float) -> float:
+    return mine / base if base else math.inf if mine else 1.0
+
+
+def _streams(branches: Sequence[Branch]) -> list[list[Branch]]:
+    """The branches of each stream; streams with branches of one kind are one."""
+    group_of: dict[Kind | int, list[Branch]] = {}
+    groups: list[list[Branch]] = []
+    for branch in branches:
+        known = [group_of[key] for key in (branch.kind, branch.stream) if key in group_of]
+        group = known[0] if known else []
+        if not known:
+            groups.append(group)
+        for other in known[1:]:
+            if other is not group:
+                group += other
+                groups = [one for one in groups if one is not other]
+        group.append(branch)
+        for one in group:
+            group_of[one.kind] = group_of[one.stream] = group
+    return groups
+
+
+def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping[Kind, float]) -> list[Branch]:
+    """The branches of a stream that count for its depth; none if their numbers are fixed."""
+    growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
+    kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
+    names = frozenset[str]().union(*kinds)  # a first block without a norm is a block, too
+    return [b for b in stream if b.kind in kinds or (b.kind and b.kind <= names)]
+
+
+def branch_counts(facts: Traced) -> dict[Kind, float]:
+    """The number of branches of each kind, with those that the output does not need, at the end of a second stream."""
+    counts: dict[Kind, float] = {}
+    for branch in facts.branches:
+        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
+    used, unused = Counter[str](), Counter[str]()
+    for path, is_used in facts.used.items():
+        (used if is_used else unused)[series(path)] += 1
+    kinds_of = Counter(name for kind in counts for name in kind)
+    for kind, count in counts.items():
+        # A layer that lacks a branch lacks all parameters that are of this branch alone.
+        lacking = {unused[name] * count / used[name] for name in kind if kinds_of[name] == 1}
+        if len(lacking) == 1 and (more := lacking.pop()) == int(more):
+            counts[kind] += more
+    return counts
+
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from depthmup_flax.auditing.comparison import BranchFactors, ProductFactors, by_series, close, ratio_of
+from depthmup_flax.auditing.comparison import BranchFactors, DepthRatios, ProductFactors, by_series, close, ratio_of
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, UnreadSums
 from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.auditing.matching import DepthRatios
-from depthmup_flax.auditing.parameter_trees import series
+from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.table import Finding, NotJudged, Row, number, summary
 from depthmup_flax.auditing.uses import LOOKUP
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
@@ -318,16 +317,16 @@ class Comparison:
             wrong.setdefault((ratio, bool(ends_alike and self.rule.alpha < 1)), []).append(path)
         result = []
         for (ratio, adds_up), paths in wrong.items():
-            text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
-            text += "model. "
+            text = (
+                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+                "model. With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large "
+                "by that number; with normalized updates, such as Adam's, it is not."
+            )
+            code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
             if adds_up:
-                text += "Branches with the same weights add up in one direction, so their sum grows with depth "
-                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not. "
-            text += "With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large by "
-            text += "that number; with normalized updates, such as Adam's, it is not."
-            code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
-            if not adds_up:
-                code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
+                text += " Branches with the same weights add up in one direction, so their sum grows with depth "
+                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not."
+                code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
             result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
         return result
 
@@ -373,19 +372,12 @@ def not_judged(
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
     unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
-    roles: dict[str, list[str]] = {}
-    for path, why in unread_roles.items():
-        roles.setdefault(why, []).append(path)
+    roles = grouped(unread_roles, unread_roles.__getitem__)
     return [
         *sizes,
         *unread,
         *(
-            NotJudged(
-                "role",
-                tuple(paths),
-                f"the role of {summary(paths)} was not read: {why}.",
-                f"pass overrides={{{paths[0]!r}: Axes(...)}}",
-            )
+            NotJudged("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
             for why, paths in roles.items()
         ),
     ]

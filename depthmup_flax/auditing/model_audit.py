@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.facts import Traced
-from depthmup_flax.auditing.findings import AXES, Comparison, not_judged, scaled_axes
-from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
-from depthmup_flax.auditing.matching import (
+from depthmup_flax.auditing.comparison import (
     DepthRatios,
     GivenRatio,
     base_sizes,
@@ -29,8 +26,10 @@ from depthmup_flax.auditing.matching import (
     matched,
     width_ratio,
 )
+from depthmup_flax.auditing.facts import Traced, traced_pair
+from depthmup_flax.auditing.findings import AXES, Comparison, not_judged, scaled_axes
+from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.auditing.parameter_trees import Globs, series
-from depthmup_flax.auditing.read_facts import traced_pair
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
 from depthmup_flax.auditing.table import Audit, Row, summary
 from depthmup_flax.auditing.uses import LOOKUP

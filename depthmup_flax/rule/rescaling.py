@@ -54,18 +54,13 @@ class Hyperparameters:
         for name in ("batch_size", "steps"):
             _require_whole(name, getattr(self, name))
         for name, value in vars(self).items():
-            if not isinstance(value, numbers.Real):
-                raise InputError(f"{name} is {value!r}: use a number.")
-        if not 0 < self.learning_rate < math.inf:
+            below = 1 if name in ("momentum", "b1", "b2") else math.inf
+            if not isinstance(value, numbers.Real) or not 0 <= value < below:
+                raise InputError(f"{name} is {value!r}: use a number from 0 to below {below}.")
+        if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
-        if not 0 <= self.warmup_steps < self.steps:
-            raise InputError(f"warmup_steps is {self.warmup_steps}: use 0 or more, and fewer than steps, {self.steps}.")
-        for name in ("weight_decay", "eps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} is {getattr(self, name)}: use a number of at least 0.")
-        for name in ("momentum", "b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: use a number from 0 to below 1.")
+        if not self.warmup_steps < self.steps:
+            raise InputError(f"warmup_steps is {self.warmup_steps}: use fewer than steps, {self.steps}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +105,6 @@ class OptimizerRule:
 SGD = OptimizerRule(batch=1.0, duration=-0.25, averages=("momentum",))
 ADAM = OptimizerRule(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
 OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
-
-# For the sentence that refuses other optimizers.
-_HOLDS = {
-    "lion": " While noise dominates its gradients the mean of a sign follows the square root of the batch size, "
-    "so batch_exponent=0.5 holds as for Adam; how its two betas should change is not known."
-}
 
 
 def rescaled_hyperparameters(
@@ -178,16 +167,15 @@ def concerns(
     """Sentences on where the rule cannot be followed, or has not been measured."""
     k, d = _ratios(tuned, target.batch_size, target.steps)
     sentences = []
-    if max(k, 1 / k) > MEASURED_BATCH_FACTOR:
-        sentences.append(
-            f"the batch size is {max(k, 1 / k):.3g} times {'larger' if k > 1 else 'smaller'}, but the rule was "
-            f"measured up to {MEASURED_BATCH_FACTOR}{_CRITICAL * (k > 1)}: tune a proxy nearer to the target's."
-        )
-    if max(d, 1 / d) > MEASURED_DURATION_FACTOR:
-        sentences.append(
-            f"the number of examples is {max(d, 1 / d):.3g} times {'larger' if d > 1 else 'smaller'}, but the rule was "
-            f"measured up to {MEASURED_DURATION_FACTOR}: tune a {'longer' if d > 1 else 'shorter'} proxy."
-        )
+    for what, ratio, most in (
+        ("batch size", k, MEASURED_BATCH_FACTOR),
+        ("number of examples", d, MEASURED_DURATION_FACTOR),
+    ):
+        if max(ratio, 1 / ratio) > most:
+            sentences.append(
+                f"the {what} is {max(ratio, 1 / ratio):.3g} times {'larger' if ratio > 1 else 'smaller'}, but the rule "
+                f"was measured up to {most}{_CRITICAL * (what == 'batch size' and k > 1)}: tune a proxy nearer to the target's."
+            )
     if k > 1 and target.steps < MEASURED_STEPS:
         sentences.append(
             f"the larger batch size leaves {target.steps} steps, but the rule held down to {MEASURED_STEPS} in our "
@@ -252,8 +240,7 @@ def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
             f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and "
-            "averages='steps' of dm.RescalingRule (on the command line --rescale.batch_exponent=... and so on)."
-            f"{_HOLDS.get(optimizer, '')}"
+            "averages='steps' of dm.RescalingRule. For Lion batch_exponent=0.5 holds as for Adam, while noise dominates."
         )
     return OptimizerRule(batch, duration, averages=())
 
