@@ -174,7 +174,8 @@ def concerns(
         if max(ratio, 1 / ratio) > most:
             sentences.append(
                 f"the {what} is {max(ratio, 1 / ratio):.3g} times {'larger' if ratio > 1 else 'smaller'}, but the rule "
-                f"was measured up to {most}{_CRITICAL * (what == 'batch size' and k > 1)}: tune a proxy nearer to the target's."
+                f"was measured up to {most}{_CRITICAL * (what == 'batch size' and k > 1)}: "
+                "tune a proxy nearer to the target's."
             )
     if k > 1 and target.steps < MEASURED_STEPS:
         sentences.append(
@@ -240,7 +241,7 @@ def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
             f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and "
-            "averages='steps' of dm.RescalingRule. For Lion batch_exponent=0.5 holds as for Adam, while noise dominates."
+            "averages='steps' of dm.RescalingRule. For Lion batch_exponent=0.5 holds as for Adam."
         )
     return OptimizerRule(batch, duration, averages=())
 

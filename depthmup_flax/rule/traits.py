@@ -350,8 +350,8 @@ def geometries(
     known = geometry_of(inner)
     if geometry is None and known is None:
         raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree with "
-            f"one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree "
+            f"with one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
         )
     named = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
@@ -377,7 +377,8 @@ def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> s
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(
-            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use muon."
+            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
+            "depthmup_flax.muon."
         )
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
         raise InputError(
