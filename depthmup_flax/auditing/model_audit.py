@@ -181,30 +181,22 @@ def _is_coarse(leaf: jax.ShapeDtypeStruct) -> bool:
 
 
 def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
-    notes: list[str] = []
-    if not compared.facts.depth:
-        notes.append("the trace finds no residual sums.")
-    few = [row.path for row in rows if row.info is not None and row.info.to_few_features]
-    if few:
-        notes.append(
-            f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features: start at "
-            "zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as sqrt(m) in "
-            "wide networks."
-        )
-    coarse = [path for path, leaf in compared.model.leaves.items() if _is_coarse(trees.abstract(leaf))]
-    if coarse:
-        notes.append(
-            f"{summary(coarse)} {'have' if len(coarse) > 1 else 'has'} 16 bits: the rule makes steps smaller as "
-            "networks grow, and those below half a unit in the last place are lost. Keep parameters in float32 and "
-            "compute in 16 bits."
-        )
+    notes = [] if compared.facts.depth else ["the trace finds no residual sums."]
+    of_rows = {
+        "map the width to a fixed number of features: start at zero, or with a standard deviation of 1/fan_in. With "
+        "1/sqrt(fan_in), the product changes as sqrt(m) in wide networks.": [
+            row.path for row in rows if row.info is not None and row.info.to_few_features
+        ],
+        "have 16 bits: the rule makes steps smaller as networks grow, and those below half a unit in the last place "
+        "are lost. Keep parameters in float32 and compute in 16 bits.": [
+            path for path, leaf in compared.model.leaves.items() if _is_coarse(trees.abstract(leaf))
+        ],
+        "stand on the stream in every layer, as norms after the sum do: updates add up with depth, which no multiplier "
+        "corrects. Use norms in front of branches, or without scale and bias.": [
+            row.path for row in on_stream if row.info and row.info.role is Role.VECTOR
+        ],
+    }
+    notes += [f"{summary(paths)} {text}" for text, paths in of_rows.items() if paths]
     if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
         notes.append("the model is narrower than the base model: were model and base swapped?")
-    more = [row.path for row in on_stream if row.info and row.info.role is Role.VECTOR]
-    if more:
-        notes.append(
-            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "
-            "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
-            "without scale and bias."
-        )
     return notes

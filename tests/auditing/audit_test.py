@@ -547,13 +547,6 @@ def test_an_initial_value_without_an_equal_layer_in_the_base_model_is_refused():
         rescale_init(params, base_params, audit(model, base, IMAGES).info, RULE)
 
 
-def test_branches_that_are_added_together_are_one():
-    result = audited(parallel=True)
-    assert result.ok
-    assert role_of(result, "o_0")[3]
-    assert role_of(result, "down_0")[3]
-
-
 def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
     """MaxText's RMSNorm: ``einsum("...k,k->...k")`` is a product that contracts nothing."""
 
@@ -657,17 +650,6 @@ def test_bad_input_is_refused(call, message):
 def test_one_output_of_several_is_chosen():
     assert audit(*gpt(edit="tuple"), TOKENS, output=0).ok
     assert audit(*gpt(edit="tuple"), TOKENS, output=lambda result: result[0]).ok
-
-
-def test_nothing_is_computed_or_compiled(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("a program was compiled")
-
-    model, base = both(LoRA)
-    x = jax.ShapeDtypeStruct((7, 6), jnp.float32)  # that no other test traces
-    monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", refuse)
-    with jax.disable_jit(False):
-        assert audit(model, base, x).ok
 
 
 # --- use

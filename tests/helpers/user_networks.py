@@ -102,27 +102,3 @@ def pair_net(width, depth, edit=""):
         return dense("head", h * readout_factor(width, edit))
 
     return init, apply
-
-
-class Decoder(nn.Module):
-    """A transformer of heads of 8; their number must be even."""
-
-    width: int
-    depth: int
-    edit: str = ""
-
-    @nn.compact
-    def __call__(self, tokens, train=False):
-        heads = self.width // 8
-        h = nn.Embed(40, self.width, name="embed")(tokens)
-        for i in range(self.depth):
-            y = nn.LayerNorm(name=f"norm_a_{i}")(h)
-            mask = nn.make_causal_mask(tokens)
-            y = nn.MultiHeadDotProductAttention(heads, dropout_rate=0.1, name=f"attention_{i}")(
-                y, mask=mask, deterministic=not train
-            )
-            h = h + branch_factor(self.depth, self.edit) * nn.Dropout(0.1, deterministic=not train)(y)
-            y = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_b_{i}")(h)))
-            h = h + branch_factor(self.depth, self.edit) * nn.Dense(self.width, name=f"down_{i}")(y)
-        h = nn.LayerNorm(name="norm")(h) * readout_factor(self.width, self.edit)
-        return nn.Dense(40, name="head")(h)
