@@ -138,7 +138,7 @@ def test_a_list_that_can_be_paired_in_two_ways_is_refused():
 def test_the_width_to_few_features_is_noted_outside_of_branches_too():
     result = audited(bottleneck)
     assert not found(result)
-    assert any("few/w maps the width" in note for note in result.notes)
+    assert any("few/w map the width" in note for note in result.notes)
 
 
 def test_a_table_that_layers_multiply_by_their_own_weights_does_not_add_up():
