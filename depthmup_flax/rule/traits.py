@@ -194,14 +194,25 @@ def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 def _finished(parts: list[_Part]) -> str:
-    """The sentence about a finished optimizer, and about what it has that is refused."""
-    refused = [part.name for part in parts if part.name in TRAITS and TRAITS[part.name].why]
-    others = [name for name in refused if name != "add_decayed_weights"]
-    return (
-        "inner is a finished optimizer, which has a learning rate of its own: pass the direction alone, such as "
-        "optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...), and weight_decay to "
-        "depthmup; for Muon, use depthmup_flax.muon(learning_rate, info, rule)."
-    ) + (f" It has {_described(others[0])}" if others else "")
+    """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
+    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
+    names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
+    refused = [name for name in names if TRAITS[name].why]
+    right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
+    here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
+    message = "inner is a finished optimizer, which has a learning rate of its own"
+    if "scale_by_muon" in names:
+        return f"{message}: use depthmup_flax.muon(learning_rate, info, rule), which has one for all parameters."
+    if refused and not right:
+        return f"{message}, with {_described(refused[0])}"
+    if not right and any(part.name == "identity" for part in parts):
+        here = "optax.identity()"
+    elif "partition" in names or not right:
+        here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
+    message += f": pass the direction alone, {here}."
+    if any(part.name == "add_decayed_weights" for part in parts):
+        message += " Give weight_decay to depthmup."
+    return message + (f" It has {_described(refused[0])}" if refused else "")
 
 
 def _described(name: str) -> str:
@@ -350,8 +361,9 @@ def geometries(
     known = geometry_of(inner)
     if geometry is None and known is None:
         raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree "
-            f"with one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
+            "one of 'linear', 'sign', 'orthogonal', 'two_sided', 'rotated' and 'norm_matched' for each parameter. For "
+            "Muon, use depthmup_flax.muon."
         )
     named = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
@@ -378,10 +390,11 @@ def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(
             f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
-            "depthmup_flax.muon."
+            "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
         )
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
         raise InputError(
-            f"parameter {path!r} starts at zero, which has no norm to match: start it at random, or mask it and give a "
-            "tree of geometries with 'sign' for it."
+            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
+            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
+            "geometries."
         )
