@@ -102,10 +102,11 @@ def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tre
 
 def _unlike(info: InfoTree, tree: ArrayTree) -> str:
     """The sentence about a tree that has not the structure of ``info``."""
+    ours = set(flatten_info(info))
     is_box = lambda x: isinstance(x, AxisMetadata)
     theirs = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_box)}
-    different = sorted(theirs ^ flatten_info(info).keys())
-    where = f"one alone has {different[0]!r}" if different else "their containers differ"
+    here, there = sorted(theirs - ours), sorted(ours - theirs)
+    where = f"{here[0]!r} is not in info" if here else f"info has {there[0]!r}" if there else "their containers differ"
     return (
         f"the structure of the parameters is not that of info ({where}): pass variables['params'] of the network that "
         "info was made for (not of the base model), after param_info unboxed by flax.linen.unbox."
