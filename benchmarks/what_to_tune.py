@@ -23,9 +23,9 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.proxy import AUTO, prepare_objective, proxy_config
 from depthmup_flax.search.tune.searches import search_of
-from depthmup_flax.storage.records import SEED
+from depthmup_flax.search.tune.tuning import AUTO, prepare_objective, proxy_config
+from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.from_config import build
 
 TUNED = {

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.report.sweep_report import Report, make_report
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
+    from depthmup_flax.rule.batch_and_steps import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -45,18 +46,17 @@ if TYPE_CHECKING:
         get_parametrization,
     )
     from depthmup_flax.rule.phase_diagram import Classification, classify
-    from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
     from depthmup_flax.search.forecast.allocation import Allocation, recipe
+    from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
-    from depthmup_flax.search.forecast.target_loss import forecast
-    from depthmup_flax.search.study.study import Study
+    from depthmup_flax.search.study import Study
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
     from depthmup_flax.search.sweep.runner import sweep
-    from depthmup_flax.search.tune.proxy import proxy_config, tune
     from depthmup_flax.search.tune.searches import Search, search_of
-    from depthmup_flax.storage.records import read_records
+    from depthmup_flax.search.tune.tuning import proxy_config, tune
+    from depthmup_flax.storage.sweep_records import read_records
     from depthmup_flax.trainer.engine.workload import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
@@ -137,7 +137,7 @@ _NAMES = {
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
     "search.forecast.allocation": "Allocation recipe",
-    "search.forecast.target_loss": "forecast",
+    "search.forecast.forecasting": "forecast",
     "report.sweep_report": "Report make_report",
     "auditing": "audit rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
@@ -150,13 +150,13 @@ _NAMES = {
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",
     "rule.phase_diagram": "Classification classify",
-    "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
+    "rule.batch_and_steps": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
-    "storage.records": "read_records",
-    "search.study.study": "Study",
+    "storage.sweep_records": "read_records",
+    "search.study": "Study",
     "search.sweep.grid": "at_scale powers_of_two sweep_config",
     "search.sweep.runner": "sweep",
-    "search.tune.proxy": "proxy_config tune",
+    "search.tune.tuning": "proxy_config tune",
     "search.tune.searches": "Search search_of",
     "trainer.runs.trained": "TrainedRun load_run",
 }

@@ -20,9 +20,9 @@ from typing import Any
 
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.data import DataConfig
-from depthmup_flax.networks.named import digests
-from depthmup_flax.storage.records import Record, SweepInfo
+from depthmup_flax.networks.import_paths import digests
 from depthmup_flax.storage.run_hash import RunNames, json_text, without_execution
+from depthmup_flax.storage.sweep_records import Record, SweepInfo
 from depthmup_flax.util.types import Json
 
 RENAMED = {"depthmup_flax.rule_benchmark.synthetic": "reproduction.rules.synthetic"}

@@ -10,7 +10,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from small_runs import config
 
 from depthmup_flax.config import from_file
-from depthmup_flax.storage.records import SEED
+from depthmup_flax.storage.sweep_records import SEED
 
 SCRIPT = "<script>alert(1)</script>"
 # Audit events of Python when it loads code or pickles, or calls another program or host; and when it compiles code, as

@@ -2,17 +2,17 @@
 
 In the order in which `model_audit.audit` calls them:
 
-1. trace: `trace` makes the graph of a forward pass, `uses` says how it uses each parameter, `streams` finds the streams
+1. trace: `graph` traces a forward pass, `uses` says how it uses each parameter, `streams` finds the streams
    and their branches, `factors` the constants that multiply each array, and `facts` puts them together for one model.
-2. roles: `comparison` pairs the parameters of a model and its base; `roles` gives each its role.
-3. factors: `comparison` divides those of the model by those of its base.
-4. verdict: `findings` compares them with the rule, and `table` holds and prints the result.
+2. roles: `relative_factors` pairs the parameters of a model and its base; `roles` gives each its role.
+3. factors: `relative_factors` divides those of the model by those of its base.
+4. verdict: `comparison` compares them with the rule, and `verdict` holds and prints the result.
 
-`network_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
+`config_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
 """
 
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied, rescale_init
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.table import Audit, Finding, NotJudged
+from depthmup_flax.auditing.verdict import Audit, Finding, NotJudged
 
 __all__ = ["Audit", "Finding", "NotJudged", "audit", "init_factors", "multiplied", "rescale_init"]

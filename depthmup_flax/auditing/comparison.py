@@ -1,445 +1,486 @@
-"""Pairs of parameters of a model and its base model, depth ratios, and the factors of one over those of the other.
-
-A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonlinearity reads it has a branch with
-``b k`` and a shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads it, ``b / a`` alone counts.
-"""
+"""What the forward pass lacks, each with the code to write, and what could not be judged."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import product
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
+from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, UnreadSums
+from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.uses import PRODUCT
-from depthmup_flax.rule.info_trees import matches
+from depthmup_flax.auditing.relative_factors import (
+    BranchFactors,
+    DepthRatios,
+    ProductFactors,
+    by_series,
+    close,
+    ratio_of,
+)
+from depthmup_flax.auditing.uses import LOOKUP
+from depthmup_flax.auditing.verdict import Finding, NotJudged, Row, number, summary
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
 
-Shapes = Mapping[str, tuple[int, ...]]
-# Path -> what tells its place in the forward pass, equal for corresponding parameters of all layers.
-Places = Mapping[str, Hashable]
 
+class Comparison:
+    """The factors of a model relative to its base model, and what the rule wants them to be."""
 
-def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
-    """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
+    def __init__(
+        self,
+        model: Model,
+        facts: Traced,
+        base: Traced,
+        pairs: Mapping[str, str],
+        infos: Mapping[str, ParamInfo],
+        rule: Parametrization,
+        ratios: DepthRatios,
+    ):
+        self.model, self.facts, self.base, self.pairs = model, facts, base, pairs
+        self.infos, self.rule, self.ratios, self.r = infos, rule, ratios, ratios.together
+        # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
+        self.absolute = facts.depth == base.depth and ratios.together != 1
+        few = [path for path, leaf in infos.items() if leaf.width_out == 1 != leaf.width_in]
+        self.products = ProductFactors(facts, base, pairs, few)
+        self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
+        self.branches = self.of_branches.found
 
-    Of several, those count whose names differ in one number, that of the layer, and of these the nearest in order.
-    Paths without any, or with misfits of ``None`` alone, are left out.
-    """
-    groups, result = grouped(base, series), {}
-    for name, own in grouped(paths, series).items():
-        candidates = groups.get(name, [])
-        for n, path in enumerate(own):
-            place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
-            misfits = [
-                (misfit(path, other), _differing(path, other) > 1, abs(k - place), k)
-                for k, other in enumerate(candidates)
-            ]
-            fitting = [one for one in misfits if one[0] is not None]
-            if fitting:
-                result[path] = candidates[min(fitting)[-1]]
-    return {path: result[path] for path in paths if path in result}
+    def wanted(self, node: int, ratio: float | None = None) -> float:
+        """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
+        at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
+        r = self.ratios.of_branch.get(node, 1.0) if ratio is None else ratio
+        return float(self.rule.residual_multiplier(r)) / at_base
 
+    def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
+        """One line of the table."""
+        found, wanted = self.factor(path)
+        missing = tuple(dict.fromkeys(f.name for f in findings if path in f.paths))
+        shape, times = self.model.shapes[path], self.facts.times.get(path, 0.0)
+        return Row(path, shape, self.infos.get(path), times, found, wanted, missing, why_not)
 
-def _differing(path: str, other: str) -> int:
-    """How many numbers of two paths differ."""
-    pairs = zip(_numbers(path), _numbers(other), strict=False)
-    return sum(a != b for a, b in pairs)
+    def factor(self, path: str) -> tuple[float | None, float | None]:
+        """The factor of a parameter, of its branch or up to the output, and what the rule wants."""
+        info = self.infos.get(path)
+        if path in self.facts.readouts and (info is None or info.role in (Role.OUTPUT, Role.INPUT)):
+            return self._readout(path)
+        nodes = [n for n in self.facts.branches_of.get(path, ()) if n in self.branches]
+        if self.facts.inside.get(path) and nodes:
+            found, wanted = ({of(n) for n in nodes} for of in (self.branches.__getitem__, self.wanted))
+            return (found.pop() if len(found) == 1 else None), wanted.pop()
+        if path not in self.products.paths:
+            return None, None
+        of = (
+            self.products.around
+            if info is not None and info.role in (Role.HIDDEN, Role.OUTPUT)
+            else self.products.behind
+        )
+        return of(path), self._of_readout(info) if info is not None and info.role is Role.OUTPUT else 1.0
 
+    def _of_readout(self, info: ParamInfo) -> float:
+        return float(self.rule.readout_multiplier(info.width_in))
 
-@functools.lru_cache(maxsize=1 << 16)
-def _numbers(path: str) -> list[str]:
-    return re.findall(r"\d+", path)
+    def as_readouts(self) -> dict[str, ParamInfo]:
+        """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
+        few = {path: leaf for path, leaf in self.infos.items() if leaf.to_few_features and self._of_readout(leaf) != 1}
+        outputs = {
+            path: leaf for path, leaf in few.items() if close(self.products.around(path), self._of_readout(leaf))
+        }
+        return {path: dataclasses.replace(leaf, role=Role.OUTPUT) for path, leaf in outputs.items()}
 
+    def _readout(self, path: str) -> tuple[float | None, float]:
+        info, rule = self.infos.get(path), self.rule
+        m = 1.0 if info is None else info.width_in if info.role is Role.OUTPUT else info.width_out
+        width = 1.0 if info is None else info.model_width
+        wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
+        return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
 
-def matched(
-    model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]], places: Places, base_places: Places
-) -> dict[str, str]:
-    """Path in the model -> path in the base model.
+    def is_multiplied(self, branch: Branch) -> bool:
+        """Whether a branch has the rule's multiplier."""
+        return close(self.branches[branch.node], self.wanted(branch.node))
 
-    Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one with the same name
-    without numbers, the same place in the forward pass and the same shape up to the width ratio; of several, the
-    nearest in order. ``layers`` are the axes that count layers, here and below.
-    """
-    groups = grouped(base, series)
-    for path in model:
-        if series(path) not in groups:
-            raise InputError(
-                f"parameter {path!r} of the model has no counterpart in the base model: build both from the same code; "
-                "only width and depth may differ."
+    @property
+    def unread_sums(self) -> UnreadSums | None:
+        """Sums of a stream that were not read, if their number grows with depth; else ``None``."""
+        return self.facts.unread_sums if self.facts.unread_sums.number > self.base.unread_sums.number else None
+
+    @property
+    def fading(self) -> list[str]:
+        """Parameters of branches whose stream is multiplied by one number in both models, if their number grows."""
+        fades = lambda b: any(not close(b.kept * factor, 1) for factor in b.carried)
+        several = [list(filter(fades, facts.branches)) for facts in (self.facts, self.base)]
+        number, base_number = (sum(b.times for b in branches) for branches in several)
+        return sorted(frozenset[str]().union(*(b.paths for b in several[0]))) if number > base_number else []
+
+    def findings(self) -> list[Finding]:
+        """All differences between the forward pass and the rule."""
+        shortcuts = self._shortcuts()
+        others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
+        readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *self._within(), *attention, *repeated]
+
+    def _shortcuts(self) -> list[Finding]:
+        wrong: dict[float, list[str]] = {}
+        for branch in self.facts.branches:
+            ratio = self._projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
+            if ratio is not None and not close(ratio, 1):
+                projection = [path for path in branch.shortcut if path and branch.projected]
+                wrong.setdefault(float(number(ratio)), []).extend(projection or sorted(branch.paths))
+        return [
+            Finding(
+                "shortcut_in_branch",
+                tuple(dict.fromkeys(paths)),
+                f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
+                "rule wants 1.",
+                "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
             )
-    by_place = grouped(model, lambda path: (series(path), places.get(path)))
-    others = grouped(base, lambda path: (series(path), base_places.get(path)))
-    single = {own[0]: others[key][0] for key, own in by_place.items() if len(own) == 1 == len(others.get(key, ()))}
-    m = width_ratio(model, base, single, layers)
+            for ratio, paths in wrong.items()
+        ]
 
-    def misfit(path: str, other: str) -> tuple[bool, int, int] | None:
-        if len(model[path]) != len(base[other]):
+    def _projection(self, branch: Branch) -> float | None:
+        """The factor of a projected shortcut."""
+        other = self.of_branches.like(branch)
+        if other is None or not other.projected:
             return None
-        ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
-        same = [math.isclose(r, 1) for r in ratios]
-        unlike = sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True))
-        return places.get(path) != base_places.get(other), unlike, sum(same)
+        mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
+        ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
 
-    is_equal = model.keys() == base.keys()
-    pairs = {path: path for path in model} if is_equal else nearest(model, base, misfit)
-    for path in model if not is_equal else ():
-        fits = misfit(path, pairs[path]) if path in pairs and not re.search("[a-zA-Z]", path) else None
-        shapes = {base[other] for other in groups[series(path)] if fits is not None and misfit(path, other) == fits}
-        if len(shapes) > 1:
-            raise InputError(
-                f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "
-                f"{' and '.join(map(str, sorted(shapes)))}: name the parameters, such as {{'hidden_1': ...}}, or take "
-                "another base width."
+    def _missing_branches(self) -> list[Finding]:
+        wrong: dict[tuple[str, float, float], list[str]] = {}
+        for branch in self.facts.branches:
+            found, wanted = self.branches[branch.node], self.wanted(branch.node)
+            if found is None or close(found, wanted):
+                continue
+            cancels = close(self.of_branches.inside(branch), wanted)
+            name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
+            key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
+            wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
+        result = []
+        for (name, found, r), paths in wrong.items():
+            where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
+            if name == "norm_cancels_multiplier":
+                text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
+            else:
+                text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
+                text += f"{self._as_if(found, r)}."
+            code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
+            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
+        return result
+
+    def _as_if(self, found: float, r: float) -> str:
+        """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
+        if close(found, 1) or found <= 0 or not self.rule.alpha:
+            return ""
+        if others := [name for name, preset in PRESETS.items() if close(found, r ** -float(preset.alpha))]:
+            of = " and ".join(map(repr, others))
+            return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
+        other = found ** (-1 / self.rule.alpha)
+        return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
+
+    def _readouts(self) -> list[Finding]:
+        result, unclear = [], self.unread_sums.paths if self.unread_sums else frozenset[str]()
+        for path in (path for path in self.facts.readouts if path not in unclear):
+            found, wanted = self._readout(path)
+            info = self.infos.get(path)
+            # What multiplies the last shortcut multiplies what the readout reads.
+            if any(close(found, wanted * factor) for factor in self.of_branches.shortcut.values()):
+                continue
+            if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
+                continue
+            if info.role is Role.INPUT and (path in self.facts.at_output or not self._is_tied(path)):
+                continue
+            m = info.width_in if info.role is Role.OUTPUT else info.width_out
+            too_small = (found < wanted) == (m > 1)
+            name = "readout_scaled_twice" if too_small else "readout_not_scaled"
+            text = f"the product with {path} is multiplied by {number(found)}; the rule wants {number(wanted)}"
+            text += ": remove its other factors that depend on the width." if too_small else "."
+            code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
+            result.append(Finding(name, (path,), text, code))
+        return result
+
+    def _in_softmax(self) -> set[str]:
+        """The parameters that make queries and keys."""
+        return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.beside}
+
+    def _is_tied(self, path: str) -> bool:
+        return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
+
+    def _embeddings(self) -> list[Finding]:
+        result, unclear = [], self._in_softmax() | (self.unread_sums.paths if self.unread_sums else frozenset())
+        for path in self.products.paths:
+            info = self.infos.get(path)
+            if info is None or path in unclear or self.facts.inside.get(path):
+                continue
+            if path in self.facts.readouts and not self._is_tied(path):
+                continue
+            found = (self.products.behind if info.role is Role.INPUT else self.products.around)(path)
+            if found is None or close(found, 1):
+                continue
+            if info.role is Role.INPUT:
+                text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
+                code = "x = x * c  # c as in the base model"
+                if close(found, info.width_out**0.5):
+                    code = "x = x * base_width**0.5  # not width**0.5"
+                result.append(Finding("embedding_scaled_with_width", (path,), text, code))
+            elif info.role is Role.HIDDEN:
+                result.append(_scaled_hidden((path,), found))
+        return result
+
+    def _within(self) -> list[Finding]:
+        """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
+        wrong: dict[float, list[str]] = {}
+        ends = {path: self.products.in_front(path) for path in self._ends() & self.infos.keys()}
+        for path, found in {**ends, **self._inside_branches()}.items():
+            if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
+                continue
+            before = self.facts.branches_of[path] & self.of_branches.multiplied_before
+            if not any(close(found, self.wanted(node)) for node in before):
+                wrong.setdefault(float(number(found)), []).append(path)
+        return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
+
+    def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
+        """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
+        for scores in (s for s in self.facts.scores if s.in_softmax):
+            other = self._base_scores(scores)
+            known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
+            yield scores, other if known else None
+
+    def _base_scores(self, scores: Scores) -> Scores | None:
+        name = lambda s: (s.in_softmax, set(map(series, s.paths)))
+        return next((other for other in self.base.scores if name(other) == name(scores)), None)
+
+    def unclear_scores(self) -> list[Scores]:
+        """Products of queries and keys whose factors are unknown."""
+        return [scores for scores, other in self._compared_scores() if other is None]
+
+    def growing_products(self) -> list[Scores]:
+        """Products of two activations over a growing dimension that are in no softmax and have no scale like there."""
+        others = [(s, self._base_scores(s)) for s in self.facts.scores if not s.in_softmax]
+        growing = [(scores, other) for scores, other in others if other is not None and other.size != scores.size]
+        return [s for s, other in growing if not close(s.factor / (other.factor or math.nan), self._scale(s, other))]
+
+    def _scale(self, scores: Scores, other: Scores) -> float:
+        """What the rule multiplies a product of queries and keys with, relative to the base model."""
+        scale = self.rule.attention_scale
+        return float(scale(scores.size, other.size) / scale(other.size, other.size))
+
+    def _attention(self) -> list[Finding]:
+        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        for scores, other in self._compared_scores():
+            if other is None:
+                continue
+            found, wanted = scores.factor / other.factor, self._scale(scores, other)
+            if not close(found, wanted):
+                wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
+        return [
+            Finding(
+                "attention_scale",
+                tuple(dict.fromkeys(paths)),
+                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to "
+                f"the base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
+                f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
             )
-    for path in model:
-        other = pairs.get(path, groups[series(path)][0])
-        if len(model[path]) != len(base[other]):
-            raise InputError(
-                f"parameter {path!r} has shape {model[path]}, but {other!r} of the base model has shape {base[other]}: "
-                "build both from the same code; only width and depth may differ."
+            for (found, wanted, d, base_d), paths in wrong.items()
+        ]
+
+    def _ends(self) -> set[str]:
+        """The parameters that make the ends of branches."""
+        return {path for branch in self.facts.branches for path in branch.factors} - {""}
+
+    def _inside_branches(self) -> dict[str, float | None]:
+        """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
+        unclear = frozenset[str]().union(
+            *(s.paths for s in self.growing_products()), *(u.paths for u in self.facts.unread)
+        )
+        ends = self._ends() | self._in_softmax() | unclear
+        return {
+            path: self.products.around(path)
+            for path in self.products.paths
+            if self.facts.inside.get(path) and path in self.infos and path not in ends
+        }
+
+    def unclear_inside(self) -> list[str]:
+        """Parameters whose factors within branches are unknown."""
+        unknown = [path for path, ratio in self._inside_branches().items() if ratio is None]
+        return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
+
+    def _repeated(self) -> list[Finding]:
+        ratios: dict[str, float] = {}
+        for path, times in self.facts.times.items():
+            before = self.base.times.get(self.pairs[path], math.nan)
+            ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
+            if not math.isnan(ratio) and not close(ratio, 1):
+                ratios[path] = ratio
+        # What a layer's own weights multiply, such as positions, does not add up.
+        alike = {
+            b.node
+            for b in self.facts.branches
+            if set(self.of_branches.products(b.factors) or b.factors) <= ratios.keys()
+        }
+        wrong: dict[tuple[float, bool], list[str]] = {}
+        for path, ratio in ratios.items():
+            ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
+            wrong.setdefault((ratio, bool(ends_alike and self.rule.alpha < 1)), []).append(path)
+        result = []
+        for (ratio, adds_up), paths in wrong.items():
+            text = (
+                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+                "model. With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large "
+                "by that number; with normalized updates, such as Adam's, it is not."
             )
-    return pairs
+            code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
+            if adds_up:
+                text += " Branches with the same weights add up in one direction, so their sum grows with depth "
+                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not."
+                code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
+            result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
+        return result
 
 
-def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
-    """The base model's shapes by the paths of the model, at the model's depth and with its stages.
+def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
+    text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
+    text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+    return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
 
-    A stage without layers in the base model gets the width of other parameters of the model with that size.
-    """
-    single = Counter(map(series, model))
-    m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[series(p)] == 1} or pairs, layers)
-    fits = lambda n, base_n: math.isclose(n / base_n, 1) or math.isclose(n / base_n, m)
-    known: dict[int, set[int]] = {}
-    for path, other in pairs.items():
-        for k, (n, base_n) in enumerate(zip(model[path], base[other], strict=True)):
-            if k not in layers.get(path, ()) and base_n and fits(n, base_n) and n != base_n:
-                known.setdefault(n, set()).add(base_n)
-    result = {}
-    for path, other in pairs.items():
-        sizes = list(base[other])
-        for k, n in enumerate(model[path]):
-            if k in layers.get(path, ()):
-                sizes[k] = n
-            elif model.keys() != base.keys() and sizes[k] and not fits(n, sizes[k]) and len(known.get(n, ())) == 1:
-                (sizes[k],) = known[n]
-        result[path] = tuple(sizes)
+
+AXES = ("width", "depth")
+_BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
+_AS_BRANCH = "write h = h + c * branch(h); or measure with dm.coord_check"
+
+
+def scaled_axes(axes: str | Collection[str]) -> frozenset[str]:
+    """The argument ``axes`` of `audit` as a set."""
+    result = frozenset({axes} if isinstance(axes, str) else axes)
+    if not result or not result <= set(AXES):
+        raise InputError(
+            f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both, ('width', 'depth')."
+        )
     return result
 
 
-def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> set[str]:
-    """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
-    if model.keys() == base.keys():
-        return set()
-    shapes = {name: {base[path] for path in paths} for name, paths in grouped(base, series).items()}
-    return {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
+def not_judged(
+    compared: Comparison,
+    rows: Sequence[Row],
+    on_stream: Sequence[Row],
+    unread_roles: Mapping[str, str],
+    axes: Collection[str],
+    m: float,
+    *,
+    same_width: bool,
+    same_layers: bool,
+) -> list[NotJudged]:
+    """Everything without which an audit cannot say that a forward pass follows the rule.
 
-
-def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
-    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
-    grows = {
-        n
-        for path in model
-        if path not in paths
-        for n, base_n in zip(model[path], base[path], strict=True)
-        if n != base_n
-    }
-    return {p for p in paths if any(n == base_n and n in grows for n, base_n in zip(model[p], base[p], strict=True))}
-
-
-def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:
-    """The most common ratio of sizes that differ; 1 if none does."""
-    ratios = Counter(
-        round(r, 6)
-        for path, other in pairs.items()
-        if len(model[path]) == len(base[other])
-        for r in _ratios(model[path], base[other], layers.get(path, frozenset()))
-        if not math.isclose(r, 1)
-    )
-    return ratios.most_common(1)[0][0] if ratios else 1.0
-
-
-def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int]) -> list[float]:
-    sizes = zip(shape, base, strict=True)
-    return [n / base_n for k, (n, base_n) in enumerate(sizes) if k not in layers and base_n]
-
-
-Kind: TypeAlias = frozenset[str]
-# One ratio of all streams, or one of the branches with parameters that match a glob.
-GivenRatio: TypeAlias = "float | Mapping[str, float] | None"
-
-
-@dataclasses.dataclass(frozen=True)
-class DepthRatios:
-    """The ratio of all streams together, and that of each branch that counts, by the node of its sum."""
-
-    together: float
-    of_branch: Mapping[int, float]
-
-    def of_path(self, path: str, facts: Traced) -> float:
-        """The ratio of the branches that a parameter is inside."""
-        nodes = facts.branches_of.get(path, ()) if facts.inside.get(path) else ()
-        return max((self.of_branch[n] for n in nodes if n in self.of_branch), default=1.0)
-
-
-def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: GivenRatio) -> DepthRatios:
-    """The depth ratios of two models, or the ``given`` ones; ``paths`` are those of the model's parameters.
-
-    Streams that grow differently, such as those of an encoder and a decoder, have ratios of their own. Branches whose
-    number is fixed count if they stand between others: a block that halves the resolution does, an attention pooling
-    head does not.
+    ``on_stream`` are the parameters outside of branches whose number grows with the depth.
     """
-    mine, theirs = branch_counts(facts), branch_counts(base)
-    counted = [_counted(stream, mine, theirs) for stream in _streams(facts.branches)]
-    if not any(counted):  # equally deep
-        counted = _streams(facts.branches)
-    total = lambda counts, several: sum(counts.get(kind, 0) for kind in {b.kind for b in several})
-    own = [_ratio(total(mine, several), total(theirs, several)) for several in counted]
-    every = [b for several in counted for b in several]
-    together = _ratio(total(mine, every), total(theirs, every))
-    if isinstance(given, Mapping):
-        trees.matching("depth_ratio", tuple(given), paths)
-    numbers: dict[str, float] = {}
-    for pattern, number in given.items() if isinstance(given, Mapping) else () if given is None else [("**", given)]:
-        numbers[pattern] = float(number)
-        if not 0 < numbers[pattern] < math.inf:
-            raise InputError(f"depth_ratio is {number!r}: use depth / base_depth, a number above 0.")
-    together = numbers.get("**", together)
-    ratios: dict[int, float] = {}
-    for several, ratio in zip(counted, own, strict=True):
-        of_stream = ratio if 0 < ratio < math.inf else together
-        ratios |= {b.node: _given(b, numbers, of_stream) for b in several}
-    if not all(0 < ratio < math.inf for ratio in (together, *ratios.values())):
-        raise InputError(
-            f"the trace finds {total(mine, every):g} residual sums in the model and {total(theirs, every):g} in the "
-            "base model: pass depth_ratio=depth / base_depth."
+    sizes = _equal_sizes(compared, axes, same_width=same_width, same_layers=same_layers)
+    if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
+        text = "the model is smaller than the base model: were model and base swapped?"
+        sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
+    unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
+    roles = grouped(unread_roles, unread_roles.__getitem__)
+    return [
+        *sizes,
+        *unread,
+        *(
+            NotJudged("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
+            for why, paths in roles.items()
+        ),
+    ]
+
+
+def _equal_sizes(
+    compared: Comparison, axes: Collection[str], *, same_width: bool, same_layers: bool
+) -> list[NotJudged]:
+    result, facts = [], compared.facts
+    if same_width and "width" in axes:
+        text = (
+            "the model is as wide as the base model, so factors that depend on the width were not compared, and roles "
+            "are by place (what reads the batch is an input, the last product an output)."
         )
-    return DepthRatios(together, ratios)
+        code = "audit a wider model; if you scale the depth alone, pass axes='depth'"
+        result.append(NotJudged("width", (), text, code))
+    if "depth" not in axes:
+        return result
+    if facts.depth and facts.depth == compared.base.depth and not compared.absolute:
+        text = "the model is as deep as the base model, so multipliers of branches were not compared."
+        code = "audit a deeper model; if you scale the width alone, pass axes='width'"
+        result.append(NotJudged("depth", (), text, code))
+    elif not facts.depth and not (same_layers and compared.r == 1):
+        text = "the trace finds no residual sums, which the rule for the depth is about."
+        result.append(NotJudged("depth", (), text, "give the layers residual branches; or pass axes='width'"))
+    return result
 
 
-def _given(branch: Branch, numbers: Mapping[str, float], otherwise: float) -> float:
-    if "**" in numbers:
-        return numbers["**"]
-    fitting = [r for pattern, r in numbers.items() if any(matches(path, pattern) for path in branch.paths)]
-    return fitting[-1] if fitting else otherwise
+def _operations(compared: Comparison) -> Iterable[NotJudged]:
+    """The operations of both models that were not read."""
+    for name, one in {one.name: one for one in (*compared.base.unread, *compared.facts.unread)}.items():
+        paths = tuple(sorted(one.paths))
+        reads = f", which reads what {summary(paths)} {'make' if len(paths) > 1 else 'makes'}," if paths else ""
+        text = f"{name}{reads} is not understood, so factors in it were not read."
+        function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit and that name"
+        if not name.startswith(ROUNDING):
+            function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
+        yield NotJudged(name, paths, text, f"pass known={function}", one.source)
 
 
-def _ratio(mine: float, base: float) -> float:
-    return mine / base if base else math.inf if mine else 1.0
+def _sums(compared: Comparison) -> Iterable[NotJudged]:
+    sums = compared.unread_sums
+    if sums is not None:
+        paths = tuple(sorted(sums.paths))
+        near = f", near {summary(paths)}," if paths else ""
+        text = (
+            f"every layer adds something to the stream{near} that is no residual branch: a gate, an entrywise function "
+            "of the stream, its first value, another stream such as a velocity, or a sum over layers."
+        )
+        yield NotJudged("sum", paths, text, _AS_BRANCH, sums.source)
+    if fading := compared.fading:
+        text = (
+            f"the sums of the stream and {summary(fading)} are multiplied by a number other than 1 in every layer, so "
+            "what the first layers add fades or grows with depth."
+        )
+        yield NotJudged("stream", tuple(fading), text, _AS_BRANCH)
 
 
-def _streams(branches: Sequence[Branch]) -> list[list[Branch]]:
-    """The branches of each stream; streams with branches of one kind are one."""
-    group_of: dict[Kind | int, list[Branch]] = {}
-    groups: list[list[Branch]] = []
-    for branch in branches:
-        known = [group_of[key] for key in (branch.kind, branch.stream) if key in group_of]
-        group = known[0] if known else []
-        if not known:
-            groups.append(group)
-        for other in known[1:]:
-            if other is not group:
-                group += other
-                groups = [one for one in groups if one is not other]
-        group.append(branch)
-        for one in group:
-            group_of[one.kind] = group_of[one.stream] = group
-    return groups
+def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[NotJudged]:
+    """Layers through which the stream passes, as the long skips of U-ViT that a matrix merges with it."""
+    wide = [
+        row.path for row in on_stream if (info := row.info) and info.role is Role.HIDDEN and not info.to_few_features
+    ]
+    paths = tuple(path for path in wide if path not in compared.facts.projections)
+    if compared.facts.depth and paths and compared.unread_sums is None:
+        text = f"the stream passes through {summary(paths)}, more often in deeper models: the rule is about sums."
+        yield NotJudged("matrix", paths, text, "write h = h + c * (h @ kernel); or measure with dm.coord_check")
 
 
-def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping[Kind, float]) -> list[Branch]:
-    """The branches of a stream that count for its depth; none if their numbers are fixed."""
-    growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
-    kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
-    names = frozenset[str]().union(*kinds)  # a first block without a norm is a block, too
-    return [b for b in stream if b.kind in kinds or (b.kind and b.kind <= names)]
+def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
+    groups = {
+        "the factors of the branches with": _united(
+            branch.paths for branch in compared.facts.branches if compared.branches[branch.node] is None
+        ),
+        "the factors of": [
+            row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch
+        ],
+        "the factors inside the branches, of": compared.unclear_inside(),
+        "the scale of products over a growing dimension, outside of softmax, of": _united(
+            s.paths for s in compared.growing_products()
+        ),
+        "the readout, which is a product of what two networks return: the scale of": _no_readouts(compared),
+        "the scale of the products of queries and keys of": _united(
+            s.paths | s.beside for s in compared.unclear_scores()
+        ),
+    }
+    for what, paths in groups.items():
+        if paths:
+            yield NotJudged("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
 
 
-def branch_counts(facts: Traced) -> dict[Kind, float]:
-    """The number of branches of each kind, with those that the output does not need, at the end of a second stream."""
-    counts: dict[Kind, float] = {}
-    for branch in facts.branches:
-        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
-    used, unused = Counter[str](), Counter[str]()
-    for path, is_used in facts.used.items():
-        (used if is_used else unused)[series(path)] += 1
-    kinds_of = Counter(name for kind in counts for name in kind)
-    for kind, count in counts.items():
-        # A layer that lacks a branch lacks all parameters that are of this branch alone.
-        lacking = {unused[name] * count / used[name] for name in kind if kinds_of[name] == 1}
-        if len(lacking) == 1 and (more := lacking.pop()) == int(more):
-            counts[kind] += more
-    return counts
+def _no_readouts(compared: Comparison) -> list[str]:
+    """Parameters of a product at the output that are no readouts, as their outputs grow in number with the width."""
+    info = compared.infos.get
+    return sorted(path for path in compared.facts.at_output if (leaf := info(path)) is None or leaf.width_out != 1)
 
 
-_TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
-
-
-def close(a: float | None, b: float | None) -> bool:
-    """Whether two factors agree, if both are known."""
-    return a is not None and b is not None and math.isclose(a, b, rel_tol=_TOLERANCE)
-
-
-def ratio_of(found: frozenset[float] | None, base: frozenset[float] | None) -> float | None:
-    """The ratio of the factors of a term in two models, if it is one number."""
-    if not found or not base or any(math.isnan(x) or x == 0 for x in (*found, *base)):
-        return None
-    pairs = zip(sorted(found), sorted(base), strict=False) if len(found) == len(base) else product(found, base)
-    ratios = [a / b for a, b in pairs]
-    return ratios[0] if all(close(ratios[0], other) for other in ratios) else None
-
-
-def by_series(factors: OfPaths) -> OfPaths:
-    """Factors by paths without numbers."""
-    return joined((series(path), values) for path, values in factors.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sum:
-    """The factors of one sum."""
-
-    branch: float | None  # ``b``
-    relative: float | None  # ``b / a``
-    shortcut: float  # ``a``
-    onward: float | None  # ``k``; ``None``: a norm or the readout comes first
-
-
-class BranchFactors:
-    """What multiplies each branch of a model, and each shortcut.
-
-    ``wanted`` is the rule's multiplier of the branch that ends in a sum. ``absolute``: the base model's factors are
-    taken for 1, as both models have the same.
-
-    Attributes:
-      found: node of a sum -> the factor of its branch; ``None`` is unknown.
-      shortcut: node of a sum -> the factor of its shortcut; 1 if that is right or unknown.
-      multiplied_before: nodes of sums whose branch is multiplied before its last layer.
-    """
-
-    def __init__(self, facts: Traced, base: Traced, wanted: Callable[[int], float], *, absolute: bool):
-        self.facts, self.base, self._wanted, self._absolute = facts, base, wanted, absolute
-        self.multiplied_before: set[int] = set()
-        sums = {branch.node: self._read(branch) for branch in facts.branches}
-        self.found = {node: self._found(node, one) for node, one in sums.items()}
-        self.shortcut = {node: self._of_shortcut(node, one) for node, one in sums.items()}
-        # What is right behind the sum may be wrong in front of a norm: equal sums of other layers tell.
-        alike = [(sums[node].relative, factor) for node, factor in self.shortcut.items() if not close(factor, 1)]
-        for node, one in sums.items():
-            factor = next((f for relative, f in alike if close(one.relative, relative)), None)
-            if one.onward is None and factor is not None and close(self.shortcut[node], 1):
-                self.found[node], self.shortcut[node] = wanted(node), factor
-
-    def products(self, paths: Iterable[str]) -> list[str]:
-        """Those of the parameters that are used in products."""
-        return [path for path in paths if any(u.kind == PRODUCT for u in self.facts.uses.get(path, ()))]
-
-    def like(self, branch: Branch) -> Branch | None:
-        """The first of the base model's branches that is most like a branch."""
-        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
-        mine = terms(branch)
-
-        def fit(b: Branch) -> tuple[bool, ...]:
-            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
-            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
-
-        return max(self.base.branches, key=fit, default=None)
-
-    def one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
-        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.
-
-        If they differ, it is the first that is not ``wanted``; if one is unknown, ``None``.
-        """
-        theirs = by_series(base)
-        ratios = {
-            name: ratio_of(values, frozenset({1.0}) if self._absolute else theirs.get(name))
-            for name, values in by_series(factors).items()
-        }
-        products = set(map(series, self.products(factors)))
-        chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
-        known = [ratio for ratio in chosen if ratio is not None]
-        if not known or len(known) < len(chosen):
-            return None
-        return next((ratio for ratio in known if not close(ratio, wanted)), wanted)
-
-    def inside(self, branch: Branch) -> float | None:
-        """The factor of what a norm at the branch's end normalizes, if there is one."""
-        other = self.like(branch)
-        if other is None or not branch.normalized:
-            return None
-        return self.one(branch.normalized, other.normalized, self._wanted(branch.node))
-
-    def _read(self, branch: Branch) -> _Sum:
-        other, wanted = self.like(branch), self._wanted(branch.node)
-        if other is None:
-            return _Sum(None, None, 1.0, None)
-        kept = ratio_of(frozenset({branch.kept}), frozenset({1.0 if self._absolute else other.kept}))
-        if kept is None:
-            return _Sum(None, None, 1.0, None)
-        after = self.one(branch.factors, other.factors, wanted * kept)
-        if not close(after, wanted * kept):  # the branch's last layer is linear, so its input may be multiplied
-            total = self.one(branch.total, other.total, wanted * kept)
-            if close(total, wanted * kept):
-                self.multiplied_before.add(branch.node)
-                after = total
-        onward = ratio_of(branch.carried, frozenset({1.0}) if self._absolute else other.carried)
-        return _Sum(after, None if after is None else after / kept, kept, onward)
-
-    def _found(self, node: int, one: _Sum) -> float | None:
-        wanted = self._wanted(node)
-        if one.branch is None or close(one.relative, wanted):
-            return one.relative
-        if one.onward is not None:
-            return one.branch * one.onward
-        return wanted if close(one.branch, wanted) else one.relative  # the shortcut's fault
-
-    def _of_shortcut(self, node: int, one: _Sum) -> float:
-        wanted = self._wanted(node)
-        if one.onward is not None:
-            return one.shortcut * one.onward
-        is_wrong = not close(one.relative, wanted) and close(one.branch, wanted)
-        return one.shortcut if is_wrong else 1.0
-
-
-class ProductFactors:
-    """The factors of a model over those of its base model; ``pairs`` are the base model's paths.
-
-    ``few`` are weights from the width to a fixed number of features. What a readout reads has the readout's factor,
-    unless it is such features.
-
-    Attributes:
-      paths: the parameters with factors behind them.
-    """
-
-    def __init__(self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str]):
-        self._pairs, self._facts, self._base = pairs, facts, base
-        in_front = {path: facts.before_readouts[path] for path in few if path in facts.before_readouts}
-        self._behind = {**in_front, **facts.factors}
-        self._base_behind = {**base.before_readouts, **base.factors}
-        self.paths = self._behind.keys()
-
-    def behind(self, path: str) -> float | None:
-        """The ratio of the factors of a parameter up to what reads it."""
-        return self._ratio(path, self._behind, self._base_behind)
-
-    def in_front(self, path: str) -> float:
-        """The ratio of the factors of the norm or the stream that a product reads; 1 if it is of products, or unknown.
-
-        Products have factors of their own.
-        """
-        ratio = self._ratio(path, self._facts.inputs, self._base.inputs)
-        return 1.0 if ratio is None else ratio
-
-    def around(self, path: str) -> float | None:
-        """The ratio in front of a product times that behind it."""
-        behind = self.behind(path)
-        return None if behind is None else behind * self.in_front(path)
-
-    def _ratio(self, path: str, factors: OfPaths, base: OfPaths) -> float | None:
-        return ratio_of(factors.get(path), base.get(self._pairs[path]) or by_series(base).get(series(path)))
+def _united(several: Iterable[Collection[str]]) -> list[str]:
+    return sorted(frozenset[str]().union(*several))

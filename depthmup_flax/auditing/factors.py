@@ -13,8 +13,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from depthmup_flax.auditing.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
 from depthmup_flax.auditing.streams import ResidualSum
-from depthmup_flax.auditing.trace import CONST, INPUT, PARAM, STATE, Graph, Node, folded
 from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, Uses
 from depthmup_flax.util.primitives import (
     DRAWS,

@@ -14,9 +14,9 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.auditing.factors import ForwardFactors, Homogeneity, Terms, forward_factors, scaled
+from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, called_names, source_line
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.streams import ResidualSum, residual_streams
-from depthmup_flax.auditing.trace import INPUT, PARAM, Graph, Node, called_names, source_line
 from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
 from depthmup_flax.util.primitives import is_understood
 

@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
-from depthmup_flax.auditing.trace import Graph, Known, trace
 from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, is_network
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError, shown

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.auditing.comparison import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.auditing.relative_factors import nearest
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 import jax
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.comparison import DepthRatios
 from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import Leaf, abstract
+from depthmup_flax.auditing.relative_factors import DepthRatios
 from depthmup_flax.auditing.uses import ENTRYWISE, LOOKUP, Use
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches

@@ -40,7 +40,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit code."""
-    from depthmup_flax.search.study.config_check import check_config  # late: --help does not need JAX
+    from depthmup_flax.search.coordinate_check import check_config  # late: --help does not need JAX
 
     cache_compilations()
     config, plan = args.config.resolved(), ("widths", "depths", "width", "depth", "steps", "seeds", "batch_size")

@@ -162,7 +162,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
     from depthmup_flax.config.fields import model_section
     from depthmup_flax.models import MODELS
     from depthmup_flax.models.base import ResidualNetwork
-    from depthmup_flax.networks.named import is_import_path, resolve
+    from depthmup_flax.networks.import_paths import is_import_path, resolve
 
     own = is_import_path(name)
     meanings: dict[str, str] = {}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from depthmup_flax.commands.parser import Parser, lanes, names, numbers, one_device_per_core
 from depthmup_flax.config.files import run_name
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.storage.records import OBJECTIVES
+from depthmup_flax.storage.sweep_records import OBJECTIVES
 from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def main(args: argparse.Namespace) -> None:
     """Makes or checks a forecast, or chooses sizes."""
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.forecast.allocation import recipe
+    from depthmup_flax.search.forecast.forecasting import forecast, read
     from depthmup_flax.search.forecast.ladder import LadderPlan
-    from depthmup_flax.search.forecast.target_loss import forecast, read
     from depthmup_flax.storage.files import as_path
 
     if args.check is not None:

@@ -66,13 +66,13 @@ def main(args: argparse.Namespace) -> int:
             if getattr(args, name) != default:
                 raise InputError(f"--{name} is for sweeps, and {str(directories[0])!r} holds none: leave it out.")
     if kinds == [workdirs.FORECAST]:
-        from depthmup_flax.search.forecast.target_loss import read  # imports JAX
+        from depthmup_flax.search.forecast.forecasting import read  # imports JAX
 
         print(read(directories[0]))
         return 0
     out = args.out or directories[0] / (f"report_{args.loss}" if args.loss else "report")
     if set(kinds) == {workdirs.RUN}:
-        from depthmup_flax.report.run_curves import report_runs  # imports JAX
+        from depthmup_flax.report.run_report import report_runs  # imports JAX
 
         report = report_runs(directories, out)
     else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.commands.parser import Parser, workdir_of
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.storage.records import COMPLETED
+from depthmup_flax.storage.sweep_records import COMPLETED
 from depthmup_flax.util import errors, messages
 
 if TYPE_CHECKING:

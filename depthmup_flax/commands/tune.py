@@ -20,8 +20,8 @@ from typing import Any
 
 from depthmup_flax.commands.parser import Parser, lanes, names, one_device_per_core, workdir_of
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.rule.rescaling import TIMES, RescalingRule
-from depthmup_flax.storage.records import OBJECTIVES
+from depthmup_flax.rule.batch_and_steps import TIMES, RescalingRule
+from depthmup_flax.storage.sweep_records import OBJECTIVES
 
 _RULE = RescalingRule()
 _TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
@@ -56,9 +56,9 @@ def main(args: argparse.Namespace) -> None:
     """Runs the search and writes ``tuned.py``."""
     one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.search.tune.proxy import proxy_config
     from depthmup_flax.search.tune.searches import default_names, search_of
     from depthmup_flax.search.tune.target import Rescaling, next_training, tune_target
+    from depthmup_flax.search.tune.tuning import proxy_config
 
     target = args.config.resolved()
     proxy, large = proxy_config(target, args.proxy_width, args.proxy_depth, args.proxy_steps)

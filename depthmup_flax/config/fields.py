@@ -2,6 +2,9 @@
 
 A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config`` shows
 the comments of the fields below, of `Parametrization`, ``DataConfig`` and the models.
+
+A new field changes the hash of every run, unless `storage.run_hash.EXECUTION` lists it; one that a compiled program takes
+as a number stands in `storage.sweep_records.CONTINUOUS`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.devices.sharding import GRADIENT_DTYPES
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import calls as user_fields
-from depthmup_flax.networks.named import digests, is_import_path, resolve
+from depthmup_flax.networks.import_paths import digests, is_import_path, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
 from depthmup_flax.storage.run_hash import json_text, run_hash, without_execution

@@ -28,7 +28,7 @@ from depthmup_flax.data.dataset import (
     spaced,
 )
 from depthmup_flax.networks.calls import calling, shapes_of
-from depthmup_flax.networks.named import resolve
+from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import Batch, HostBatch
 

@@ -21,7 +21,7 @@ from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
 from depthmup_flax.devices.sharding import gathered, gathers, inner, own_gradient, stream, target_platform
-from depthmup_flax.nn.cpu import conv_same, convolve
+from depthmup_flax.nn.convolution import conv_same, convolve
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError, shown

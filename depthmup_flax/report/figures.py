@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from depthmup_flax.report import style
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Variant
-from depthmup_flax.storage.records import TRAIN
+from depthmup_flax.storage.sweep_records import TRAIN
 
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend: right of its panel
 

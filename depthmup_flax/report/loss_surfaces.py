@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.storage.records import (
+from depthmup_flax.storage.sweep_records import (
     COMPLETED,
     SEED,
     TEST,

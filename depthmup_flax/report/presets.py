@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from depthmup_flax.report import settings
-from depthmup_flax.storage.records import COMPLETED, LEARNING_RATE, SEED, Record, Sweep, read_sweep
+from depthmup_flax.storage.sweep_records import COMPLETED, LEARNING_RATE, SEED, Record, Sweep, read_sweep
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.transfer import Analysis
-from depthmup_flax.storage.records import SEED, SweepInfo
 from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.sweep_records import SEED, SweepInfo
 from depthmup_flax.util.types import Json
 
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")

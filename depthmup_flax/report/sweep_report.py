@@ -15,7 +15,7 @@ from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, reachable, write_atomically
-from depthmup_flax.storage.records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
+from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 

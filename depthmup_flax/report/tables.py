@@ -16,7 +16,7 @@ from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, num
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import MOST_SEEDS, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict, rounded_loss, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.records import MEANS_DIVERGED, TRAIN, Sweep
+from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, TRAIN, Sweep
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json

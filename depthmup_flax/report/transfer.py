@@ -10,7 +10,7 @@ import numpy as np
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, profile
-from depthmup_flax.storage.records import TRAIN, SweepInfo
+from depthmup_flax.storage.sweep_records import TRAIN, SweepInfo
 from depthmup_flax.util.errors import InputError
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"

@@ -102,7 +102,7 @@ def describe_presets() -> str:
     for name, rule in PRESETS.items():
         # The claims are about networks whose features move at every width, as under muP.
         hold = rule.width == "mup" and not rule.gamma0_width_exponent
-        lines.append(f"  {name:<13} {_USES[name]}")
+        lines.append(f"  {name:<13} {_USES.get(name, '')}")
         lines.append(f"  {'':<13} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
         lines += [f"  {'':<13} {_verdict(classify(float(rule.alpha), float(rule.gamma)))}"] if hold else []
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically, writing_to
 from depthmup_flax.storage.provenance import settings, versions
-from depthmup_flax.storage.records import DIVERGED
+from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
@@ -32,7 +32,7 @@ from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, 
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.engine.workload import Metrics, TrainState
-from depthmup_flax.trainer.metrics import RunLog
+from depthmup_flax.trainer.run_log import RunLog
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.directory import RunCheckpoints
 from depthmup_flax.trainer.runs.text_generation import sample_text

@@ -8,7 +8,7 @@ import sys
 
 from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analysis_of, other_analysis
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.claims import figures, judged_claims
 
 

@@ -17,7 +17,7 @@ from depthmup_flax.report import figures, style
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.transfer import Analysis, Row, Variant
-from depthmup_flax.storage.records import TRAIN
+from depthmup_flax.storage.sweep_records import TRAIN
 from reproduction.claims import valleys
 
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval

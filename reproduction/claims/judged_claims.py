@@ -13,7 +13,7 @@ from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, in_words, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
-from depthmup_flax.storage.records import TRAIN, Record, Sweep
+from depthmup_flax.storage.sweep_records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
     AT_LEAST,
     AT_MOST,

@@ -28,7 +28,7 @@ from depthmup_flax.report.optimum import (
     slope,
 )
 from depthmup_flax.report.style import canvas
-from depthmup_flax.storage.records import COMPLETED, LEARNING_RATE, SEED, read_sweep
+from depthmup_flax.storage.sweep_records import COMPLETED, LEARNING_RATE, SEED, read_sweep
 
 COST = 0.02  # training loss that decay may cost where its time is read
 HERE = pathlib.Path(__file__).parent

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, core_minutes, judged
 from reproduction.claims.statements import CLAIMS
 from reproduction.pages.generated_parts import with_part

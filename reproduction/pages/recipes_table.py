@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
 from depthmup_flax.report.sweep_report import analysis_of
-from depthmup_flax.storage.records import LEARNING_RATE, Record, read_sweep
 from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, Record, read_sweep
 from reproduction.claims.judged_claims import core_minutes
 from reproduction.pages.generated_parts import with_part
 

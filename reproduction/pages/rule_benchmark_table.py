@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.pages.generated_parts import with_part
 from reproduction.rules import runs, table
 from reproduction.rules.rule_file import DEFAULT, Rule, read_rule, shipped_rules

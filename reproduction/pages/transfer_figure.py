@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.transfer import Row
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.pages import figure_look
 
 HERE = pathlib.Path(__file__).parent

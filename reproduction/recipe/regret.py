@@ -28,7 +28,7 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.forecast.allocation import Allocation, recipe
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import LEARNING_RATE, SEED
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 
 HERE = pathlib.Path(__file__).parent
 RECORDS, RESULTS = HERE.parent / "records", HERE / "results.jsonl"

@@ -15,7 +15,7 @@ import numpy as np
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import LEARNING_RATE, SEED, Record, read_sweep
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Record, read_sweep
 from depthmup_flax.storage.workdir import as_path
 from depthmup_flax.util.errors import InputError
 from reproduction.rules.rule_file import FIELDS, Rule

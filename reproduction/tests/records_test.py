@@ -12,7 +12,7 @@ from depthmup_flax.config.files import from_file
 from depthmup_flax.report.sweep_report import analysis_of, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_info
-from depthmup_flax.storage.records import read_info, read_runs, read_sweep
+from depthmup_flax.storage.sweep_records import read_info, read_runs, read_sweep
 from reproduction import migrate
 from reproduction.claims import judged_claims
 

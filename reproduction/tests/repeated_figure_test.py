@@ -7,7 +7,7 @@ from processes import ROOT
 
 from depthmup_flax.config import from_file
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import SEED, read_sweep
+from depthmup_flax.storage.sweep_records import SEED, read_sweep
 
 LANES_DIFFER_BY = (
     0.02  # losses of one run in programs of other lanes, at most; more beyond the best rate, where losses jump

@@ -10,7 +10,7 @@ from depthmup_flax.report.sweep_report import analysis_of, make_report
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import CONTINUOUS, SEED, read_info, read_sweep
+from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED, read_info, read_sweep
 
 SWEEPS = sorted(path for room in ("", "reproduction/") for path in (ROOT / f"{room}configs/sweeps").glob("*.py"))
 

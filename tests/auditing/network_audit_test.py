@@ -20,7 +20,7 @@ from user_networks import (
 )
 
 from depthmup_flax import Role
-from depthmup_flax.auditing.network_audit import audited
+from depthmup_flax.auditing.config_audit import audited
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.networks.model_functions import model_functions
 from depthmup_flax.rule.info_trees import flatten_info, is_info

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax import InputError, Role, audit
-from depthmup_flax.auditing.trace import KNOWN
+from depthmup_flax.auditing.graph import KNOWN
 from depthmup_flax.rule.info_trees import flatten_info
 
 # --- kernels

@@ -18,7 +18,7 @@ from depthmup_flax import check
 from depthmup_flax.check import Network, checked_network, coord_check
 from depthmup_flax.config import default_config
 from depthmup_flax.rule.info_trees import is_info
-from depthmup_flax.search.study.config_check import check_config
+from depthmup_flax.search.coordinate_check import check_config
 
 
 class Block(nn.Module):

@@ -16,7 +16,7 @@ from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.data.user_data import BatchStream
-from depthmup_flax.networks.named import register
+from depthmup_flax.networks.import_paths import register
 from depthmup_flax.util.errors import UserCodeError
 
 NAME = "python:their_data:load"

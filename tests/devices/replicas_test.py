@@ -34,7 +34,7 @@ def sentences(path):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from depthmup_flax.devices import sharding
-    from depthmup_flax.devices.replicas import require_equal_copies
+    from depthmup_flax.devices.equal_copies import require_equal_copies
     from depthmup_flax.util.errors import RunStopped
 
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})

@@ -19,7 +19,7 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
-from depthmup_flax.nn.cpu import conv_same
+from depthmup_flax.nn.convolution import conv_same
 from depthmup_flax.nn.layers import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name

@@ -10,8 +10,8 @@ from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
 from depthmup_flax.storage.files import JsonLines
-from depthmup_flax.storage.records import Record, Sweep, SweepInfo, info_to_json
 from depthmup_flax.storage.run_hash import RunNames
+from depthmup_flax.storage.sweep_records import Record, Sweep, SweepInfo, info_to_json
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"

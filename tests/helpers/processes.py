@@ -22,11 +22,11 @@ from depthmup_flax.util import errors
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
-    "depthmup_flax.search.study.config_check",
+    "depthmup_flax.search.coordinate_check",
     "depthmup_flax.report.sweep_report",
     "depthmup_flax.search.sweep.runner",
     "depthmup_flax.trainer.loop",
-    "depthmup_flax.search.tune.proxy",
+    "depthmup_flax.search.tune.tuning",
     "sklearn.datasets",
     "sklearn.model_selection",
 )

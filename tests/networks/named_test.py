@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from depthmup_flax.networks.named import _without_comments, digests, is_import_path, register, resolve
+from depthmup_flax.networks.import_paths import _without_comments, digests, is_import_path, register, resolve
 from depthmup_flax.util.errors import InputError, UserCodeError
 
 SOURCE = """

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import layers
-from depthmup_flax.nn.cpu import conv_same
+from depthmup_flax.nn.convolution import conv_same
 from depthmup_flax.nn.layers import Conv, Dense, with_gradient_of
 
 LAYERS = {

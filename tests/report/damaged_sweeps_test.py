@@ -11,7 +11,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.errors import InputError
 
 

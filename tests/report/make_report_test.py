@@ -12,7 +12,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, wr
 from depthmup_flax.report import make_report
 from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.report.sweep_report import first_round
-from depthmup_flax.storage.records import Sweep, read_sweep
+from depthmup_flax.storage.sweep_records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 
 

@@ -9,8 +9,8 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
 from depthmup_flax.commands.app import module_and_parser
-from depthmup_flax.report import run_curves
-from depthmup_flax.report.run_curves import metrics_of, read_runs, report_runs
+from depthmup_flax.report import run_report
+from depthmup_flax.report.run_report import metrics_of, read_runs, report_runs
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.util.errors import InputError
 
@@ -36,7 +36,7 @@ def run(path, rows=ROWS, result=None, end="", **config):
 
 def lines(runs):
     """Metric -> the points of each line of its panel."""
-    panels = {axes.get_ylabel(): axes.get_lines() for axes in run_curves.draw(runs).axes if axes.get_visible()}
+    panels = {axes.get_ylabel(): axes.get_lines() for axes in run_report.draw(runs).axes if axes.get_visible()}
     return {name: [line.get_xydata().tolist() for line in drawn] for name, drawn in panels.items()}
 
 
@@ -77,8 +77,8 @@ def test_a_run_that_a_process_trains_is_called_that(tmp_path):
 
 def test_many_rows_are_averaged_in_groups_of_neighbors():
     steps, values = np.arange(4000.0), np.random.default_rng(0).normal(size=4000)
-    few, means = run_curves.thinned(steps, values)
-    assert len(few) == len(means) == run_curves.MOST_POINTS
+    few, means = run_report.thinned(steps, values)
+    assert len(few) == len(means) == run_report.MOST_POINTS
     assert means[3] == pytest.approx(math.fsum(values[30:40]) / 10)
     assert few[3] == 34.5
 

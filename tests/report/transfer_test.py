@@ -12,7 +12,7 @@ from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text, warnings
-from depthmup_flax.storage.records import Sweep, read_sweep
+from depthmup_flax.storage.sweep_records import Sweep, read_sweep
 
 
 def test_a_planted_parabola_is_recovered_within_its_interval():

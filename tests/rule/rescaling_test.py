@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.rescaling import rescaling_table
+from depthmup_flax.rule.batch_and_steps import rescaling_table
 from depthmup_flax.util.errors import InputError
 
 COMPLETED_P = dm.RescalingRule(averages="run", decay="run", duration_exponent=-0.5)

@@ -21,8 +21,8 @@ from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage import provenance
 from depthmup_flax.storage.files import JsonLines
-from depthmup_flax.storage.records import Record, flat, read_sweep, short_names
 from depthmup_flax.storage.run_hash import EXECUTION, RunNames
+from depthmup_flax.storage.sweep_records import Record, flat, read_sweep, short_names
 from depthmup_flax.util.errors import InputError
 
 
@@ -79,7 +79,7 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
 
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     code = (
-        "import sys, depthmup_flax.storage.records, depthmup_flax.util.types\n"
+        "import sys, depthmup_flax.storage.sweep_records, depthmup_flax.util.types\n"
         "import depthmup_flax as dm; dm.make_report, dm.InputError, dir(dm)\n"
         "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
     )

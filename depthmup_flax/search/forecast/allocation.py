@@ -19,10 +19,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce, steps_of_epoch
-from depthmup_flax.rule.rescaling import concerns, rescaling_rows
+from depthmup_flax.rule.batch_and_steps import concerns, rescaling_rows
+from depthmup_flax.search.forecast.forecasting import require_rule
 from depthmup_flax.search.forecast.ladder import Size, rung_config
 from depthmup_flax.search.forecast.law import DEPTH, STEPS, WIDTH
-from depthmup_flax.search.forecast.target_loss import require_rule
 from depthmup_flax.search.tune.target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError

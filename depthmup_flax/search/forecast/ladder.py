@@ -14,7 +14,7 @@ from depthmup_flax.config.fields import default_config, field_paths, get_field
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH
 from depthmup_flax.search.sweep.grid import as_tuple, sweep_config
 from depthmup_flax.search.tune.target import Rescaling, rescale_target
-from depthmup_flax.storage.records import LEARNING_RATE, SEED
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 FIGURE = "forecast"

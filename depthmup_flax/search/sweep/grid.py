@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.rule.optimizer import AVERAGES
-from depthmup_flax.storage.records import (
+from depthmup_flax.storage.run_hash import EXECUTION, RunNames
+from depthmup_flax.storage.sweep_records import (
     LEARNING_RATE,
     OBJECTIVES,
     SEED,
@@ -28,7 +29,6 @@ from depthmup_flax.storage.records import (
     Record,
     SweepInfo,
 )
-from depthmup_flax.storage.run_hash import EXECUTION, RunNames
 from depthmup_flax.trainer.engine.experiment import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import LaneRun
 from depthmup_flax.util.errors import InputError, did_you_mean

@@ -17,7 +17,7 @@ from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
-from depthmup_flax.storage.records import SEED
+from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment, StepExperiment, require_optimizer
 from depthmup_flax.trainer.engine.from_config import build, require_read
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from depthmup_flax.search.sweep.groups import Group
-from depthmup_flax.storage.records import DIVERGED, MEANS_DIVERGED, Record
+from depthmup_flax.storage.sweep_records import DIVERGED, MEANS_DIVERGED, Record
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram
 from depthmup_flax.util import messages, progress
 

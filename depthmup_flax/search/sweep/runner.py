@@ -38,7 +38,8 @@ from depthmup_flax.search.sweep.resume import Unfinished
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_json, write_atomically
 from depthmup_flax.storage.provenance import commit, versions
-from depthmup_flax.storage.records import (
+from depthmup_flax.storage.run_hash import json_text, without_execution
+from depthmup_flax.storage.sweep_records import (
     Record,
     SweepInfo,
     flat,
@@ -46,7 +47,6 @@ from depthmup_flax.storage.records import (
     read_info,
     read_runs,
 )
-from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import require_memory
@@ -73,7 +73,7 @@ _FORGET_EVERY = 8  # groups
 
 # The config of a sweep, its runs and hash -> record of those that are done -> further runs, each with a sentence.
 More: TypeAlias = Callable[[ConfigDict, Sequence[Run], Mapping[str, Record]], list[tuple[list[Run], str]]]
-# Gets each record as a flat dictionary, see `depthmup_flax.storage.records.flat`.
+# Gets each record as a flat dictionary, see `depthmup_flax.storage.sweep_records.flat`.
 OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
@@ -93,7 +93,7 @@ def sweep(
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
     Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``) when a run ends; see
-    `storage.records`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
+    `storage.sweep_records`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
     seconds and on SIGTERM or Ctrl-C; a later call resumes from it.
 
     Args:

@@ -16,7 +16,7 @@ from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.util.errors import InputError
 
 
@@ -131,7 +131,7 @@ class Best(Mapping[str, Any]):
     Attributes:
       fields: dotted field -> value, with the four digits that are shown.
       interval: 95 % interval of the first of them, from resampled seeds; ``None`` where it is not known.
-      records: of all runs of the search, each a flat dictionary, see `depthmup_flax.storage.records.flat`.
+      records: of all runs of the search, each a flat dictionary, see `depthmup_flax.storage.sweep_records.flat`.
       directory: that holds them.
       wall_time_s: of all runs, in seconds.
     """

@@ -24,8 +24,7 @@ from depthmup_flax.config.fields import (
 from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
-from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.rule.rescaling import (
+from depthmup_flax.rule.batch_and_steps import (
     DEFAULT,
     OPTIMIZER_RULES,
     Hyperparameters,
@@ -33,13 +32,14 @@ from depthmup_flax.rule.rescaling import (
     rescaled_hyperparameters,
     rescaling_table,
 )
+from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.proxy import AUTO, tune
 from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.search.tune.tuning import AUTO, tune
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import is_bucket, write_atomically
-from depthmup_flax.storage.records import LEARNING_RATE, SEED, Sweep, read_info
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Sweep, read_info
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError

@@ -16,13 +16,13 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.network_audit import Audited
-from depthmup_flax.auditing.table import places
+from depthmup_flax.auditing.config_audit import Audited
+from depthmup_flax.auditing.verdict import places
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices.sharding import MESH_AXES, on_whole_matrices, state_shardings
+from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
@@ -31,7 +31,7 @@ from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.traits import geometry_of, homogeneity, require_direction
-from depthmup_flax.storage.records import CONTINUOUS, SEED
+from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network import (
     network_task,

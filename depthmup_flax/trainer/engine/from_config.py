@@ -17,10 +17,10 @@ from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.networks.named import is_import_path
+from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
-from depthmup_flax.storage.records import CONTINUOUS
+from depthmup_flax.storage.sweep_records import CONTINUOUS
 from depthmup_flax.trainer.engine.experiment import (
     Experiment,
     NetworkExperiment,

@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.devices import sharding
-from depthmup_flax.storage.records import SEED, finite_or_none
+from depthmup_flax.storage.sweep_records import SEED, finite_or_none
 from depthmup_flax.trainer.engine.device_batches import (
     Call,
     batch_of,

@@ -16,7 +16,7 @@ import numpy as np
 from depthmup_flax.devices.sharding import rows, shards_of_logits
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.networks.calls import calling, shapes_of
-from depthmup_flax.networks.named import is_import_path, resolve
+from depthmup_flax.networks.import_paths import is_import_path, resolve
 from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.trainer.engine.workload import Means, Metrics
 from depthmup_flax.util.errors import InputError, closest

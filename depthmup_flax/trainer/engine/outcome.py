@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from depthmup_flax.storage.records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
+from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.workload import TrainState
 from depthmup_flax.util.types import Json
 
@@ -19,7 +19,7 @@ PREEMPTED = "preempted"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended; fields are those of `depthmup_flax.storage.records.Record`."""
+    """How a run ended; fields are those of `depthmup_flax.storage.sweep_records.Record`."""
 
     status: str
     train_loss: float | None

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax.data import train_stream
 from depthmup_flax.devices import sharding
 from depthmup_flax.devices.host import drawing_options
-from depthmup_flax.storage.records import SEED
+from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import (
     Call,
     CallLength,

@@ -16,11 +16,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.config_audit import Audited, audited
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
-from depthmup_flax.auditing.network_audit import Audited, audited
 from depthmup_flax.networks.calls import calling, model_fields, parameters
+from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
-from depthmup_flax.networks.named import resolve
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.trainer.engine.workload import Hyper, Metrics, Task

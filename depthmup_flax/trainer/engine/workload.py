@@ -15,7 +15,7 @@ from flax import struct
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.storage.records import SEED
+from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.util.types import Batch, Scalar
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
-from depthmup_flax.devices.replicas import require_equal_copies
+from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines

@@ -29,8 +29,8 @@ from depthmup_flax.data import (
 )
 from depthmup_flax.data.image_files import checked_images, read_images
 from depthmup_flax.models import create_model
+from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.networks.named import is_import_path
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, reachable, read_json

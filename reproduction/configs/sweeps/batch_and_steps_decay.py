@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax import at_scale, powers_of_two, sweep_config
 from depthmup_flax.config import from_file
-from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
+from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

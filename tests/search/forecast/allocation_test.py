@@ -11,7 +11,7 @@ from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
+from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
 from depthmup_flax.search.forecast.allocation import Allocation, recipe
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError

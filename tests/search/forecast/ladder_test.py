@@ -3,7 +3,7 @@
 import pytest
 
 from depthmup_flax.config.fields import config_hash, default_config
-from depthmup_flax.rule.rescaling import Hyperparameters, rescaled_hyperparameters
+from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
 from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.util.errors import InputError

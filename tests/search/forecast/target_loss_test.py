@@ -10,9 +10,9 @@ from processes import run_lines
 import depthmup_flax as dm
 from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.config.fields import default_config, to_json
+from depthmup_flax.search.forecast.forecasting import FILE, TargetForecast, config_json, read, with_losses
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
-from depthmup_flax.search.forecast.target_loss import FILE, TargetForecast, config_json, read, with_losses
-from depthmup_flax.storage.records import Record, read_sweep
+from depthmup_flax.storage.sweep_records import Record, read_sweep
 from depthmup_flax.util.errors import InputError
 
 SMALL = ("--config=digits", "--config.model.base_width=8", "--config.model.base_depth=2", "--config.train.steps=12")

@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from depthmup_flax.config import default_config
-from depthmup_flax.networks.named import register
-from depthmup_flax.search.study.config_check import check_config
+from depthmup_flax.networks.import_paths import register
+from depthmup_flax.search.coordinate_check import check_config
 from depthmup_flax.trainer.engine.workload import Task
 from depthmup_flax.util.errors import InputError
 

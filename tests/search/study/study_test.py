@@ -15,7 +15,7 @@ from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.errors import InputError
 
 RNG = np.random.default_rng(0)

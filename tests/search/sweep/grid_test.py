@@ -15,7 +15,7 @@ from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep.grid import curves, expand, extension, next_value, shard_of
 from depthmup_flax.search.sweep.groups import describe
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import COMPLETED, Record
+from depthmup_flax.storage.sweep_records import COMPLETED, Record
 from depthmup_flax.util.errors import InputError
 
 

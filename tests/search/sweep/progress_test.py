@@ -7,7 +7,7 @@ import pytest
 
 from depthmup_flax.search.sweep import progress
 from depthmup_flax.search.sweep.progress import SweepProgress
-from depthmup_flax.storage.records import COMPLETED, DIVERGED
+from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED
 
 
 @dataclasses.dataclass

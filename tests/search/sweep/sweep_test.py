@@ -18,7 +18,7 @@ from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep import groups, runner
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import Record, read_record_file, read_sweep
+from depthmup_flax.storage.sweep_records import Record, read_record_file, read_sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, Preempted
 

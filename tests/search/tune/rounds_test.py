@@ -20,7 +20,7 @@ from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.tune.searches import CONFIRM, SHRINK, Search, search_of, tuned_ranges, unread
-from depthmup_flax.storage.records import COMPLETED, Record
+from depthmup_flax.storage.sweep_records import COMPLETED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
 

@@ -8,7 +8,7 @@ from depthmup_flax.data import DataConfig, TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.user_data import load_python
 from depthmup_flax.devices import sharding
-from depthmup_flax.networks.named import register
+from depthmup_flax.networks.import_paths import register
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data, batch_of, put_train_data
 
 

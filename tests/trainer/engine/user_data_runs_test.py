@@ -9,7 +9,7 @@ import pytest
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices, load
 from depthmup_flax.data.blank import PlannedData, Sizes, description
-from depthmup_flax.networks.named import register
+from depthmup_flax.networks.import_paths import register
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.from_config import build

@@ -12,7 +12,7 @@ from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.networks.calls import UserCodeError
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.records import read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError

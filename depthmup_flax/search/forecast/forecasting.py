@@ -18,12 +18,12 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.proxy import AUTO, require_mup, require_objective
 from depthmup_flax.search.tune.target import Rescaling, rescale_target
+from depthmup_flax.search.tune.tuning import AUTO, require_mup, require_objective
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
-from depthmup_flax.storage.records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
 from depthmup_flax.storage.run_hash import json_text, without_execution
+from depthmup_flax.storage.sweep_records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
@@ -46,7 +46,7 @@ class TargetForecast:
     """The content of ``forecast.json``; print shows it.
 
     Attributes:
-      objective: the loss of `depthmup_flax.storage.records.OBJECTIVES` that is forecast.
+      objective: the loss of `depthmup_flax.storage.sweep_records.OBJECTIVES` that is forecast.
       target: its sizes.
       rungs: the ladder with its losses.
       forecast: the loss and its interval.
@@ -315,7 +315,7 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
 
 
 def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
-    """One of `depthmup_flax.storage.records.OBJECTIVES`, which runs measure."""
+    """One of `depthmup_flax.storage.sweep_records.OBJECTIVES`, which runs measure."""
     require_objective(objective)
     evaluated = VALIDATION if tuned.data.validation_fraction else TEST
     if objective == AUTO:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from depthmup_flax.devices import distributed
 from depthmup_flax.storage.files import Scratch, write_atomically
-from depthmup_flax.storage.records import TEST, VALIDATION, finite_or_none
+from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.writers import Writer, Writers
 from depthmup_flax.util import progress

@@ -16,7 +16,7 @@ from depthmup_flax.report.settings import settings_of
 from depthmup_flax.report.sweep_report import Report, written
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, reachable, read_json
-from depthmup_flax.storage.records import DIVERGED
+from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.runs.directory import Columns, read_metrics
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.table import Table

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import jax
 
-from depthmup_flax.auditing.comparison import nearest
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.table import Audit, Finding, NotJudged, listed
+from depthmup_flax.auditing.relative_factors import nearest
+from depthmup_flax.auditing.verdict import Audit, Finding, NotJudged, listed
 from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions

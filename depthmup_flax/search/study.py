@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.network_audit import audited
-from depthmup_flax.auditing.table import Audit
+from depthmup_flax.auditing.config_audit import audited
+from depthmup_flax.auditing.verdict import Audit
 from depthmup_flax.config.fields import (
     PYTHON,
     config_hash,
@@ -35,22 +35,22 @@ from depthmup_flax.config.fields import (
 )
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.networks.named import register
+from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.search.forecast.allocation import Recipe, recipe
+from depthmup_flax.search.forecast.forecasting import DEFAULT, TargetForecast, forecast
 from depthmup_flax.search.forecast.ladder import LadderPlan
-from depthmup_flax.search.forecast.target_loss import DEFAULT, TargetForecast, forecast
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune.choice import Best, flat_records
-from depthmup_flax.search.tune.proxy import AUTO, prepare_objective, require_objective
-from depthmup_flax.search.tune.proxy import tune as tune_proxy
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
+from depthmup_flax.search.tune.tuning import AUTO, prepare_objective, require_objective
+from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.records import LEARNING_RATE, SEED, TRAIN
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_model import UserNetwork
@@ -80,7 +80,7 @@ class Swept:
     """The runs of `Study.sweep`.
 
     Attributes:
-      records: a flat dictionary for each run, see `depthmup_flax.storage.records.flat`.
+      records: a flat dictionary for each run, see `depthmup_flax.storage.sweep_records.flat`.
       directory: that holds them.
       objective: the loss by which they are compared.
     """
@@ -395,9 +395,9 @@ class Study:
         Args:
           widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
           **values: of the hyperparameters, such as ``learning_rate``; and ``steps``, ``seeds``, ``batch_size``,
-            ``tolerance`` of the check, see `depthmup_flax.search.study.config_check.check_config`.
+            ``tolerance`` of the check, see `depthmup_flax.search.coordinate_check.check_config`.
         """
-        from depthmup_flax.search.study.config_check import check_config
+        from depthmup_flax.search.coordinate_check import check_config
 
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
         with self._shown():

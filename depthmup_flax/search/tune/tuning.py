@@ -16,7 +16,7 @@ from depthmup_flax.search.tune.choice import Best
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.records import OBJECTIVES, TEST, TRAIN, VALIDATION
+from depthmup_flax.storage.sweep_records import OBJECTIVES, TEST, TRAIN, VALIDATION
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError, did_you_mean

@@ -17,7 +17,7 @@ from depthmup_flax.check.networks import Network, checked_network
 from depthmup_flax.check.report import Report
 from depthmup_flax.config.fields import PYTHON, validate
 from depthmup_flax.networks.adapters import Call, Linen
-from depthmup_flax.networks.named import is_import_path
+from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.rule.annotations import is_annotated
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed

@@ -1,0 +1,445 @@
+"""Pairs of parameters of a model and its base model, depth ratios, and the factors of one over those of the other.
+
+A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonlinearity reads it has a branch with
+``b k`` and a shortcut with ``a k``: ``(h / c + y) * c`` is ``h + c * y``. If a norm reads it, ``b / a`` alone counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeAlias
+
+from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
+from depthmup_flax.auditing.parameter_trees import grouped, series
+from depthmup_flax.auditing.uses import PRODUCT
+from depthmup_flax.rule.info_trees import matches
+from depthmup_flax.util.errors import InputError
+
+Shapes = Mapping[str, tuple[int, ...]]
+# Path -> what tells its place in the forward pass, equal for corresponding parameters of all layers.
+Places = Mapping[str, Hashable]
+
+
+def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
+    """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
+
+    Of several, those count whose names differ in one number, that of the layer, and of these the nearest in order.
+    Paths without any, or with misfits of ``None`` alone, are left out.
+    """
+    groups, result = grouped(base, series), {}
+    for name, own in grouped(paths, series).items():
+        candidates = groups.get(name, [])
+        for n, path in enumerate(own):
+            place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
+            misfits = [
+                (misfit(path, other), _differing(path, other) > 1, abs(k - place), k)
+                for k, other in enumerate(candidates)
+            ]
+            fitting = [one for one in misfits if one[0] is not None]
+            if fitting:
+                result[path] = candidates[min(fitting)[-1]]
+    return {path: result[path] for path in paths if path in result}
+
+
+def _differing(path: str, other: str) -> int:
+    """How many numbers of two paths differ."""
+    pairs = zip(_numbers(path), _numbers(other), strict=False)
+    return sum(a != b for a, b in pairs)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _numbers(path: str) -> list[str]:
+    return re.findall(r"\d+", path)
+
+
+def matched(
+    model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]], places: Places, base_places: Places
+) -> dict[str, str]:
+    """Path in the model -> path in the base model.
+
+    Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one with the same name
+    without numbers, the same place in the forward pass and the same shape up to the width ratio; of several, the
+    nearest in order. ``layers`` are the axes that count layers, here and below.
+    """
+    groups = grouped(base, series)
+    for path in model:
+        if series(path) not in groups:
+            raise InputError(
+                f"parameter {path!r} of the model has no counterpart in the base model: build both from the same code; "
+                "only width and depth may differ."
+            )
+    by_place = grouped(model, lambda path: (series(path), places.get(path)))
+    others = grouped(base, lambda path: (series(path), base_places.get(path)))
+    single = {own[0]: others[key][0] for key, own in by_place.items() if len(own) == 1 == len(others.get(key, ()))}
+    m = width_ratio(model, base, single, layers)
+
+    def misfit(path: str, other: str) -> tuple[bool, int, int] | None:
+        if len(model[path]) != len(base[other]):
+            return None
+        ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
+        same = [math.isclose(r, 1) for r in ratios]
+        unlike = sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True))
+        return places.get(path) != base_places.get(other), unlike, sum(same)
+
+    is_equal = model.keys() == base.keys()
+    pairs = {path: path for path in model} if is_equal else nearest(model, base, misfit)
+    for path in model if not is_equal else ():
+        fits = misfit(path, pairs[path]) if path in pairs and not re.search("[a-zA-Z]", path) else None
+        shapes = {base[other] for other in groups[series(path)] if fits is not None and misfit(path, other) == fits}
+        if len(shapes) > 1:
+            raise InputError(
+                f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "
+                f"{' and '.join(map(str, sorted(shapes)))}: name the parameters, such as {{'hidden_1': ...}}, or take "
+                "another base width."
+            )
+    for path in model:
+        other = pairs.get(path, groups[series(path)][0])
+        if len(model[path]) != len(base[other]):
+            raise InputError(
+                f"parameter {path!r} has shape {model[path]}, but {other!r} of the base model has shape {base[other]}: "
+                "build both from the same code; only width and depth may differ."
+            )
+    return pairs
+
+
+def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
+    """The base model's shapes by the paths of the model, at the model's depth and with its stages.
+
+    A stage without layers in the base model gets the width of other parameters of the model with that size.
+    """
+    single = Counter(map(series, model))
+    m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[series(p)] == 1} or pairs, layers)
+    fits = lambda n, base_n: math.isclose(n / base_n, 1) or math.isclose(n / base_n, m)
+    known: dict[int, set[int]] = {}
+    for path, other in pairs.items():
+        for k, (n, base_n) in enumerate(zip(model[path], base[other], strict=True)):
+            if k not in layers.get(path, ()) and base_n and fits(n, base_n) and n != base_n:
+                known.setdefault(n, set()).add(base_n)
+    result = {}
+    for path, other in pairs.items():
+        sizes = list(base[other])
+        for k, n in enumerate(model[path]):
+            if k in layers.get(path, ()):
+                sizes[k] = n
+            elif model.keys() != base.keys() and sizes[k] and not fits(n, sizes[k]) and len(known.get(n, ())) == 1:
+                (sizes[k],) = known[n]
+        result[path] = tuple(sizes)
+    return result
+
+
+def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> set[str]:
+    """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
+    if model.keys() == base.keys():
+        return set()
+    shapes = {name: {base[path] for path in paths} for name, paths in grouped(base, series).items()}
+    return {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
+
+
+def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
+    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
+    grows = {
+        n
+        for path in model
+        if path not in paths
+        for n, base_n in zip(model[path], base[path], strict=True)
+        if n != base_n
+    }
+    return {p for p in paths if any(n == base_n and n in grows for n, base_n in zip(model[p], base[p], strict=True))}
+
+
+def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:
+    """The most common ratio of sizes that differ; 1 if none does."""
+    ratios = Counter(
+        round(r, 6)
+        for path, other in pairs.items()
+        if len(model[path]) == len(base[other])
+        for r in _ratios(model[path], base[other], layers.get(path, frozenset()))
+        if not math.isclose(r, 1)
+    )
+    return ratios.most_common(1)[0][0] if ratios else 1.0
+
+
+def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int]) -> list[float]:
+    sizes = zip(shape, base, strict=True)
+    return [n / base_n for k, (n, base_n) in enumerate(sizes) if k not in layers and base_n]
+
+
+Kind: TypeAlias = frozenset[str]
+# One ratio of all streams, or one of the branches with parameters that match a glob.
+GivenRatio: TypeAlias = "float | Mapping[str, float] | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthRatios:
+    """The ratio of all streams together, and that of each branch that counts, by the node of its sum."""
+
+    together: float
+    of_branch: Mapping[int, float]
+
+    def of_path(self, path: str, facts: Traced) -> float:
+        """The ratio of the branches that a parameter is inside."""
+        nodes = facts.branches_of.get(path, ()) if facts.inside.get(path) else ()
+        return max((self.of_branch[n] for n in nodes if n in self.of_branch), default=1.0)
+
+
+def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: GivenRatio) -> DepthRatios:
+    """The depth ratios of two models, or the ``given`` ones; ``paths`` are those of the model's parameters.
+
+    Streams that grow differently, such as those of an encoder and a decoder, have ratios of their own. Branches whose
+    number is fixed count if they stand between others: a block that halves the resolution does, an attention pooling
+    head does not.
+    """
+    mine, theirs = branch_counts(facts), branch_counts(base)
+    counted = [_counted(stream, mine, theirs) for stream in _streams(facts.branches)]
+    if not any(counted):  # equally deep
+        counted = _streams(facts.branches)
+    total = lambda counts, several: sum(counts.get(kind, 0) for kind in {b.kind for b in several})
+    own = [_ratio(total(mine, several), total(theirs, several)) for several in counted]
+    every = [b for several in counted for b in several]
+    together = _ratio(total(mine, every), total(theirs, every))
+    if isinstance(given, Mapping):
+        trees.matching("depth_ratio", tuple(given), paths)
+    numbers: dict[str, float] = {}
+    for pattern, number in given.items() if isinstance(given, Mapping) else () if given is None else [("**", given)]:
+        numbers[pattern] = float(number)
+        if not 0 < numbers[pattern] < math.inf:
+            raise InputError(f"depth_ratio is {number!r}: use depth / base_depth, a number above 0.")
+    together = numbers.get("**", together)
+    ratios: dict[int, float] = {}
+    for several, ratio in zip(counted, own, strict=True):
+        of_stream = ratio if 0 < ratio < math.inf else together
+        ratios |= {b.node: _given(b, numbers, of_stream) for b in several}
+    if not all(0 < ratio < math.inf for ratio in (together, *ratios.values())):
+        raise InputError(
+            f"the trace finds {total(mine, every):g} residual sums in the model and {total(theirs, every):g} in the "
+            "base model: pass depth_ratio=depth / base_depth."
+        )
+    return DepthRatios(together, ratios)
+
+
+def _given(branch: Branch, numbers: Mapping[str, float], otherwise: float) -> float:
+    if "**" in numbers:
+        return numbers["**"]
+    fitting = [r for pattern, r in numbers.items() if any(matches(path, pattern) for path in branch.paths)]
+    return fitting[-1] if fitting else otherwise
+
+
+def _ratio(mine: float, base: float) -> float:
+    return mine / base if base else math.inf if mine else 1.0
+
+
+def _streams(branches: Sequence[Branch]) -> list[list[Branch]]:
+    """The branches of each stream; streams with branches of one kind are one."""
+    group_of: dict[Kind | int, list[Branch]] = {}
+    groups: list[list[Branch]] = []
+    for branch in branches:
+        known = [group_of[key] for key in (branch.kind, branch.stream) if key in group_of]
+        group = known[0] if known else []
+        if not known:
+            groups.append(group)
+        for other in known[1:]:
+            if other is not group:
+                group += other
+                groups = [one for one in groups if one is not other]
+        group.append(branch)
+        for one in group:
+            group_of[one.kind] = group_of[one.stream] = group
+    return groups
+
+
+def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping[Kind, float]) -> list[Branch]:
+    """The branches of a stream that count for its depth; none if their numbers are fixed."""
+    growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
+    kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
+    names = frozenset[str]().union(*kinds)  # a first block without a norm is a block, too
+    return [b for b in stream if b.kind in kinds or (b.kind and b.kind <= names)]
+
+
+def branch_counts(facts: Traced) -> dict[Kind, float]:
+    """The number of branches of each kind, with those that the output does not need, at the end of a second stream."""
+    counts: dict[Kind, float] = {}
+    for branch in facts.branches:
+        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
+    used, unused = Counter[str](), Counter[str]()
+    for path, is_used in facts.used.items():
+        (used if is_used else unused)[series(path)] += 1
+    kinds_of = Counter(name for kind in counts for name in kind)
+    for kind, count in counts.items():
+        # A layer that lacks a branch lacks all parameters that are of this branch alone.
+        lacking = {unused[name] * count / used[name] for name in kind if kinds_of[name] == 1}
+        if len(lacking) == 1 and (more := lacking.pop()) == int(more):
+            counts[kind] += more
+    return counts
+
+
+_TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
+
+
+def close(a: float | None, b: float | None) -> bool:
+    """Whether two factors agree, if both are known."""
+    return a is not None and b is not None and math.isclose(a, b, rel_tol=_TOLERANCE)
+
+
+def ratio_of(found: frozenset[float] | None, base: frozenset[float] | None) -> float | None:
+    """The ratio of the factors of a term in two models, if it is one number."""
+    if not found or not base or any(math.isnan(x) or x == 0 for x in (*found, *base)):
+        return None
+    pairs = zip(sorted(found), sorted(base), strict=False) if len(found) == len(base) else product(found, base)
+    ratios = [a / b for a, b in pairs]
+    return ratios[0] if all(close(ratios[0], other) for other in ratios) else None
+
+
+def by_series(factors: OfPaths) -> OfPaths:
+    """Factors by paths without numbers."""
+    return joined((series(path), values) for path, values in factors.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sum:
+    """The factors of one sum."""
+
+    branch: float | None  # ``b``
+    relative: float | None  # ``b / a``
+    shortcut: float  # ``a``
+    onward: float | None  # ``k``; ``None``: a norm or the readout comes first
+
+
+class BranchFactors:
+    """What multiplies each branch of a model, and each shortcut.
+
+    ``wanted`` is the rule's multiplier of the branch that ends in a sum. ``absolute``: the base model's factors are
+    taken for 1, as both models have the same.
+
+    Attributes:
+      found: node of a sum -> the factor of its branch; ``None`` is unknown.
+      shortcut: node of a sum -> the factor of its shortcut; 1 if that is right or unknown.
+      multiplied_before: nodes of sums whose branch is multiplied before its last layer.
+    """
+
+    def __init__(self, facts: Traced, base: Traced, wanted: Callable[[int], float], *, absolute: bool):
+        self.facts, self.base, self._wanted, self._absolute = facts, base, wanted, absolute
+        self.multiplied_before: set[int] = set()
+        sums = {branch.node: self._read(branch) for branch in facts.branches}
+        self.found = {node: self._found(node, one) for node, one in sums.items()}
+        self.shortcut = {node: self._of_shortcut(node, one) for node, one in sums.items()}
+        # What is right behind the sum may be wrong in front of a norm: equal sums of other layers tell.
+        alike = [(sums[node].relative, factor) for node, factor in self.shortcut.items() if not close(factor, 1)]
+        for node, one in sums.items():
+            factor = next((f for relative, f in alike if close(one.relative, relative)), None)
+            if one.onward is None and factor is not None and close(self.shortcut[node], 1):
+                self.found[node], self.shortcut[node] = wanted(node), factor
+
+    def products(self, paths: Iterable[str]) -> list[str]:
+        """Those of the parameters that are used in products."""
+        return [path for path in paths if any(u.kind == PRODUCT for u in self.facts.uses.get(path, ()))]
+
+    def like(self, branch: Branch) -> Branch | None:
+        """The first of the base model's branches that is most like a branch."""
+        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
+        mine = terms(branch)
+
+        def fit(b: Branch) -> tuple[bool, ...]:
+            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
+            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
+
+        return max(self.base.branches, key=fit, default=None)
+
+    def one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
+        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.
+
+        If they differ, it is the first that is not ``wanted``; if one is unknown, ``None``.
+        """
+        theirs = by_series(base)
+        ratios = {
+            name: ratio_of(values, frozenset({1.0}) if self._absolute else theirs.get(name))
+            for name, values in by_series(factors).items()
+        }
+        products = set(map(series, self.products(factors)))
+        chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
+        known = [ratio for ratio in chosen if ratio is not None]
+        if not known or len(known) < len(chosen):
+            return None
+        return next((ratio for ratio in known if not close(ratio, wanted)), wanted)
+
+    def inside(self, branch: Branch) -> float | None:
+        """The factor of what a norm at the branch's end normalizes, if there is one."""
+        other = self.like(branch)
+        if other is None or not branch.normalized:
+            return None
+        return self.one(branch.normalized, other.normalized, self._wanted(branch.node))
+
+    def _read(self, branch: Branch) -> _Sum:
+        other, wanted = self.like(branch), self._wanted(branch.node)
+        if other is None:
+            return _Sum(None, None, 1.0, None)
+        kept = ratio_of(frozenset({branch.kept}), frozenset({1.0 if self._absolute else other.kept}))
+        if kept is None:
+            return _Sum(None, None, 1.0, None)
+        after = self.one(branch.factors, other.factors, wanted * kept)
+        if not close(after, wanted * kept):  # the branch's last layer is linear, so its input may be multiplied
+            total = self.one(branch.total, other.total, wanted * kept)
+            if close(total, wanted * kept):
+                self.multiplied_before.add(branch.node)
+                after = total
+        onward = ratio_of(branch.carried, frozenset({1.0}) if self._absolute else other.carried)
+        return _Sum(after, None if after is None else after / kept, kept, onward)
+
+    def _found(self, node: int, one: _Sum) -> float | None:
+        wanted = self._wanted(node)
+        if one.branch is None or close(one.relative, wanted):
+            return one.relative
+        if one.onward is not None:
+            return one.branch * one.onward
+        return wanted if close(one.branch, wanted) else one.relative  # the shortcut's fault
+
+    def _of_shortcut(self, node: int, one: _Sum) -> float:
+        wanted = self._wanted(node)
+        if one.onward is not None:
+            return one.shortcut * one.onward
+        is_wrong = not close(one.relative, wanted) and close(one.branch, wanted)
+        return one.shortcut if is_wrong else 1.0
+
+
+class ProductFactors:
+    """The factors of a model over those of its base model; ``pairs`` are the base model's paths.
+
+    ``few`` are weights from the width to a fixed number of features. What a readout reads has the readout's factor,
+    unless it is such features.
+
+    Attributes:
+      paths: the parameters with factors behind them.
+    """
+
+    def __init__(self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str]):
+        self._pairs, self._facts, self._base = pairs, facts, base
+        in_front = {path: facts.before_readouts[path] for path in few if path in facts.before_readouts}
+        self._behind = {**in_front, **facts.factors}
+        self._base_behind = {**base.before_readouts, **base.factors}
+        self.paths = self._behind.keys()
+
+    def behind(self, path: str) -> float | None:
+        """The ratio of the factors of a parameter up to what reads it."""
+        return self._ratio(path, self._behind, self._base_behind)
+
+    def in_front(self, path: str) -> float:
+        """The ratio of the factors of the norm or the stream that a product reads; 1 if it is of products, or unknown.
+
+        Products have factors of their own.
+        """
+        ratio = self._ratio(path, self._facts.inputs, self._base.inputs)
+        return 1.0 if ratio is None else ratio
+
+    def around(self, path: str) -> float | None:
+        """The ratio in front of a product times that behind it."""
+        behind = self.behind(path)
+        return None if behind is None else behind * self.in_front(path)
+
+    def _ratio(self, path: str, factors: OfPaths, base: OfPaths) -> float | None:
+        return ratio_of(factors.get(path), base.get(self._pairs[path]) or by_series(base).get(series(path)))

@@ -1,1 +1,0 @@
-"""The Python interface: a network, data and a loss of this process, tuned, swept, reported and trained."""
