@@ -3,8 +3,8 @@
 A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config`` shows
 the comments of the fields below, of `Parametrization`, ``DataConfig`` and the models.
 
-A new field changes the hash of every run, unless `storage.run_hash.EXECUTION` lists it; one that a compiled program takes
-as a number stands in `storage.sweep_records.CONTINUOUS`.
+A new field changes the hash of every run, unless `storage.run_hash.EXECUTION` lists it; one that a compiled program
+takes as a number stands in `storage.sweep_records.CONTINUOUS`.
 """
 
 from __future__ import annotations

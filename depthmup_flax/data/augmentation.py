@@ -35,6 +35,7 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     transform = AUGMENTATIONS[name]
     if transform is None:
         return _scaled(images)
+    assert key is not None  # "none" alone does without
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
 
 

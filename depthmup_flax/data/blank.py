@@ -84,24 +84,24 @@ def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
             f"data.name is {fields.name!r}: its images are not here and may differ in size. "
             "Set data.image_size, such as to 224."
         )
-    spec = {"image": (shape, np.dtype(np.uint8)), "label": ((), np.dtype(np.int32))}
-    splits = [BlankSplit(count, **spec) for count in counts]
+    image, label = (shape, np.dtype(np.uint8)), ((), np.dtype(np.int32))
+    blank_train, blank_test = (BlankSplit(count, image=image, label=label) for count in counts)
     where = placement(fields, counts[0] * math.prod(shape))
     mean, std = (np.full(shape[-1], value, np.float32) for value in (0.45, 0.25))
-    return ImageDataset(fields.name, *splits, classes, where, shape, mean, std)
+    return ImageDataset(fields.name, blank_train, blank_test, classes, where, shape, mean, std)
 
 
 def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
     (tokens, vocabulary), context = _TEXTS.get(os.path.basename(name), (0, 0)), fields.context
     vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else vocabulary)
-    windows = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
-    counts = _counts(fields, sizes, vocabulary, *windows, "--vocabulary=50304 --examples=1000000")
+    train, test = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
+    counts = _counts(fields, sizes, vocabulary, train, test, "--vocabulary=50304 --examples=1000000")
     dtype = np.min_scalar_type(vocabulary - 1)
     lengths = zip(counts, (2 * context, context + 1), strict=True)
-    splits = [BlankSplit(count, tokens=((length,), dtype)) for count, length in lengths]
+    blank_train, blank_test = (BlankSplit(count, tokens=((length,), dtype)) for count, length in lengths)
     tokenizer = Tokenizer("".join(map(chr, range(vocabulary))))
     where = placement(fields, 2 * counts[0] * context * dtype.itemsize)
-    return TextDataset(fields.name, *splits, vocabulary, where, context, tokenizer)
+    return TextDataset(fields.name, blank_train, blank_test, vocabulary, where, context, tokenizer)
 
 
 def _counts(fields: DataConfig, sizes: Sizes, classes: int, train: int, test: int, flags: str) -> tuple[int, int]:

@@ -242,8 +242,9 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
             f"{build} once."
         ) from error
-    keys = builder.info.supervised_keys or ()
-    image, label = map(dict(builder.info.features).get, keys) if len(keys) == 2 else (None, None)
+    keys: Any = builder.info.supervised_keys or ()
+    features: Any = dict(builder.info.features)
+    image, label = [features[key] for key in keys] if len(keys) == 2 else [features, features]  # refused below
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     if not is_image or not isinstance(label, tfds.features.ClassLabel):
         raise InputError(f"{field}: its supervised keys are {keys}, not 8-bit images and classes. Use such a set.")

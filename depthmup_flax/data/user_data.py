@@ -30,7 +30,7 @@ from depthmup_flax.data.dataset import (
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.util.errors import InputError, shown
-from depthmup_flax.util.types import Batch, HostBatch
+from depthmup_flax.util.types import HostBatch
 
 # A key (None: evaluation) and the user's batch -> inputs and targets, or what their own training step reads.
 UserPrepare = Callable[[jax.Array | None, Any], Any]
@@ -253,7 +253,7 @@ class UserDataset(Dataset):
         """Whether the targets are one array of integers."""
         return isinstance(self.targets, jax.ShapeDtypeStruct) and jnp.issubdtype(self.targets.dtype, jnp.integer)
 
-    def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> Any:
+    def prepare(self, augmentation: str, key: jax.Array | None, batch: Any) -> Any:
         """``(inputs, targets)``, trees of arrays ``[B, ...]``; what `user_prepare` gives, if that is something else."""
         examples = self.spec.unflatten(batch)
         with calling(f"prepare of {self.name}", key, examples):
@@ -322,14 +322,14 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
                 raise InputError(f"data.{field} is {getattr(config, field)}: batches(seed) have no end. Use 0.")
         if config.placement == "device":
             raise InputError("data.placement is 'device': batches(seed) have no end. Use 'auto'.")
-    given = held = tuple(chosen(config, (train_split, test_split)))
+    given = train_held, test_held = tuple(chosen(config, (train_split, test_split)))
     if config.placement == "device":
-        held = tuple(ArraySplit(split.arrays()) for split in given)
-    in_memory = type(held[0]) is ArraySplit  # and no stream
-    place = placement(config, sum(x.nbytes for x in held[0].fields.values())) if in_memory else "stream"
-    dataset = UserDataset(config.name, *held, 0, place, spec, prepare or pair_or_batch, given=given)
+        train_held, test_held = (ArraySplit(split.arrays()) for split in given)
+    in_memory = type(train_held) is ArraySplit  # and no stream
+    place = placement(config, sum(x.nbytes for x in train_held.fields.values())) if in_memory else "stream"
+    dataset = UserDataset(config.name, train_held, test_held, 0, place, spec, prepare or pair_or_batch, given=given)
     inputs, targets = _prepared_specs(dataset, jax.eval_shape(lambda: jax.random.key(0)))
-    if len(held[1]):
+    if len(test_held):
         _prepared_specs(dataset, None)
     dataset = dataclasses.replace(dataset, inputs=inputs, targets=targets)
     lowest, highest = _target_range(dataset)

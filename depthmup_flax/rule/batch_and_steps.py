@@ -55,7 +55,7 @@ class Hyperparameters:
             _require_whole(name, getattr(self, name))
         for name, value in vars(self).items():
             below = 1 if name in ("momentum", "b1", "b2") else math.inf
-            if not isinstance(value, numbers.Real) or not 0 <= value < below:
+            if not isinstance(value, numbers.Real) or not 0 <= float(value) < below:
                 raise InputError(f"{name} is {value!r}: use a number from 0 to below {below}.")
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
