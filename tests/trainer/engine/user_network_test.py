@@ -114,11 +114,6 @@ def test_labels_that_are_no_classes_of_the_outputs_are_refused():
         build(config("pair_net", loss="cross_entropy", data="load_with_unknown_label"))
 
 
-def test_numbers_that_are_not_finite_are_named_before_a_network_diverges(logged):
-    build(config("pair_net", loss="squared_error", data="load_with_nan"))
-    assert "first example 7" in logged.text
-
-
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
