@@ -16,7 +16,8 @@ import argparse
 import sys
 
 from depthmup_flax.commands import console
-from depthmup_flax.config import flags, shipped
+from depthmup_flax.config import flags
+from depthmup_flax.config.files import run_name
 from depthmup_flax.util.errors import BAD_INPUT, InputError
 
 
@@ -33,7 +34,7 @@ def main(words: list[str]) -> int:
         args = parser.parse_args(others)
         from reproduction.limits.pipeline import run  # late: imports JAX
 
-        workdir = args.workdir or f"runs/limits/{shipped.run_name(given.path())}"
+        workdir = args.workdir or f"runs/limits/{run_name(given.path())}"
         text, paths = run(given.resolved(), workdir, overwrite=args.overwrite)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
