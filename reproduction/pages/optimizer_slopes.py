@@ -24,6 +24,7 @@ ETA = 1e-3  # small: changes are proportional to it
 
 
 def info_of(size):
+    """The `ParamInfo` of each parameter at a size."""
     width, depth = size
     m, r = width / WIDTH, depth / DEPTH
     return {
@@ -59,6 +60,7 @@ def data():
 
 
 def forward(size, params, x):
+    """The outputs of the measured network."""
     branch = RULE.residual_multiplier(size[1] / DEPTH)
 
     def block(h, weights):
@@ -69,6 +71,7 @@ def forward(size, params, x):
 
 
 def loss(size, params, x, pull):
+    """The outputs along one direction."""
     return jnp.vdot(pull, forward(size, params, x))
 
 

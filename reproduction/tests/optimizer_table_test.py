@@ -4,11 +4,11 @@ import math
 import re
 
 import optax
-import optimizer_table
 import pytest
-from optimizer_slopes import ETA, RULE, around, slopes
 
 import depthmup_flax as dm
+from reproduction.pages import optimizer_table
+from reproduction.pages.optimizer_slopes import ETA, RULE, around, slopes
 
 DOCUMENT = optimizer_table.in_document()
 DOCUMENTED = (0, 2, 8)  # the optax of which the document lists everything
@@ -24,7 +24,7 @@ def key(name):
 
 
 def test_every_transformation_of_optax_stands_in_the_document():
-    """It fails for a new one: add a row to `TRAITS`, then run python tests/helpers/optimizer_table.py."""
+    """It fails for a new one: add a row to `TRAITS`, then run python -m reproduction.pages.optimizer_table."""
     here = {key(name) for name in TITLES}
     is_older = tuple(map(int, optax.__version__.split(".")[:3])) < DOCUMENTED
     assert here < ROWS.keys() if is_older else here == ROWS.keys()

@@ -1,7 +1,7 @@
 """The tables of docs/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
 
-python tests/helpers/optimizer_table.py             # measures them and replaces those of docs/optimizers.md
-python tests/helpers/optimizer_table.py Directions  # one of them
+python -m reproduction.pages.optimizer_table             # measures them and replaces those of docs/optimizers.md
+python -m reproduction.pages.optimizer_table Directions  # one of them
 """
 
 import functools
@@ -20,11 +20,11 @@ if __name__ == "__main__":  # as tests/conftest.py has it: these programs compil
 import jax
 import optax
 import optax.contrib
-from optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 import depthmup_flax as dm
 from depthmup_flax.rule.parametrization import Geometry
 from depthmup_flax.rule.traits import TRAITS, Traits
+from reproduction.pages.optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
 TABLES = ("Directions", "Wrappers", "Refused", "Finished optimizers")
@@ -164,6 +164,7 @@ def code(name):
 
 
 def evaluate(text, **names):
+    """The value of what a user writes."""
     return eval(
         text, {"dm": dm, "ETA": ETA, "RULE": RULE, "STEM": STEM, "OTHERS": OTHERS, "jax": jax, "optax": optax, **names}
     )
@@ -206,6 +207,7 @@ def outside(name):
 
 
 def without_extra_arguments(optimizer):
+    """An optimizer whose update takes none."""
     update = lambda updates, state, params: optimizer.update(updates, state, params)
     return optax.GradientTransformation(optimizer.init, update)
 
@@ -234,6 +236,7 @@ def printed(measured):
 
 
 def row(name, table):
+    """The cells of a transformation."""
     sentence = refusal(name)
     advice = sentence.split(": ", 1)[-1].removeprefix("pass the direction alone, ")
     written = f"`{code(name)}`"
@@ -266,6 +269,7 @@ def tables():
 
 
 def markdown(title, names):
+    """A table of the page."""
     rows = [HEADS[title], ["---"] * len(HEADS[title]), *(row(name, title) for name in names)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
@@ -278,6 +282,7 @@ def in_document():
 
 
 def main():
+    """Measures the tables and writes them."""
     for title, names in tables().items():
         if sys.argv[1:] and title not in sys.argv[1:]:
             continue
