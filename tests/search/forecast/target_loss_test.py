@@ -125,7 +125,8 @@ def test_a_study_forecasts_the_loss_of_what_it_trains(tmp_path):
     x = random.normal(size=(80, 64)).astype(np.float32).reshape(80, 8, 8, 1)
     data = (x[:60], np.arange(60) % 3), (x[60:], np.arange(20) % 3)
     study = dm.Study("res_mlp", data, base=(8, 2), steps=8, batch_size=20, workdir=tmp_path, quiet=True)
-    ask = lambda: study.forecast(width=64, widths=(8, 16, 32), seeds=2, objective="train", learning_rate=0.01, lanes=0)
+    plan = dm.LadderPlan(widths=(8, 16, 32), seeds=2)
+    ask = lambda: study.forecast(width=64, plan=plan, objective="train", learning_rate=0.01, lanes=0)
     found = ask()
     assert found == ask()
     result = study.train(width=64, learning_rate=0.01)
@@ -135,7 +136,7 @@ def test_a_study_forecasts_the_loss_of_what_it_trains(tmp_path):
     with pytest.raises(InputError, match="is not the target of this forecast"):
         found.check(other["workdir"])
     with pytest.raises(InputError, match=r"^budget is 0: "):
-        study.forecast(width=64, budget=0)
+        study.forecast(width=64, plan=dm.LadderPlan(budget=0))
     with pytest.raises(InputError, match="rate_of_learning is not a hyperparameter"):
         study.forecast(width=64, rate_of_learning=1)
 
