@@ -140,13 +140,6 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
     return result(row, NOT_RESOLVED if worst == NOT_RESOLVED else TRANSFERS, "", ruler, judgment.seeds)
 
 
-def in_words(estimate: Estimate, *, least: float = -math.inf) -> str:
-    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value."""
-    ends = estimate.interval
-    interval = f" ({rounded_loss(max(ends[0], least))} to {rounded_loss(ends[1])})" if ends else ""
-    return f"{rounded_loss(estimate.value)}{interval}"
-
-
 def rounded_loss(value: float) -> str:
     """A loss, or another contrast, with two digits."""
     if abs(value) >= 100:

@@ -93,11 +93,6 @@ def read_json(path: pathlib.Path, remedy: str) -> Json:
     return content
 
 
-def modified_s(path: pathlib.Path) -> float:
-    """When a file was last written, in seconds since the epoch, by its file system or bucket."""
-    return float(getattr(path.stat(), "mtime" if is_bucket(path) else "st_mtime"))
-
-
 def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file, decompressed if it ends in ``.gz``; the last is empty if the file is complete."""
     content = path.read_bytes()

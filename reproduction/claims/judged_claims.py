@@ -11,7 +11,7 @@ from depthmup_flax.report import verdict
 from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, in_words, rounded_loss
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, rounded_loss
 from depthmup_flax.report.yardstick import Yardstick, tolerance_of
 from depthmup_flax.storage.sweep_records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
@@ -76,7 +76,7 @@ class JudgedClaim:
             return ""
         terms = self.claim.rule.terms
         least = 0.0 if len(terms) == 1 and terms[0][1].measure in NOT_NEGATIVE else -math.inf
-        return in_words(self.estimate, least=least)
+        return _interval_in_words(self.estimate, least=least)
 
     @property
     def finding(self) -> str:
@@ -187,6 +187,13 @@ def _variant(analysis: Analysis, parts: str) -> Variant | None:
     """The first variant whose name has all parts."""
     wanted = set(filter(None, parts.split(", ")))
     return next((variant for variant in analysis.variants if wanted <= set(variant.name.split(", "))), None)
+
+
+def _interval_in_words(estimate: Estimate, *, least: float = -math.inf) -> str:
+    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value."""
+    ends = estimate.interval
+    interval = f" ({rounded_loss(max(ends[0], least))} to {rounded_loss(ends[1])})" if ends else ""
+    return f"{rounded_loss(estimate.value)}{interval}"
 
 
 def _in_words(terms: Terms, places: Sequence[Place]) -> str:
