@@ -23,6 +23,21 @@ def readout_factor(width, edit):
     return 1.0 if edit == "no_readout" else RULE.readout_multiplier(width / WIDTH)
 
 
+class RuleNet(nn.Module):
+    """Takes the rule that a Study gives it; its base is 8 x 2."""
+
+    width: int
+    depth: int
+    rule: dm.Parametrization
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + self.rule.residual_multiplier(self.depth / 2) * nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
+
+
 class LinenNet(nn.Module):
     width: int
     depth: int

@@ -3,7 +3,6 @@
 import functools
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import pandas
 import pytest
 import user_networks as networks
 from flax import nnx
+from user_networks import RuleNet as Net
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash
@@ -27,19 +27,6 @@ RATES, DECAYS, SEEDS, STEPS = (0.01, 0.02, 0.04), (0.0, 0.1), 2, 15
 
 def split(targets):
     return (X[:40], targets[:40]), (X[40:], targets[40:])
-
-
-class Net(nn.Module):
-    width: int
-    depth: int
-    rule: dm.Parametrization
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width)(x)
-        for _ in range(self.depth):
-            h = h + self.rule.residual_multiplier(self.depth / 2) * nn.Dense(self.width)(nn.relu(h))
-        return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
 
 
 def classification(objective="train", **arguments):

@@ -6,6 +6,7 @@ import flax.linen as nn
 import numpy as np
 import optax
 import pytest
+import user_networks as networks
 
 import depthmup_flax as dm
 from depthmup_flax.networks.calls import UserCodeError
@@ -15,18 +16,8 @@ X, Y = np.zeros((20, 5), np.float32), np.arange(20) % 3
 SPLITS = ((X[:15], Y[:15]), (X[15:], Y[15:]))
 
 
-class Net(nn.Module):
-    width: int
-    depth: int
-    rule: dm.Parametrization
+class Net(networks.RuleNet):
     eps: float = 1e-6
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width)(x)
-        for _ in range(self.depth):
-            h = h + self.rule.residual_multiplier(self.depth / 2) * nn.Dense(self.width)(nn.relu(h))
-        return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
 
 
 class Plain(Net):
