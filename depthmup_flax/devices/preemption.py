@@ -1,6 +1,7 @@
 """Preemption: a signal takes effect between two steps, after the same step in all processes."""
 
 import contextlib
+import itertools
 import os
 import signal
 import stat
@@ -10,6 +11,10 @@ from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
+
+# Of `Preemption.reached` in this process. JAX asks for the one after the greatest that any process has passed, 0 before
+# the first: steps of a resumed run start above it, and those of a second run below it, so that they may never meet it.
+_CALLS = itertools.count(1)
 
 
 class Preemption:
@@ -43,9 +48,9 @@ class Preemption:
         """Whether this process has received a signal. With several processes call `reached`."""
         return self._signal is not None
 
-    def reached(self, step: int) -> bool:
-        """Whether to save and exit after ``step``; all processes must call this after every step."""
-        return multihost_utils.reached_preemption_sync_point(step) if jax.process_count() > 1 else self.asked
+    def reached(self) -> bool:
+        """Whether to save and exit after this step; all processes must call this after every step."""
+        return multihost_utils.reached_preemption_sync_point(next(_CALLS)) if jax.process_count() > 1 else self.asked
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:

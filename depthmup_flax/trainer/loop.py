@@ -135,7 +135,7 @@ def _train(run: _Run) -> Json:
                 run.save()
             if run.diverged:
                 return run.result(test)
-            if run.preemption.reached(run.step) and run.step < periods.total:
+            if run.preemption.reached() and run.step < periods.total:
                 return run.save_and_leave()
     if test is None:  # resumed after the last step
         test = run.evaluate()

@@ -66,7 +66,7 @@ class Unfinished:
 
     def after_call(self, cohort: Cohort) -> None:
         """Saves if it is time; on a preemption saves and raises `Preempted`."""
-        preempted = self._preemption.reached(cohort.step)
+        preempted = self._preemption.reached()
         if preempted or time.monotonic() - self._last >= self._every_s:
             self._save(cohort)
             self._last = time.monotonic()

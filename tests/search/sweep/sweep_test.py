@@ -154,7 +154,7 @@ def test_a_preemption_saves_the_runs_before_a_compilation_ahead_has_ended(tmp_pa
     ended = threading.Event()
     monkeypatch.setattr(runner, "_pays_ahead", lambda mesh: True)
     monkeypatch.setattr(runner, "first_program", lambda *args: ended.wait(60))
-    monkeypatch.setattr(runner.Preemption, "reached", lambda self, step: True)
+    monkeypatch.setattr(runner.Preemption, "reached", lambda self: True)
     config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
     with pytest.raises(Preempted):
         sweep(config, tmp_path, lanes=0)
@@ -166,7 +166,7 @@ def test_a_preemption_saves_the_runs_before_a_compilation_ahead_has_ended(tmp_pa
 def test_a_batch_of_a_search_that_is_done_leaves_the_saved_runs_of_a_later_one(copied, monkeypatch):
     later = small_sweep(grids={"rates": {RATE: (2e-3, 8e-3, 3.2e-2), "seed": (0, 1)}})
     with monkeypatch.context() as patch:
-        patch.setattr(runner.Preemption, "reached", lambda self, step: True)
+        patch.setattr(runner.Preemption, "reached", lambda self: True)
         with pytest.raises(Preempted):
             sweep(later, copied, lanes=0)
     sweep(small_sweep(), copied, lanes=0)

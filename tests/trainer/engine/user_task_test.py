@@ -1,5 +1,7 @@
 """A training step of the user's own: trained as they would, in lanes as alone, resumed; and what they may do wrong."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -76,8 +78,9 @@ def test_runs_in_lanes_are_the_users_own_loops(tmp_path):
 
 
 def test_an_interrupted_run_continues_bit_for_bit_with_the_key_in_its_state(finished, tmp_path, monkeypatch):
+    steps = itertools.count(1)
     with monkeypatch.context() as patch:
-        patch.setattr(Preemption, "reached", lambda self, step: step >= 5)
+        patch.setattr(Preemption, "reached", lambda self: next(steps) >= 5)
         assert train_and_evaluate(config(friction=0.5), tmp_path)["status"] == "preempted"
     train_and_evaluate(config(friction=0.5), tmp_path)
     assert_same_run(tmp_path, finished[0])
