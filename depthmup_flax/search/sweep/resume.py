@@ -91,7 +91,12 @@ class Unfinished:
         self._last = time.monotonic()
 
     def _meta(self) -> Json | None:
-        return self._opened().latest_meta() if self._directory.is_dir() else None
+        """Of the saved cohort; ``None`` if there is none, or only what a kill in `delete` has left of one."""
+        try:
+            return self._opened().latest_meta() if self._directory.is_dir() else None
+        except InputError as error:
+            log.warning("%s Its runs that are not recorded start from step 0.", error)
+            return None
 
     def _opened(self) -> Checkpointer:
         if self._checkpointer is None:

@@ -175,6 +175,19 @@ def test_a_batch_of_a_search_that_is_done_leaves_the_saved_runs_of_a_later_one(c
     assert not any((copied / "unfinished").glob("*/*"))
 
 
+def test_a_saved_cohort_that_a_kill_left_half_deleted_is_trained_again(copied, tmp_path, monkeypatch):
+    later = small_sweep(grids={"rates": {RATE: (2e-3, 8e-3), "seed": (0, 1)}})
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Preemption, "reached", lambda self: True)
+        with pytest.raises(Preempted):
+            sweep(later, copied, lanes=0)
+    for description in [*(copied / "unfinished").rglob("meta"), *(copied / "unfinished").rglob("_CHECKPOINT_METADATA")]:
+        shutil.rmtree(description) if description.is_dir() else description.unlink()
+    found, expected = sweep(later, copied, lanes=0), sweep(later, tmp_path / "whole", lanes=0)
+    assert {r.run: r.train_loss for r in found} == {r.run: r.train_loss for r in expected}
+    assert not any((copied / "unfinished").glob("*/*"))
+
+
 @pytest.mark.slow
 def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     base = small_base()
