@@ -231,6 +231,16 @@ def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
     assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
 
 
+def test_a_checkpoint_describes_the_step_of_its_save_though_the_description_grows_later(tmp_path):
+    checkpointer, meta = Checkpointer(tmp_path, keep=1), {"slices": {"run": [0.5]}}
+    for step in range(20):  # the files are written in the background, at a time that varies
+        checkpointer.save(step, {"w": jnp.ones(2)}, meta)
+        meta["slices"]["run"].append(0.5)
+        checkpointer.wait()
+        assert checkpointer.latest_meta() == {"slices": {"run": [0.5] * (step + 1)}}
+    checkpointer.close()
+
+
 @pytest.mark.parametrize("gone", [("config.json",), ("config.json", "result.json"), ("data.json",)])
 def test_checkpoints_or_a_result_without_their_description_are_not_taken_for_a_new_run(copied, gone):
     for name in gone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import pathlib
 from collections.abc import Collection, Mapping
@@ -51,7 +52,8 @@ class Checkpointer:
 
         ``step`` is larger than that of every checkpoint. The `score` of ``metrics`` selects the best checkpoint.
         """
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(dict(meta)))
+        as_now = copy.deepcopy(dict(meta))  # Orbax reads it in the background, while training goes on
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(as_now))
         self._manager.save(step, args=items, metrics=None if metrics is None else dict(metrics), force=True)
 
     def check(self) -> None:
