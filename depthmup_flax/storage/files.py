@@ -112,8 +112,12 @@ def delete_tree(directory: pathlib.Path) -> None:
     elif directory.is_symlink():
         for path in directory.iterdir():
             delete_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    elif directory.is_dir():
-        shutil.rmtree(directory)
+    else:
+        while directory.is_dir():
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # Orbax deletes what a kill left in a thread that it does not join
+                shutil.rmtree(directory)
 
 
 class JsonLines:

@@ -1,5 +1,6 @@
 """A directory holds one kind of work, and every command finds out before it works and before it writes."""
 
+import concurrent.futures
 import errno
 import itertools
 import os
@@ -10,7 +11,7 @@ from small_runs import a_sweep, config
 
 from depthmup_flax.report import make_report
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.files import as_path, write_atomically, writing_to
+from depthmup_flax.storage.files import as_path, delete_tree, write_atomically, writing_to
 from depthmup_flax.storage.workdir import (
     COORD_CHECK,
     MARK,
@@ -162,3 +163,13 @@ def test_a_full_disk_at_the_claim_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.storage.files.os.replace", full)
     with pytest.raises(RunStopped, match="No space left"), claimed(tmp_path / "run", RUN):
         pass
+
+
+def test_a_directory_of_which_another_thread_deletes_parts_meanwhile_is_deleted(tmp_path):
+    tree = tmp_path / "tree"
+    for number in range(2000):
+        (tree / str(number)).mkdir(parents=True)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(delete_tree, tree) for _ in range(4)]:
+            done.result()
+    assert not tree.exists()
