@@ -86,7 +86,12 @@ def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", fla
                     f"{flag} {str(workdir)!r} cannot be written to ({error.strerror or error}): choose another."
                 ) from error
         stack.enter_context(writing_to(workdir))
-        yield Claim(workdir, file)
+        claim = Claim(workdir, file)
+        try:
+            yield claim
+        except Exception:
+            claim.check()  # a library that writes to a directory that is gone raises errors of its own
+            raise
 
 
 @contextlib.contextmanager

@@ -166,7 +166,8 @@ def _ended(run: _Run) -> Json:
                 result = run.save_and_leave()
     except BaseException:
         if jax.process_count() == 1:  # else closing may wait for a process that is gone
-            run.close()
+            with contextlib.suppress(Exception):  # of a save in the background; the first error says what happened
+                run.close()
         raise
     run.close()
     if distributed.is_first():
