@@ -38,7 +38,7 @@ GROUPS = {
         "tune": "tune a small network and write the config of the large one",
         "forecast": "the loss of a large network before it is trained, or its sizes for a budget",
         "sweep": "train a grid over learning rate, width, depth, seed, ...",
-        "report": "a verdict, tables and figures of a sweep, or curves of training runs",
+        "report": "a verdict, tables and figures of a sweep",
         "predict": "apply a trained network",
     },
     "verify": {

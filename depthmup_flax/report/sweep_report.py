@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from depthmup_flax.report import style, tables
 from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
-from depthmup_flax.report.presets import comparison_of
+from depthmup_flax.report.preset_comparison import comparison_of
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.yardstick import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
@@ -52,7 +52,7 @@ def make_report(
     tolerance: float = TOLERANCE,
     loss: str | None = None,
 ) -> Report:
-    """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
+    """Reads the shards of one sweep and writes ``report.html``, ``report.json``, ``points.csv`` and figures to ``out``.
 
     Without matplotlib and jinja2 there are no figures and no page.
 
@@ -76,7 +76,7 @@ def make_report(
     paths = [as_path(directory) for directory in directories]
     with reachable(paths):
         sweep = read_sweep(paths)
-        compared = comparison_of(sweep, paths)
+        compared = comparison_of(paths)
     sweep = first_round(sweep)
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, compared, other_analysis(sweep, analysis))
@@ -92,7 +92,6 @@ def make_report(
     files = {
         **drawn,
         "report.json": (json.dumps(data, indent=1) + "\n").encode(),
-        "tables.csv": tables.tables_csv(data).encode(),
         "points.csv": tables.points_csv(analysis).encode(),
     }
     return Report(data, tables.as_text(data, analysis), written(files, out), notebook)

@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import presets, settings, transfer
+from depthmup_flax.report import transfer
 from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdict
 from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
+from depthmup_flax.report.preset_comparison import comparison_data, comparison_lines
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import MOST_SEEDS, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict, rounded_loss, verdicts
 from depthmup_flax.report.yardstick import TOLERANCE
-from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, TRAIN, Sweep
+from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, SEED, TRAIN, Sweep, SweepInfo
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
+_SIZES = ("model.width", "model.depth", "model.stage_sizes")
+_MOST_VALUES = 8  # of a setting that are listed
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _MEANINGS = {  # of the remarks on rows
     opt.EDGE_LOW: "the optimum may lie below the grid: extend the grid",
@@ -57,10 +61,8 @@ def as_data(
     judged = verdicts(analysis, tolerance, other)
     main = main_verdict(analysis, judged)
     against = contrasts(analysis, main.axis, other) if main else []
-    comparison = presets.comparison_data(compared) if compared else None
-    of_presets = presets.headline(comparison) if comparison and compared is sweep else ""
     data = {
-        "headline": of_presets or headline(analysis, main, against),
+        "headline": headline(analysis, main, against),
         "verdicts": [_verdict_data(one) for one in judged],
         "contrasts": [
             {
@@ -80,7 +82,7 @@ def as_data(
         "loss": analysis.loss,
         "other_loss": other.loss if other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
-        "settings": settings.settings(info, analysis),
+        "settings": settings(info, analysis),
         "runs": len(records),
         "diverged": sum(int(surface.diverged.sum()) for surface in analysis.surfaces),
         "seeds": sorted({record.seed for record in records}),
@@ -90,7 +92,7 @@ def as_data(
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, analysis),
         "variants": [_variant_data(analysis, variant) for variant in analysis.variants],
-        "comparison": comparison,
+        "comparison": comparison_data(compared) if compared else None,
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
@@ -198,7 +200,7 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
     if data["notes"]:
         parts.append(Section("Notes", data["notes"]))
     if data["comparison"]:
-        parts.append(Section("Comparison", presets.comparison_lines(data["comparison"])))
+        parts.append(Section("Comparison", comparison_lines(data["comparison"])))
     for variant in data["variants"]:
         base = (variant["base"]["width"], variant["base"]["depth"])
         rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
@@ -345,25 +347,39 @@ def points_csv(analysis: Analysis) -> str:
     return Table((*sizes, *axes, "mean", "sd", "n", "diverged"), rows, "").csv()
 
 
-def tables_csv(data: Json) -> str:
-    """The rows of all variants of an `as_data`; an interval takes two columns."""
-    lines = [{"variant": variant["name"], **_flat(row)} for variant in data["variants"] for row in variant["rows"]]
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    return Table(names, [[line.get(name) for name in names] for line in lines], "").csv()
+def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
+    """Sections of a sweep's config -> their fields that are set; of a field in which curves differ, all values.
+
+    The axes along each curve are left out.
+    """
+    hidden = {*EXECUTION, SEED, analysis.scale.axis, analysis.other.axis if analysis.other else "", *_SIZES}
+    points = [_flat(info.base) | surface.point for surface in analysis.surfaces]
+    rows: dict[str, list[str]] = {}
+    for path in dict.fromkeys(path for point in points for path in point):
+        section, _, field = path.partition(".")
+        values = [point[path] for point in points if path in point]
+        values = [value for k, value in enumerate(values) if value not in values[:k]]  # lists cannot be hashed
+        off: tuple[Any, ...] = (None, "", [], *([] if section == "parametrization" else [0]))  # 0 switches most off
+        if hidden.isdisjoint((path, section)) and (len(values) > 1 or values[0] not in off):
+            rows.setdefault(section, []).append(f"{field}={_one(values)}" if field else _one(values))
+    return {section: ", ".join(fields) for section, fields in rows.items()}
 
 
-def _flat(row: Json) -> Json:
+def _flat(tree: Json, path: str = "") -> Json:
+    """Dotted config field -> value."""
     flat: Json = {}
-    for name, value in row.items():
-        if name.endswith("interval"):
-            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
-        elif isinstance(value, dict):
-            flat[name] = "; ".join(f"{entry} at {key}" for key, entry in value.items())
-        elif isinstance(value, (list, tuple)):
-            flat[name] = "; ".join(map(str, value))
-        else:
-            flat[name] = value
+    for name, value in tree.items():
+        flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
     return flat
+
+
+def _one(values: Sequence[Any]) -> str:
+    """``adam``, ``adam or muon``, or ``0.25 to 4 (48 values)``."""
+    numbers = all(isinstance(value, (int, float)) for value in values)
+    if numbers and len(values) > _MOST_VALUES:
+        return f"{number(min(values))} to {number(max(values))} ({len(values)} values)"
+    shown = lambda value: " and ".join(map(str, value)) if isinstance(value, list) else number(value)
+    return " or ".join(map(shown, sorted(values) if numbers else values))
 
 
 def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:

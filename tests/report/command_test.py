@@ -1,12 +1,9 @@
 """The command ``depthmup report``: what it prints, finds and opens."""
 
-import json
 import os
 
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import run_lines
-
-from depthmup_flax.commands.report import work_below
 
 SWEEP = sweep_of(parabola, {X: RATES[4:6]})  # one size: its reports have one figure
 
@@ -21,6 +18,7 @@ def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_writte
         for file in ("sweep.json", "records.jsonl"):
             os.utime(path / file, (k, k))
     os.utime(tmp_path / "runs" / "newest" / "records.jsonl", (9, 9))
+    write(tmp_path / "runs" / "newest" / "compare", SWEEP)  # a part of the search's report
     newest, done, no_sweep = run_lines(
         [["report", "--open"], ["report", "runs/old", f"--out={tmp_path / 'out'}"], ["report", str(tmp_path)]],
         cwd=tmp_path,
@@ -33,14 +31,4 @@ def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_writte
     assert "best learning rate" in done.out
     assert str(tmp_path / "out" / "report.html") in done.out
     assert no_sweep.refuses
-    assert "name the --workdir of a sweep or of training runs" in no_sweep.error
-
-
-def test_work_below_a_directory_has_the_targets_run_of_a_search_and_not_its_comparison(tmp_path):
-    search = write(tmp_path / "search", SWEEP)
-    write(search / "compare", SWEEP)
-    (search / "target").mkdir()
-    (search / "target" / "metrics.jsonl").touch()
-    for path, kind in ((search, "tune"), (search / "target", "run")):
-        (path / "workdir.json").write_text(json.dumps({"kind": kind}))
-    assert set(work_below(tmp_path)) == {search, search / "target"}
+    assert "name that of a sweep; TensorBoard draws the curves of runs" in no_sweep.error

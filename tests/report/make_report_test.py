@@ -10,7 +10,7 @@ import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
+from depthmup_flax.report.preset_comparison import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.report.sweep_report import first_round
 from depthmup_flax.storage.sweep_records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
@@ -52,7 +52,7 @@ def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_
     names = {"transfer", "optima", "curves"}
     pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     written = {path.name for path in full_report.paths}
-    assert written == pictures | {"report.html", "report.json", "tables.csv", "points.csv"}
+    assert written == pictures | {"report.html", "report.json", "points.csv"}
     assert all(path.stat().st_size for path in full_report.paths)
     assert not list(full_report.paths[0].parent.glob(".tmp-*"))
 
@@ -79,20 +79,6 @@ def test_points_csv_has_mean_deviation_and_count_of_every_point_of_the_records(f
             assert float(line["sd"]) == pytest.approx(statistics.stdev(own), rel=1e-9)
         else:
             assert (line["mean"], line["sd"]) == ("", "")
-
-
-def test_tables_csv_has_the_rows_of_report_json(full_report):
-    lines = lines_of(full_report, "tables.csv")
-    rows = [(variant["name"], row) for variant in full_report.data["variants"] for row in variant["rows"]]
-    assert len(lines) == len(rows)
-    for line, (name, row) in zip(lines, rows, strict=True):
-        assert line["variant"] == name
-        for key in ("width", "depth", "parameters", "seeds", "optimum", "shift", "regret", "best_loss"):
-            assert line[key] == ("" if row[key] is None else str(row[key]))
-        for key in ("interval", "shift_interval", "regret_interval", "best_loss_interval"):
-            ends = (line[f"{key}_low"], line[f"{key}_high"])
-            assert ends == (("", "") if row[key] is None else tuple(map(str, row[key])))
-        assert line["flags"] == "; ".join(row["flags"])
 
 
 def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path, undrawn):

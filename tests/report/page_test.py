@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, study_of, sweep_of
 
-from depthmup_flax.report.settings import settings
+from depthmup_flax.report.tables import settings
 
 
 class Tags(HTMLParser):

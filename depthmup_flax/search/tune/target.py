@@ -23,7 +23,7 @@ from depthmup_flax.config.fields import (
 )
 from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.report.presets import COMPARISON, PRESET, comparison_data, comparison_lines
+from depthmup_flax.report.preset_comparison import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.rule.batch_and_steps import (
     DEFAULT,
     OPTIMIZER_RULES,
