@@ -6,16 +6,14 @@ measures, compiled for one H200, which need not be present: pip install "jax[cud
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from depthmup_flax.plan.topologies import environment_for
+from benchmarks.gpu import absent_gpus
 
-TOPOLOGY = "h200:1"
-os.environ.update(environment_for(TOPOLOGY, os.environ))
+absent_gpus.prepare()
 ROOT = pathlib.Path(__file__).parents[2]
 
 import jax  # noqa: E402
@@ -26,7 +24,6 @@ from benchmarks.gpu.roofline import H200, step_kernels  # noqa: E402
 from depthmup_flax.data import LoadOnce  # noqa: E402
 from depthmup_flax.plan.programs import PlannedStep, compile_run, compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import memory_of  # noqa: E402
-from depthmup_flax.plan.topologies import topology_devices  # noqa: E402
 
 PAGE = ROOT / "reproduction" / "pages" / "performance.md"
 START, END = "<!-- steps: python -m benchmarks.gpu.steps -->", "<!-- end of steps -->"
@@ -68,7 +65,7 @@ def _cell(case: Case, fields: Mapping[str, Any]) -> str:
 
 
 def _compiled(case: Case, fields: Mapping[str, Any]) -> PlannedStep:
-    devices = topology_devices(TOPOLOGY, 1)
+    devices = [absent_gpus.device("h200")]
     if case.in_lanes:
         config = sweep_config(case)
         config.base.model.update(fields)

@@ -1,15 +1,15 @@
-"""The memory and operations of a run or sweep on devices that may be absent.
+"""The memory and operations of a run or sweep, on this machine or on TPUs that are absent.
 
     depthmup plan --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
 
 Examples:
     depthmup plan --config=digits
     depthmup plan --config=imagenet_vit --topology=v5e:4x4 --config.mesh.fsdp=4
-    depthmup plan --config=sweeps/vit:paper --topology=h100:1
+    depthmup plan --config=sweeps/vit:paper
 
 Compiles the program that train or sweep will run. --topology=here means this
-machine's devices. Others need pip install "depthmup-flax[plan]" (TPU) or
-jax-cuda12-pjrt and jax-cuda12-plugin (GPU), but no device and no data.
+machine's devices. TPUs that are absent need pip install "depthmup-flax[plan]".
+No plan needs the data.
 depthmup config digits explains the fields of the config.
 Exit codes: 0 it fits or the limit is unknown, 1 it does not fit, 2 bad input.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, of a run or a sweep, or a Python file.")
-    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, h200:8, a100:8.")
+    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, or this machine's.")
     parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
     parser.flag("--lanes", type=lanes, help="Sweeps: runs on a device: auto (the default: most that fit), all, N.")
@@ -78,11 +78,10 @@ def _prepare(topology: str) -> None:
 def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
     from depthmup_flax.plan.programs import compile_run, compile_sweep, is_sweep
     from depthmup_flax.plan.summary import make_plan
-    from depthmup_flax.plan.topologies import chip_of
+    from depthmup_flax.plan.topologies import device_memory
 
     if is_sweep(config):
-        chip = chip_of(devices[0])
-        step = compile_sweep(config, devices, load, args.lanes, chip.memory if chip else None)
+        step = compile_sweep(config, devices, load, args.lanes, device_memory(devices[0]))
     else:
         if args.lanes is not None:
             raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from depthmup_flax.data.blank import description
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
-from depthmup_flax.plan.topologies import chip_of
+from depthmup_flax.plan.topologies import device_memory
 from depthmup_flax.trainer.engine.network import NetworkState
 from depthmup_flax.util.types import ArrayTree, Json
 
@@ -123,8 +123,7 @@ class Plan:
 def make_plan(step: PlannedStep) -> Plan:
     """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
-    chip, model = chip_of(device), config.model
-    memory = memory_of(step, None if chip is None else int(chip.memory))
+    model, memory = config.model, memory_of(step, device_memory(device))
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
     return Plan(
         model=(

@@ -9,14 +9,12 @@ programs count by their cost relative to the largest.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 
-from depthmup_flax.plan.topologies import environment_for
+from benchmarks.gpu import absent_gpus
 
-TOPOLOGY = "h100:1"
-os.environ.update(environment_for(TOPOLOGY, os.environ))
+absent_gpus.prepare()
 
 import jax  # noqa: E402
 
@@ -25,7 +23,6 @@ from depthmup_flax.config import from_file  # noqa: E402
 from depthmup_flax.data.blank import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import make_plan  # noqa: E402
-from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402
 from depthmup_flax.search.sweep.grid import expand  # noqa: E402
 from depthmup_flax.search.sweep.groups import plan  # noqa: E402
 from reproduction.pages.generated_parts import with_part  # noqa: E402
@@ -61,10 +58,9 @@ def row(name: str, scale: str) -> str:
     config = from_file(next(path for place in places if (path := place / f"configs/sweeps/{name}.py").exists()), scale)
     if config.base.data.name.startswith("text:"):
         config.base.data.name = "text:tinyshakespeare.txt"
-    devices, load = topology_devices(TOPOLOGY, 1), PlannedData(Sizes())
-    chip = chip_of(devices[0])
+    devices, load = [absent_gpus.device("h100")], PlannedData(Sizes())
     runs = expand(config)
-    step = compile_sweep(config, devices, load, None, chip.memory if chip else None)
+    step = compile_sweep(config, devices, load, None, absent_gpus.MEMORY["h100"])
     found = make_plan(step)
     a_step = sum(kind.seconds for kind in step_kernels(step.compiled, H100))
     groups = plan(config, runs, load)
