@@ -2,7 +2,7 @@
 
     depthmup train --config=shakespeare_gpt --workdir=runs/gpt --config.data.name=text:path/to/file.txt
 
-At the end the model generates text, also to sample.txt. Any text file works; the numbers are of Tiny Shakespeare (1.1
+Any text file works; the numbers are of Tiny Shakespeare (1.1
 million characters, 65 distinct). At the base for 400 steps, training loss of the last epoch: 2.416 at 1e-3, 2.217 +-
 0.021 at 4e-3 (one and two seeds; 400 seconds on 2 shared CPU cores):
 

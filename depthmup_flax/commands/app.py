@@ -39,7 +39,6 @@ GROUPS = {
         "forecast": "the loss of a large network before it is trained, or its sizes for a budget",
         "sweep": "train a grid over learning rate, width, depth, seed, ...",
         "report": "a verdict, tables and figures of a sweep",
-        "predict": "apply a trained network",
     },
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",

@@ -18,19 +18,11 @@ command to resume.
 from __future__ import annotations
 
 import argparse
-import shlex
-from typing import TYPE_CHECKING
 
 from depthmup_flax.commands.parser import Parser, workdir_of
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.storage.sweep_records import COMPLETED
 from depthmup_flax.util import errors, messages
-
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
-
-_INPUTS = {"text": '--prompt="Once"', "arrays": "inputs.npy"}  # of other data: an image
 
 
 def define(parser: Parser) -> None:
@@ -59,18 +51,5 @@ def main(args: argparse.Namespace) -> int:
     workdir = workdir_of(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
-        messages.next_step(_next(config, workdir))
+        messages.next_step(f"in Python, dm.load_run({workdir!r})")
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0
-
-
-def _next(config: ConfigDict, workdir: str) -> str:
-    """What to do with a trained network, or with the state of a training step."""
-    from depthmup_flax.data.registry import find_source
-    from depthmup_flax.trainer.runs.trained import training_step
-
-    kind, run = find_source(config.data.name)[0].kind, f"in Python, dm.load_run({workdir!r})"
-    if training_step(config, num_classes=1) is not None:
-        return f"{run}.state"
-    if kind == "image" and config.loss != "cross_entropy":  # there may be no classes
-        return f"{run}.predict(images)"
-    return f"depthmup predict {shlex.quote(workdir)} {_INPUTS.get(kind, 'image.png')}"

@@ -12,7 +12,6 @@ import errno
 import functools
 import io
 import math
-import os
 import pathlib
 import zlib
 from collections.abc import Callable, Sequence
@@ -232,37 +231,3 @@ def checked_images(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     if top is None or not (array.size == 0 or (array.min() >= 0 and array.max() <= top)):  # also for NaN
         raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")
     return array.astype(np.float32) * np.float32(255) if top == 1 else array.astype(np.uint8)
-
-
-def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], config: DataConfig) -> np.ndarray:
-    """A user's files as uint8 ``[B, *shape]``, decoded, resized and cropped as in the evaluation of ``config``.
-
-    If ``config`` does not resize, the shorter side is resized and the center square cropped. `InputError` for a file
-    that cannot be read, or that has another size if ``shape`` is not a square.
-    """
-    height, width, channels = shape
-    if not config.image_size and height == width:
-        config = dataclasses.replace(config, image_size=height)
-
-    def read(path: pathlib.Path) -> np.ndarray:
-        image = decode(Encoded(repr(os.fspath(path)), os.fspath(path), 0), channels, config)
-        if image.shape != shape:
-            raise InputError(f"{str(path)!r} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize it.")
-        return image
-
-    images = list(_pool().map(read, paths))
-    return np.stack(images) if images else np.zeros((0, *shape), np.uint8)
-
-
-def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
-    """The files that a user names, and all images below directories, sorted by path; `InputError` if there is none."""
-    files: list[pathlib.Path] = []
-    for argument in arguments:
-        path = pathlib.Path(argument).expanduser()
-        images = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        if not path.exists() or not images:
-            raise InputError(
-                f"{argument!r} has no image files. Name {', '.join(SUFFIXES)} files, or directories of them."
-            )
-        files += images
-    return files

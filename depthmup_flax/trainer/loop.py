@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import code_of
-from depthmup_flax.data import TextDataset, stored_dataset
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
@@ -26,18 +26,16 @@ from depthmup_flax.storage.files import as_path, read_json, write_atomically, wr
 from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
-from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, learning_rate
+from depthmup_flax.trainer.engine.experiment import Experiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.engine.workload import Metrics, TrainState
 from depthmup_flax.trainer.run_log import RunLog
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.directory import RunCheckpoints
-from depthmup_flax.trainer.runs.text_generation import sample_text
 from depthmup_flax.trainer.writers import Writer
-from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
+from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
@@ -55,10 +53,10 @@ def train_and_evaluate(
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
     Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
-    ``metrics.jsonl``, TensorBoard events, ``checkpoints/``, ``sample.txt`` (text of a language model) and, at the end,
-    ``result.json``. A resumed run has the parameters of an uninterrupted one, bit for bit; on another number of
-    devices, up to the order of sums. A loss that is not finite at a log, an evaluation or a checkpoint, or parameters
-    that are not finite at a checkpoint, end the run with the status ``diverged`` (see ``train.stop_on_divergence``).
+    ``metrics.jsonl``, TensorBoard events, ``checkpoints/`` and, at the end, ``result.json``. A resumed run has the
+    parameters of an uninterrupted one, bit for bit; on another number of devices, up to the order of sums. A loss that
+    is not finite at a log, an evaluation or a checkpoint, or parameters that are not finite at a checkpoint, end the
+    run with the status ``diverged`` (see ``train.stop_on_divergence``).
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
     processes (`devices.distributed`), each makes this call with a ``workdir`` that they share. Every
@@ -140,7 +138,6 @@ def _train(run: _Run) -> Json:
     if test is None:  # resumed after the last step
         test = run.evaluate()
     result = run.result(test)
-    run.write_sample()
     run.save(test, wait=True)
     return result
 
@@ -295,18 +292,6 @@ class _Run:
             raise RunStopped("preempted, but train.checkpoint is False: progress since the start is lost.")
         self.save(wait=True)
         return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
-
-    def write_sample(self) -> None:
-        """Writes and shows ``sample.txt``, for a language model."""
-        experiment, dataset = self._experiment, self._experiment.dataset
-        if not (isinstance(experiment, NetworkExperiment) and isinstance(dataset, TextDataset)):
-            return
-        if isinstance(experiment.model, UserNetwork):
-            return
-        text = sample_text(experiment, dataset, self.state)
-        if distributed.is_first():
-            write_atomically(self._directory / "sample.txt", text + "\n")
-            self._log.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
 
     def result(self, test: dict[str, float] | None = None) -> Json:
         ended = outcome(read(self.state), test, finite=self._checkpoints.finite, recovers=not self.stops_on_divergence)

@@ -71,7 +71,7 @@ def test_a_quiet_run_prints_its_result_alone_and_another_says_what_is_next(tmp_p
     (line,) = quiet.stdout.splitlines()
     assert line.startswith("completed: 20 steps")
     again = run_command(*command)
-    assert again.stdout.splitlines()[-1] == f"next: depthmup predict {tmp_path / 'run'} image.png"
+    assert again.stdout.splitlines()[-1] == f"next: in Python, dm.load_run({str(tmp_path / 'run')!r})"
 
 
 def calls_print(source):

@@ -3,7 +3,6 @@
 import json
 import signal
 
-import numpy as np
 import pytest
 from processes import Process, run_lines
 
@@ -105,29 +104,6 @@ def lines(there, *of_command):
 
 def changed(there):
     (there / "nets.py").write_text(NETS + "\nVERSION = 2\n")
-
-
-@pytest.mark.slow
-def test_the_hint_after_training_is_a_command_that_works(there):
-    done = lines(
-        there,
-        ["train", *SMALL, *SHORT, *NET, "--workdir=net"],
-        ["train", *SMALL, *SHORT, *STEP, "--workdir=step"],
-        ["train", *SMALL, *SHORT, "--config.model.name=nets:regression", "--config.data.name=python:nets:load",
-         "--config.loss=squared_error", "--workdir=regression"],
-    )  # fmt: skip
-    assert [code for code, _, _ in done] == [0, 0, 0], done
-    hints = [out.partition("next: ")[2] for _, out, _ in done]
-    assert hints[0] == "depthmup predict net image.png"
-    assert "load_run('step').state" in hints[1]
-    assert hints[2] == "depthmup predict regression inputs.npy"
-    np.save(there / "inputs.npy", np.zeros((5, 6)))
-    (code, _, error), (refused, _, why) = lines(
-        there, ["predict", "regression", "inputs.npy", "--out=outputs.npy"], ["predict", "step", "image.png"]
-    )
-    assert (code, error, np.load(there / "outputs.npy").shape) == (0, "", (5, 2))
-    assert refused == 2
-    assert "training step" in why
 
 
 def test_an_error_in_their_code_is_one_line_and_their_own_frames(there):

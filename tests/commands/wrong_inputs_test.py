@@ -126,7 +126,6 @@ CASES = {
         ("{files}/planted --tolerance=2", "tolerance is 2"),
         ("{files}/planted --loss=foo", "--loss"),
     ],
-    "predict": [("", "no run"), ("{files}/planted x.png", "holds a sweep"), ("{files}/a_file x.png", "{files}/a_file")],
     "config": [
         ("digts", "did you mean 'digits'?"),
         ("digits modl", "did you mean 'model'?"),

@@ -129,7 +129,7 @@ def _delete(directory: pathlib.Path) -> None:
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
     # config.json protects the other files, so it is deleted last.
-    files = "result.json sample.txt metrics.jsonl data.json params.txt wandb.json config.json"
+    files = "result.json metrics.jsonl data.json params.txt wandb.json config.json"
     for name in files.split():
         (directory / name).unlink(missing_ok=True)
 

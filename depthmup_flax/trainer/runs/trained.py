@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,16 +16,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import code_of
-from depthmup_flax.data import (
-    DATA_DEFAULTS,
-    DataConfig,
-    Dataset,
-    ImageDataset,
-    TextDataset,
-    Tokenizer,
-    UserDataset,
-)
-from depthmup_flax.data.image_files import checked_images, read_images
+from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
+from depthmup_flax.data.image_files import checked_images
 from depthmup_flax.models import create_model
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
@@ -40,7 +30,6 @@ from depthmup_flax.trainer.engine.user_model import UserNetwork, fitted, restore
 from depthmup_flax.trainer.engine.workload import Task
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
-from depthmup_flax.trainer.runs.text_generation import SAMPLE_TEMPERATURE, generate
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 
@@ -100,16 +89,6 @@ class TrainedRun:
         """The first argument of ``model.apply`` of a Linen module."""
         return {"params": self.params, "batch_stats": self.batch_stats, **self.collections}
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each class, by label; the labels if the data set has no names."""
-        return self._of(ImageDataset).class_names or tuple(map(str, range(self.data.num_classes)))
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Text to tokens and back, of a language model."""
-        return self._of(TextDataset).tokenizer
-
     def preprocess(self, images: object) -> jax.Array:
         """The model's inputs, as in the evaluation: float32 ``[B, H, W, C]``, normalized by the training set.
 
@@ -117,9 +96,13 @@ class TrainedRun:
           images: ``[B, H, W, C]``, integers in 0..255 or floats in 0..1, of the size of the data set.
 
         Raises:
-          InputError: another shape, values outside that range, or a language model.
+          InputError: another shape, values outside that range, or another kind of data.
         """
-        return self._prepared(checked_images(images, self._of(ImageDataset).image_shape))
+        if not isinstance(self.data, ImageDataset):
+            raise InputError(
+                f"{self.directory} holds no model of images: call run.predict with what the network reads."
+            )
+        return self._prepared(checked_images(images, self.data.image_shape))
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
@@ -129,111 +112,26 @@ class TrainedRun:
 
         Args:
           inputs: images, which are preprocessed as in the evaluation; tokens; or, for data of your own, what your
-            ``load`` gives as inputs, and your ``prepare`` if there is one: ``[B, ...]``.
+            ``load`` gives as inputs, and your ``prepare`` if there is one: ``[B, ...]``, with B at least 1.
           batch_size: by default ``config.train.eval_batch_size``.
 
         Raises:
-          InputError: inputs that the network does not read, or a run of a `Task`.
+          InputError: images that the network does not read, or a run of a `Task`.
           UserCodeError: the user's network fails.
         """
-        given = self._checked(inputs)
-        count = len(jax.tree.leaves(given)[0])
-        size = min(batch_size or self.config.train.eval_batch_size, max(1, count))
-        if not count:
-            example = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), given)
-            shapes = jax.eval_shape(self._outputs, self.params, self.collections, example)
-            return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), shapes)
-        parts = []
-        for start in range(0, count, size):
-            batch = jax.tree.map(lambda x: _filled(x[start : start + size], size), given)  # noqa: B023
-            outputs = self._outputs(self.params, self.collections, batch)
-            parts.append(jax.tree.map(lambda x: np.asarray(x)[: count - start], outputs))  # noqa: B023
-        return jax.tree.map(lambda *same: np.concatenate(same), *parts)
-
-    def require_scores(self) -> None:
-        """Raises `InputError` unless the outputs for images are scores of classes, ``[B, classes]``."""
-        example = jax.ShapeDtypeStruct((1, *self._of(ImageDataset).image_shape), jnp.uint8)
-        outputs = jax.eval_shape(self._outputs, self.params, self.collections, example)
-        shapes, classes = [leaf.shape for leaf in jax.tree.leaves(outputs)], self.data.num_classes
-        if shapes != [(1, classes)]:
-            raise InputError(
-                f"{self.directory} holds {self.config.model.name}, whose outputs for one image have the shapes "
-                f"{shapes}, not the {classes} classes of {self.data.name}: in Python, "
-                "dm.load_run(workdir).predict(images) gives them."
-            )
-
-    def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
-        """Image files as uint8 ``[B, H, W, C]``, decoded, resized and cropped as in the evaluation.
-
-        Raises:
-          InputError: a file cannot be read, or cannot be brought to the network's size.
-        """
-        fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
-        return read_images(list(map(pathlib.Path, paths)), self._of(ImageDataset).image_shape, fields)
-
-    def generate(
-        self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
-    ) -> str:
-        """The text with which a language model continues ``prompt``, without the prompt; equal seeds give equal texts.
-
-        Args:
-          prompt: the model sees its last ``run.data.context`` tokens.
-          tokens: number of tokens to draw.
-          temperature: divides the logits; below 1, likely tokens become likelier.
-          seed: of the draws.
-
-        Raises:
-          InputError: a model of images, an argument outside its range, or a character that is not in the training text.
-        """
-        text = self._of(TextDataset)
-        if not prompt or tokens < 1 or not 0 < temperature < math.inf:
-            raise InputError(
-                f"the prompt is {prompt!r}, tokens is {tokens} and temperature is {temperature}: give at least one "
-                "character, at least one token, and a temperature above 0."
-            )
-        drawn = generate(
-            self.require_network(),
-            (self.params, self.collections),
-            text.tokenizer.encode(prompt),
-            tokens,
-            key=jax.random.key(seed),
-            context=text.context,
-            temperature=temperature,
-        )
-        return text.tokenizer.decode(drawn)
-
-    def require_network(self) -> ModelFunctions:
-        """The network's functions; `InputError` for a run of a `Task`."""
         if self.functions is None:
             raise InputError(
                 f"{self.directory} holds {self.config.model.name}, a training step, which has no outputs: call your "
                 "own functions with run.state."
             )
-        return self.functions
-
-    def _of(self, kind: type) -> Any:
-        """The description of the data; `InputError` unless it is of this ``kind``."""
-        if not isinstance(self.data, kind):
-            holds = {ImageDataset: "a model of images", TextDataset: "a language model"}
-            held = holds.get(type(self.data), "a model of your data")
-            raise InputError(f"{self.directory} holds {held}: use run.predict, or run.generate of a language model.")
-        return self.data
-
-    def _checked(self, inputs: Any) -> Any:
-        """Inputs [B, ...] as the network reads them, as NumPy arrays of its types; else `InputError`."""
-        self.require_network()
         if isinstance(self.data, ImageDataset):
-            return checked_images(inputs, self.data.image_shape)
-        if isinstance(self.data, UserDataset):
-            return _checked_parts(inputs, self.data.inputs)
-        tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self.data.context
-        whole = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer) and 0 < tokens.shape[1] <= context
-        if not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary):
-            raise InputError(
-                f"tokens are {tokens.dtype}{list(tokens.shape)}: give integers in 0..{vocabulary - 1}, [B, T] with T "
-                f"at most {context}, such as run.tokenizer.encode(text)[None]."
-            )
-        return tokens.astype(np.int32)
+            inputs = checked_images(inputs, self.data.image_shape)
+        size = batch_size or self.config.train.eval_batch_size
+        parts = []
+        for start in range(0, len(jax.tree.leaves(inputs)[0]), size):
+            batch = jax.tree.map(lambda x: x[start : start + size], inputs)  # noqa: B023
+            parts.append(jax.device_get(self._outputs(self.params, self.collections, batch)))
+        return jax.tree.map(lambda *same: np.concatenate(same), *parts)
 
     def _prepared(self, images: Any) -> jax.Array:
         labels = jnp.zeros(len(images), jnp.int32)
@@ -243,7 +141,8 @@ class TrainedRun:
     @functools.cached_property
     def _outputs(self) -> Any:
         """``(params, collections, images in 0..255, tokens or inputs) -> outputs``, compiled for each shape."""
-        apply = self.require_network().apply
+        assert self.functions is not None
+        apply = self.functions.apply
         in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         def outputs(params: ArrayTree, collections: ArrayTree, inputs: Any) -> Any:
@@ -251,31 +150,6 @@ class TrainedRun:
             return jax.tree.map(in_float32, apply(params, collections, x, train=False, key=None)[0])
 
         return jax.jit(outputs)
-
-
-def _filled(x: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
-
-
-def _checked_parts(inputs: Any, specs: Any) -> Any:
-    """``inputs`` with the structure of ``specs`` and a leading axis B, as arrays of their types; else `InputError`."""
-
-    def checked(spec: jax.ShapeDtypeStruct, part: Any) -> np.ndarray:
-        array = np.asarray(part)
-        if array.shape[1:] != spec.shape or not array.ndim or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            raise ValueError(f"{array.dtype}{list(array.shape)} in place of {spec.dtype}{['B', *spec.shape]}")
-        return array.astype(spec.dtype)
-
-    try:
-        given = jax.tree.map(checked, specs, inputs)
-        if len(sizes := {len(array) for array in jax.tree.leaves(given)}) > 1:
-            raise ValueError(f"{sorted(sizes)} examples in its parts")
-    except ValueError as error:
-        raise InputError(
-            f"inputs are not {specs} with a leading axis B, which the network reads ({error}): prepare them as for "
-            "training; one example as inputs[None]."
-        ) from error
-    return given
 
 
 def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:

@@ -216,8 +216,7 @@ def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_p
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
-    monkeypatch.setattr("depthmup_flax.trainer.loop.sample_text", lambda *args: "")  # takes long to compile
+def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
     base = small_base("gpt", num_heads=2, dropout=0.1)

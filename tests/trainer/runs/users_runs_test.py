@@ -1,4 +1,4 @@
-"""`load_run` and ``depthmup predict`` for runs of a user's network, data and training step."""
+"""`load_run` for runs of a user's network, data and training step."""
 
 import json
 import shutil
@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.commands.predict import read_inputs, write_outputs
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.trainer.engine.workload import Task
@@ -99,7 +98,6 @@ def test_outputs_of_a_run_on_the_users_data_have_the_loss_of_its_result(equinox)
     run = dm.load_run(equinox)
     outputs = run.predict(TEST[0], batch_size=5)
     assert ((outputs - TEST[1]) ** 2).mean() == pytest.approx(run.result["test_loss"], rel=1e-5)
-    assert run.predict(TEST[0][:0]).shape == (0, 2)
     assert set(run.params) == {"stem", "head"}
     assert run.info["head"]["weight"].role is dm.Role.OUTPUT
 
@@ -118,7 +116,6 @@ def test_images_of_ours_have_the_accuracy_of_the_result_in_a_users_network_with_
     assert (outputs.argmax(-1) == test["label"]).mean() == pytest.approx(run.result["test_accuracy"], abs=1e-6)
     run.model.eval()
     np.testing.assert_allclose(run.model(run.preprocess(test["image"])), outputs, rtol=1e-4, atol=1e-5)
-    run.require_scores()
 
 
 def test_parameters_of_a_pair_have_the_structure_of_its_init(tmp_path):
@@ -140,16 +137,6 @@ def test_a_training_step_has_its_state_and_no_outputs(tmp_path):
         loaded.predict(TEST[0])
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [TEST[0][0], TEST[0][:, :5], TEST[0].astype(complex), (TEST[0], TEST[0])],
-    ids=["one", "few", "type", "two"],
-)
-def test_other_inputs_than_the_network_reads_are_refused(equinox, inputs):
-    with pytest.raises(InputError, match="inputs are"):
-        dm.load_run(equinox).predict(inputs)
-
-
 def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_path, caplog):
     copy = shutil.copytree(equinox, tmp_path / "copy")
     stored = json.loads((copy / "config.json").read_text())
@@ -163,25 +150,3 @@ def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_pa
     (copy / "config.json").write_text(json.dumps(stored))
     with pytest.raises(InputError, match="head/weight of shape"):
         dm.load_run(copy)
-
-
-def test_files_of_inputs_give_files_of_outputs(equinox, tmp_path):
-    run = dm.load_run(equinox)
-    np.save(tmp_path / "inputs.npy", TEST[0])
-    np.savez(tmp_path / "inputs.npz", anything=TEST[0])
-    for name in ("inputs.npy", "inputs.npz"):
-        write_outputs(run, tmp_path / name, tmp_path / "outputs.npy")
-        np.testing.assert_array_equal(np.load(tmp_path / "outputs.npy"), run.predict(TEST[0]))
-    assert "float32[16, 2]" in write_outputs(run, tmp_path / "inputs.npy", None)
-
-
-def test_parts_of_inputs_are_read_by_name_or_in_order(tmp_path):
-    one, two = np.zeros((3, 2)), np.ones((3, 4))
-    spec = {"a": jax.ShapeDtypeStruct((2,), "float32"), "b": jax.ShapeDtypeStruct((4,), "float32")}
-    np.savez(tmp_path / "named.npz", b=two, a=one)
-    np.testing.assert_array_equal(read_inputs(tmp_path / "named.npz", spec)["b"], two)
-    np.savez(tmp_path / "listed.npz", one, two)
-    np.testing.assert_array_equal(read_inputs(tmp_path / "listed.npz", tuple(spec.values()))[1], two)
-    np.savez(tmp_path / "other.npz", a=one)
-    with pytest.raises(InputError, match="a, b"):
-        read_inputs(tmp_path / "other.npz", spec)
