@@ -8,7 +8,7 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
 * `param_info` says what each parameter is (`Role`, width ratios, inside a residual branch or not) for a model whose
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
-* `param_table` prints every factor; `classify` places (alpha, gamma) in the phase diagram.
+* `param_table` prints every factor.
 * `recipe` chooses width, depth, batch size, steps and hyperparameters together for a compute budget.
 * `Study` tunes, sweeps, reports and trains a network of yours on your data, in Python; `read_records` reads the records
   of its runs for pandas.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.report.sweep_report import Report, make_report
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
-    from depthmup_flax.rule.batch_and_steps import Hyperparameters, RescalingRule, rescaled_hyperparameters
+    from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         Role,
         get_parametrization,
     )
-    from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
     from depthmup_flax.search.forecast.allocation import Allocation, recipe
@@ -67,7 +66,6 @@ __all__ = [
     "PRESETS",
     "Allocation",
     "Axes",
-    "Classification",
     "Conv",
     "Dense",
     "Geometry",
@@ -82,7 +80,6 @@ __all__ = [
     "Report",
     "ResMLP",
     "ResNet",
-    "RescalingRule",
     "ResidualBranch",
     "Role",
     "Search",
@@ -99,7 +96,6 @@ __all__ = [
     "attention_fn",
     "audit",
     "checked_network",
-    "classify",
     "clip_by_global_rms",
     "coord_check",
     "create_model",
@@ -149,8 +145,7 @@ _NAMES = {
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",
-    "rule.phase_diagram": "Classification classify",
-    "rule.batch_and_steps": "Hyperparameters RescalingRule rescaled_hyperparameters",
+    "rule.batch_and_steps": "Hyperparameters rescaled_hyperparameters",
     "rule.roles": "param_info",
     "storage.sweep_records": "read_records",
     "search.study": "Study",

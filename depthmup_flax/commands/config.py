@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> None:
             raise InputError("--copy needs a config and a new file: depthmup config --copy digits my.py.")
         print(copied(*words))
     elif args.presets:
-        from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
+        from depthmup_flax.rule.presets import WHICH_EXPONENT, describe_presets
 
         print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
         print(textwrap.fill(WHICH_EXPONENT, _columns()))

@@ -15,16 +15,11 @@ another batch size or length. depthmup config digits explains the fields.
 """
 
 import argparse
-import dataclasses
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser, lanes, names, one_device_per_core, workdir_of
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.rule.batch_and_steps import TIMES, RescalingRule
 from depthmup_flax.storage.sweep_records import OBJECTIVES
-
-_RULE = RescalingRule()
-_TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
 
 
 def define(parser: Parser) -> None:
@@ -37,11 +32,6 @@ def define(parser: Parser) -> None:
     parser.flag("--proxy.steps", type=int, default=0, help="Training steps of a proxy run; 0: the target's.")
     parser.flag("--target.batch_size", type=int, help="Batch size of the target; default: the config's.")
     parser.flag("--target.steps", type=int, help="Steps of the target; default: equally many examples.")
-    parser.flag("--rescale.averages", default=_RULE.averages, help=f"Adam's averages: constant in {_TIMES}")
-    parser.flag("--rescale.decay", default=_RULE.decay, help=f"Weight decay: constant in {_TIMES}")
-    parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
-    parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
-    parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
     parser.flag("--tune", type=names, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor.")
     parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
     compared = "The loss that is compared; auto: on held-out training examples."
@@ -62,7 +52,6 @@ def main(args: argparse.Namespace) -> None:
 
     target = args.config.resolved()
     proxy, large = proxy_config(target, args.proxy_width, args.proxy_depth, args.proxy_steps)
-    fields = {field.name: getattr(args, f"rescale_{field.name}") for field in dataclasses.fields(RescalingRule)}
     words = default_names(proxy) if args.tune is None else args.tune
     search = search_of(proxy, map(_range, words), seeds=args.seeds, octaves=args.octaves, trials=args.trials)
     cache_compilations()
@@ -73,7 +62,7 @@ def main(args: argparse.Namespace) -> None:
         workdir_of(args, "runs/tune"),
         lanes=args.lanes,
         overwrite=args.overwrite,
-        rescaling=Rescaling(args.target_batch_size, args.target_steps, RescalingRule(**fields)),
+        rescaling=Rescaling(args.target_batch_size, args.target_steps),
         objective=args.objective,
         compare=args.compare,
     )

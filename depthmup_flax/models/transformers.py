@@ -24,7 +24,7 @@ class ViT(TransformerNetwork, Classifier):
     deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all.
 
     Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
+    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
 
     Attributes:
       patch_size: side of a square patch in pixels.
@@ -73,7 +73,7 @@ class GPT(TransformerNetwork, LanguageModel):
     """Token embeddings and positions, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
     Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
+    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
 
     Attributes:
       positions: ``learned``, for at most as many tokens as at initialization; ``sincos`` or ``rotary``, for any number.

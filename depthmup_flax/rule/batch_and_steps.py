@@ -27,10 +27,9 @@ import numbers
 import warnings
 from collections.abc import Mapping
 
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.table import Table
 
-TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
 # reproduction/pages/batch_and_steps.md.
 MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 150
@@ -64,35 +63,6 @@ class Hyperparameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class RescalingRule:
-    """What stays the same as batch size and steps change.
-
-    A time is kept in ``examples`` (in epochs, if the data set is the same), as a part of the ``run``, or in ``steps``.
-    With ``averages="run"``, ``decay="run"`` and ``duration_exponent=-0.5`` all of Adam's times are parts of the run, as
-    in Complete(d)P (arXiv:2512.22382).
-    """
-
-    averages: str = "examples"  # the time 1 / (1 - beta) of SGD's momentum and Adam's averages
-    decay: str = "examples"  # the time 1 / (eta lambda) over which weight decay forgets
-    warmup: str = "run"
-    batch_exponent: float | None = None  # eta follows k to this power; None: `OPTIMIZER_RULES`
-    duration_exponent: float | None = None  # eta follows d to this power; 0 keeps eta; None: as above
-
-    def __post_init__(self) -> None:
-        for name in ("averages", "decay", "warmup"):
-            if getattr(self, name) not in TIMES:
-                value = getattr(self, name)
-                raise InputError(f"{name} is {value!r}: {did_you_mean(str(value), TIMES)}")
-        for name in ("batch_exponent", "duration_exponent"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
-                raise InputError(f"{name} is {value}: use a finite number, or None.")
-
-
-DEFAULT = RescalingRule()
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerRule:
     """How the learning rate changes, and which of the optimizer's own hyperparameters do."""
 
@@ -108,12 +78,7 @@ OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "ad
 
 
 def rescaled_hyperparameters(
-    tuned: Hyperparameters,
-    *,
-    batch_size: int | None = None,
-    steps: int | None = None,
-    optimizer: str = "adam",
-    rule: RescalingRule = DEFAULT,
+    tuned: Hyperparameters, *, batch_size: int | None = None, steps: int | None = None, optimizer: str = "adam"
 ) -> Hyperparameters:
     """The hyperparameters of a run with another batch size or number of steps, from tuned ones.
 
@@ -121,9 +86,7 @@ def rescaled_hyperparameters(
       tuned: with the batch size and steps at which they were tuned.
       batch_size: the target's; default: the same.
       steps: the target's; default: as many as give the same number of examples.
-      optimizer: a name of `OPTIMIZER_RULES`: sgd, momentum, adam, adamw, nadam. Another is allowed if ``rule`` has both
-        exponents and ``averages="steps"``: then the rate, decay and warm-up change.
-      rule: what stays the same.
+      optimizer: a name of `OPTIMIZER_RULES`: sgd, momentum, adam, adamw, nadam.
 
     Warns:
       UserWarning: each of `concerns`, such as a factor beyond those that were measured.
@@ -133,27 +96,27 @@ def rescaled_hyperparameters(
     """
     if not isinstance(tuned, Hyperparameters):
         raise InputError(f"tuned is {tuned!r}: use dm.Hyperparameters(learning_rate=..., batch_size=..., steps=...).")
-    exponents = _exponents(optimizer, rule)
+    rule = _rule_of(optimizer)
     batch_size = tuned.batch_size if batch_size is None else _require_whole("batch_size", batch_size)
     if steps is None:
         steps = max(1, round(tuned.steps * tuned.batch_size / batch_size))
     k, d = _ratios(tuned, batch_size, _require_whole("steps", steps))
-    effective = k**exponents.batch * d**exponents.duration  # of eta, or of eta / (1 - momentum)
-    averages = {name: max(0.0, _beta(getattr(tuned, name), k, d, rule)) for name in exponents.averages}
+    effective = k**rule.batch * d**rule.duration  # of eta, or of eta / (1 - momentum)
+    averages = {name: max(0.0, _beta(getattr(tuned, name), k)) for name in rule.averages}
     momentum = averages.get("momentum", tuned.momentum)
     rate = tuned.learning_rate * effective * (1 - momentum) / (1 - tuned.momentum)
-    warmup = round(tuned.warmup_steps / _frequency(rule.warmup, k, d))
+    warmup = round(tuned.warmup_steps / (k / d))
     target = dataclasses.replace(
         tuned,
         batch_size=batch_size,
         steps=steps,
         learning_rate=rate,
-        weight_decay=tuned.weight_decay * _frequency(rule.decay, k, d) * tuned.learning_rate / rate,
+        weight_decay=tuned.weight_decay * k * tuned.learning_rate / rate,
         warmup_steps=min(max(warmup, 1 if tuned.warmup_steps else 0), steps - 1),
-        eps=tuned.eps / math.sqrt(k) if exponents.eps else tuned.eps,
+        eps=tuned.eps / math.sqrt(k) if rule.eps else tuned.eps,
         **averages,
     )
-    for sentence in concerns(tuned, target, optimizer, rule):
+    for sentence in concerns(tuned, target, optimizer):
         warnings.warn(sentence, stacklevel=2)
     return target
 
@@ -161,9 +124,7 @@ def rescaled_hyperparameters(
 _CRITICAL = ", and above the critical batch size the best rate grows more slowly"
 
 
-def concerns(
-    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
-) -> list[str]:
+def concerns(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam") -> list[str]:
     """Sentences on where the rule cannot be followed, or has not been measured."""
     k, d = _ratios(tuned, target.batch_size, target.steps)
     sentences = []
@@ -182,10 +143,10 @@ def concerns(
             f"the larger batch size leaves {target.steps} steps, but the rule held down to {MEASURED_STEPS} in our "
             "measurements: below, stability limits the best rate. Use more steps or a smaller batch size."
         )
-    for name in _exponents(optimizer, rule).averages:
-        if _beta(getattr(tuned, name), k, d, rule) < 0:
+    for name in _rule_of(optimizer).averages:
+        if (beta := _beta(getattr(tuned, name), k)) < 0:
             sentences.append(
-                f"{name} would be {_beta(getattr(tuned, name), k, d, rule):.3g} and is set to 0: a step has more "
+                f"{name} would be {beta:.3g} and is set to 0: a step has more "
                 f"examples than the average had. Use a smaller batch size, or a larger {name} for the proxy."
             )
     removed = target.learning_rate * target.weight_decay
@@ -197,30 +158,26 @@ def concerns(
     return sentences
 
 
-def rescaling_table(
-    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
-) -> str:
+def rescaling_table(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam") -> str:
     """Each hyperparameter before and after, with the reason; then `concerns`."""
-    warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule)]
-    table = Table(("", "tuned", "target", "why"), rescaling_rows(tuned, target, optimizer, rule), "<>><")
+    warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer)]
+    table = Table(("", "tuned", "target", "why"), rescaling_rows(tuned, target, optimizer), "<>><")
     return "\n".join([*table.lines, *warned])
 
 
-def rescaling_rows(
-    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
-) -> list[tuple[str, ...]]:
+def rescaling_rows(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam") -> list[tuple[str, ...]]:
     """The rows of `rescaling_table`."""
-    exponents, (k, d) = _exponents(optimizer, rule), _ratios(tuned, target.batch_size, target.steps)
-    kept = {"examples": "the same number of examples", "run": "the same part of the run", "steps": "the same steps"}
+    rule, (k, d) = _rule_of(optimizer), _ratios(tuned, target.batch_size, target.steps)
+    kept = "the same number of examples"
     momentum = ", and (1 - momentum)" if target.momentum != tuned.momentum else ""
     reasons = {
         "batch_size": f"k = {k:.4g}",
         "steps": f"d = {d:.4g}, the ratio of examples",
-        "learning_rate": f"times k^{exponents.batch:g} d^{exponents.duration:g}{momentum}",
-        "warmup_steps": kept[rule.warmup],
-        "weight_decay": f"1 / (learning rate * decay): {kept[rule.decay]}",
-        **{name: f"1 / (1 - {name}): {kept[rule.averages]}" for name in exponents.averages},
-        **({"eps": "times k^-0.5, as gradient noise"} if exponents.eps else {}),
+        "learning_rate": f"times k^{rule.batch:g} d^{rule.duration:g}{momentum}",
+        "warmup_steps": "the same part of the run",
+        "weight_decay": f"1 / (learning rate * decay): {kept}",
+        **{name: f"1 / (1 - {name}): {kept}" for name in rule.averages},
+        **({"eps": "times k^-0.5, as gradient noise"} if rule.eps else {}),
     }
     rows = []
     for name, why in reasons.items():
@@ -231,19 +188,13 @@ def rescaling_rows(
     return rows
 
 
-def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
-    """The optimizer's, with those that ``rule`` has."""
-    batch, duration = rule.batch_exponent, rule.duration_exponent
-    if known := OPTIMIZER_RULES.get(optimizer):
-        own = (known.batch if batch is None else batch, known.duration if duration is None else duration)
-        return OptimizerRule(*own, known.averages, known.eps)
-    if batch is None or duration is None or rule.averages != "steps":
+def _rule_of(optimizer: str) -> OptimizerRule:
+    if optimizer not in OPTIMIZER_RULES:
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
-            f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and "
-            "averages='steps' of dm.RescalingRule. For Lion batch_exponent=0.5 holds as for Adam."
+            f"{', '.join(OPTIMIZER_RULES)}."
         )
-    return OptimizerRule(batch, duration, averages=())
+    return OPTIMIZER_RULES[optimizer]
 
 
 def _ratios(tuned: Hyperparameters, batch_size: int, steps: int) -> tuple[float, float]:
@@ -252,13 +203,9 @@ def _ratios(tuned: Hyperparameters, batch_size: int, steps: int) -> tuple[float,
     return k, k * steps / tuned.steps
 
 
-def _frequency(time: str, k: float, d: float) -> float:
-    """The factor of one over a number of steps that is the same ``time``."""
-    return {"examples": k, "run": k / d, "steps": 1.0}[time]
-
-
-def _beta(beta: float, k: float, d: float, rule: RescalingRule) -> float:
-    return 1 - (1 - beta) * _frequency(rule.averages, k, d) if beta else 0.0
+def _beta(beta: float, k: float) -> float:
+    """Beta whose average covers the same number of examples; below 0 if a step has more."""
+    return 1 - (1 - beta) * k if beta else 0.0
 
 
 def _require_whole(name: str, value: object) -> int:

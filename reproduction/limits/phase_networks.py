@@ -21,12 +21,12 @@ from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import ParamInfo, Role, get_parametrization
-from depthmup_flax.rule.phase_diagram import classify
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.types import ArrayTree
 from reproduction.limits import finite_networks as networks
 from reproduction.limits.config_fields import check_fields, require, require_fractions
 from reproduction.limits.feature_distances import distances, four_digits
+from reproduction.limits.phase_claims import classify
 from reproduction.limits.pipeline import Case, Values
 from reproduction.theory.gaussian_averages import Activation, get_activation
 

@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike
 
 from depthmup_flax.report.style import colors, format_slope
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.rule.phase_diagram import classify
 from depthmup_flax.util.power_fits import EXPLODES, Fit, fit_power
 from reproduction.limits.feature_distances import mean_interval, slopes
 from reproduction.limits.fitted_rates import aligned
 from reproduction.limits.panels import Page, Panel, finish, page, points
+from reproduction.limits.phase_claims import classify
 from reproduction.limits.phase_networks import cases, has_diversity, measure
 from reproduction.limits.pipeline import Row
 

@@ -93,7 +93,6 @@ CASES = {
         ("{digits} --objective=best", "--objective"),
         ("{digits} --compare=spp", "compare has 'spp'"),
         ("{digits} --seeds=0", "seeds is 0"),
-        ("{digits} --rescale.decay=epochs", "decay"),
         ("{digits} --config.parametrization.preset=sp_sqrt_depth", "parametrization.preset"),
     ],
     "forecast": [

@@ -10,8 +10,6 @@ import depthmup_flax as dm
 from depthmup_flax.rule.batch_and_steps import rescaling_table
 from depthmup_flax.util.errors import InputError
 
-COMPLETED_P = dm.RescalingRule(averages="run", decay="run", duration_exponent=-0.5)
-
 
 def trajectory(values: dm.Hyperparameters, optimizer: str, replicas: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation over replicas of ``w`` at ten times, trained on ``w^2 / 2`` with noisy gradients."""
@@ -65,28 +63,15 @@ def test_every_field_follows_its_factor():
     assert dm.rescaled_hyperparameters(tuned) == tuned
 
 
-def test_completed_p_keeps_all_times_as_parts_of_the_run():
-    tuned = dm.Hyperparameters(1e-3, 64, 1000, warmup_steps=100, weight_decay=0.1, b1=0.9, b2=0.99)
-    target = dm.rescaled_hyperparameters(tuned, steps=4000, rule=COMPLETED_P)
-    assert target.learning_rate == pytest.approx(5e-4)
-    assert target.weight_decay == pytest.approx(0.05)
-    assert (1 - target.b1, 1 - target.b2, target.warmup_steps) == pytest.approx((0.025, 0.0025, 400))
-    # Batch size and examples together: the same steps with less noise, at the same rate.
-    assert dm.rescaled_hyperparameters(tuned, batch_size=256, steps=1000, rule=COMPLETED_P).learning_rate == 1e-3
-
-
-@pytest.mark.parametrize("rule", [dm.RescalingRule(), COMPLETED_P])
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
-def test_two_changes_after_one_another_are_one_change(rule, optimizer):
+def test_two_changes_after_one_another_are_one_change(optimizer):
     tuned = dm.Hyperparameters(1e-3, 64, 1000, weight_decay=0.1, momentum=0.95, b1=0.95)
-    options = {"optimizer": optimizer, "rule": rule}
-    between = dm.rescaled_hyperparameters(tuned, batch_size=128, steps=2000, **options)
-    at_once = dm.rescaled_hyperparameters(tuned, batch_size=32, steps=3000, **options)
-    after = dm.rescaled_hyperparameters(between, batch_size=32, steps=3000, **options)
+    between = dm.rescaled_hyperparameters(tuned, batch_size=128, steps=2000, optimizer=optimizer)
+    at_once = dm.rescaled_hyperparameters(tuned, batch_size=32, steps=3000, optimizer=optimizer)
+    after = dm.rescaled_hyperparameters(between, batch_size=32, steps=3000, optimizer=optimizer)
     assert vars(after) == pytest.approx(vars(at_once))
-    assert vars(dm.rescaled_hyperparameters(between, batch_size=64, steps=1000, **options)) == pytest.approx(
-        vars(tuned)
-    )
+    back = dm.rescaled_hyperparameters(between, batch_size=64, steps=1000, optimizer=optimizer)
+    assert vars(back) == pytest.approx(vars(tuned))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # others than the expected one
@@ -119,22 +104,13 @@ def test_decay_that_would_remove_more_than_a_weight_warns():
         (lambda t: dm.rescaled_hyperparameters(t, batch_size=0), "batch_size is 0: use a whole number of at least 1."),
         (lambda t: dm.Hyperparameters(0.0, 1, 10), "learning_rate is 0.0: use a positive number."),
         (lambda t: dm.Hyperparameters(1e-3, 1, 10, warmup_steps=10), "fewer than steps, 10."),
-        (lambda t: dm.RescalingRule(decay="epoch"), "decay is 'epoch'"),
-        (lambda t: dm.rescaled_hyperparameters(t, steps=20, optimizer="lion"), "batch_exponent=0.5 holds as for Adam"),
+        (lambda t: dm.rescaled_hyperparameters(t, steps=20, optimizer="lion"), "use one of sgd, momentum, adam"),
     ],
 )
 def test_bad_input_is_one_sentence(call, sentence):
     with pytest.raises(InputError) as error:
         call(dm.Hyperparameters(1e-3, 64, 10))
     assert sentence in str(error.value)
-
-
-def test_an_optimizer_without_a_known_rule_takes_exponents_and_keeps_its_betas():
-    rule = dm.RescalingRule(averages="steps", batch_exponent=0.5, duration_exponent=0.0)
-    tuned = dm.Hyperparameters(1e-4, 64, 1000, weight_decay=1.0, b1=0.9)
-    target = dm.rescaled_hyperparameters(tuned, batch_size=256, optimizer="lion", rule=rule)
-    assert (target.learning_rate, target.b1) == (2e-4, 0.9)
-    assert target.weight_decay == pytest.approx(2.0)
 
 
 def test_the_mean_of_a_sign_follows_the_square_root_of_the_batch_size_while_noise_dominates():

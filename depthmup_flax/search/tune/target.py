@@ -25,10 +25,8 @@ from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.report.preset_comparison import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.rule.batch_and_steps import (
-    DEFAULT,
     OPTIMIZER_RULES,
     Hyperparameters,
-    RescalingRule,
     rescaled_hyperparameters,
     rescaling_table,
 )
@@ -51,11 +49,10 @@ _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 
 @dataclasses.dataclass(frozen=True)
 class Rescaling:
-    """The batch size and steps of the target, ``None``: its config's, and how hyperparameters follow them."""
+    """The batch size and steps of the target; ``None``: its config's."""
 
     batch_size: int | None = None
     steps: int | None = None
-    rule: RescalingRule = DEFAULT
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps"):
@@ -99,17 +96,14 @@ def rescale_target(
     steps = rescaling.steps or max(1, round(large_steps * large.train.batch_size / batch_size))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table has them
-        target = rescaled_hyperparameters(
-            tuned, batch_size=batch_size, steps=steps, optimizer=name, rule=rescaling.rule
-        )
+        target = rescaled_hyperparameters(tuned, batch_size=batch_size, steps=steps, optimizer=name)
     values = {f"optimizer.{field}": getattr(target, field) for field in _FIELDS}
-    if name in OPTIMIZER_RULES:
-        own = (*OPTIMIZER_RULES[name].averages, *(("eps",) if OPTIMIZER_RULES[name].eps else ()))
-        changed = [field for field in own if getattr(target, field) != getattr(tuned, field)]
-        values |= {f"optimizer.kwargs.{field}": getattr(target, field) for field in changed}
+    own = (*OPTIMIZER_RULES[name].averages, *(("eps",) if OPTIMIZER_RULES[name].eps else ()))
+    changed = [field for field in own if getattr(target, field) != getattr(tuned, field)]
+    values |= {f"optimizer.kwargs.{field}": getattr(target, field) for field in changed}
     for path, value in {**values, "train.batch_size": batch_size, "train.steps": steps}.items():
         set_field(large, path, float(f"{value:.6g}") if isinstance(value, float) else value)
-    return rescaling_table(tuned, target, name, rescaling.rule)
+    return rescaling_table(tuned, target, name)
 
 
 def tune_target(

@@ -1,7 +1,9 @@
 """The figures of TP6's phases: networks in the claimed class, diversity set by alpha, complete runs, bad fields."""
 
+import dataclasses
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +15,15 @@ from depthmup_flax.config import from_file
 from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
-from depthmup_flax.rule.parametrization import get_parametrization
-from depthmup_flax.rule.phase_diagram import classify
+from depthmup_flax.rule.parametrization import PRESETS, get_parametrization
+from depthmup_flax.rule.presets import describe_presets
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.power_fits import fit_power
 from reproduction.limits import diversity, phase_networks, phase_plane, run
 from reproduction.limits import feature_distances as paths
 from reproduction.limits import finite_networks as networks
+from reproduction.limits.phase_claims import classify
 from reproduction.theory import get_activation
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
@@ -223,3 +226,38 @@ def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence
         run(config_of(name, **fields), tmp_path / "never")
     assert str(error.value).count(". ") == 0
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "expected"),
+    [
+        # stable at init, stable in training, nontrivial, faithful at init, in training, redundant, kappa, feature
+        # learning, layerwise linear
+        (0.5, 0.5, (True, True, True, True, True, False, 0.5, True, True)),  # Claim 7.5: Depth-muP
+        (1.0, 0.0, (True, True, True, True, True, True, 0.0, True, False)),  # the ODE limit
+        (0.75, 0.25, (True, True, True, True, True, True, 0.0, True, True)),
+        (1.5, -0.5, (True, True, True, True, False, None, None, False, False)),  # not faithful during training
+        (0.5, 0.0, (True, False, True, None, None, None, None, False, None)),  # block_only: unstable during training
+        (0.5, 1.0, (True, True, False, None, None, None, None, False, None)),  # trivial
+        (0.0, 0.0, (False, None, None, None, None, None, None, None, None)),  # sp, mup: unstable at initialization
+        (0.9, 0.1, (True, True, True, True, True, True, 0.0, True, True)),  # on the line in spite of rounding
+    ],
+)
+def test_classification_follows_definitions_and_claims_7_1_to_7_6(alpha, gamma, expected):
+    assert dataclasses.astuple(classify(alpha, gamma))[2:] == expected
+
+
+def test_presets_are_described_by_the_claims_where_their_premises_hold():
+    """TP6's claims are about muP networks whose features move: not about sp, sp_sqrt_depth and ntk."""
+    entries = {entry.split()[0]: entry for entry in re.split(r"\n(?=  \w)", describe_presets())}
+    assert entries.keys() == PRESETS.keys()
+    for name, entry in entries.items():
+        rule, claims = PRESETS[name], entry.split("width rule")[1]
+        phase = classify(float(rule.alpha), float(rule.gamma))
+        assert ("TP6" in claims) == (name not in ("sp", "sp_sqrt_depth", "ntk"))
+        if "TP6" in claims:
+            assert ("unstable at initialization" in claims) == (not phase.stable_at_init)
+            assert ("unstable in training" in claims) == bool(phase.stable_at_init and not phase.stable_in_training)
+            diversity = phase.feature_diversity_exponent
+            assert ("feature diversity" in claims) == (diversity is not None)
+            assert diversity is None or f"feature diversity {diversity:g}" in claims

@@ -231,16 +231,10 @@ def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are
 
 @pytest.mark.slow
 def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
-    (done,) = run_tuner(
-        tmp_path,
-        "--octaves=1",
-        "--seeds=1",
-        "--target.batch_size=256",
-        "--target.steps=40",
-        "--rescale.duration_exponent=-0.5",
-    )
+    flags = ("--octaves=1", "--seeds=1", "--target.batch_size=256", "--target.steps=40")
+    (done,) = run_tuner(tmp_path, *flags)
     assert done.code == 0, done.error
     config = from_file(tmp_path / "t" / "tuned.py")
     assert (config.train.batch_size, config.train.steps) == (256, 40)
-    rows = [line.split() for line in done.out.splitlines() if line.endswith("times k^0.5 d^-0.5")]
+    rows = [line.split() for line in done.out.splitlines() if line.endswith("times k^0.5 d^-0.25")]
     assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]

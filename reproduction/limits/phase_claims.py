@@ -1,9 +1,11 @@
 """TP6's phase diagram: stability, faithfulness and feature diversity of (alpha, gamma)."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 
-from depthmup_flax.rule.parametrization import PRESETS, require_finite
+from depthmup_flax.rule.parametrization import require_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,45 +75,3 @@ def classify(alpha: float, gamma: float) -> Classification:
         feature_learning=math.isclose(min(gamma, total - 1), 0.0, abs_tol=1e-9) if stable_at_init else None,
         layerwise_linear=not at_least(alpha, 1.0) if applies else None,
     )
-
-
-# What each preset is for.
-_USES = {
-    "sp": "a control: the framework's defaults, one rate at every width and depth",
-    "sp_sqrt_depth": "a control over width: sp with the depth rule of depth_mup (B24 Fig. B.2)",
-    "mup": "a control over depth: transfers over width only",
-    "depth_mup": "the default",
-    "block_only": "a control: branches scaled, learning rates not",
-    "ode": "the infinite-depth ODE of TP6 Fig. 11 and B24 App. M",
-    "completep": "CompleteP: keeps features inside branches of several matrices; the exponents of ode",
-    "ntk": "a control: features stop moving as width grows (B24 C.1)",
-}
-
-WHICH_EXPONENT = """\
-One matrix in a branch: depth_mup. With two or more (transformers, ResNets with two convolutions in a branch, res_mlp
-with block_depth above 1) compare depth_mup and completep: features inside a branch freeze as r^-1/2 under the first
-(TP6 sec. 9), layers become alike under the second, and neither decides the loss. Measured in
-reproduction/pages/which_exponent.md: test loss of gpt tuned at depth 4 and trained at 32, depth_mup minus completep,
--0.33 +- 0.09 at width 256 (n = 6) and +0.048 +- 0.012 at width 32 (n = 8); at the best of three rates each, -0.035 +-
-0.009 and +0.005 +- 0.009."""
-
-
-def describe_presets() -> str:
-    """The presets, their uses and exponents, and what TP6 claims where its premises hold."""
-    lines = []
-    for name, rule in PRESETS.items():
-        # The claims are about networks whose features move at every width, as under muP.
-        hold = rule.width == "mup" and not rule.gamma0_width_exponent
-        lines.append(f"  {name:<13} {_USES.get(name, '')}")
-        lines.append(f"  {'':<13} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
-        lines += [f"  {'':<13} {_verdict(classify(float(rule.alpha), float(rule.gamma)))}"] if hold else []
-    return "\n".join(lines)
-
-
-def _verdict(classification: Classification) -> str:
-    if not classification.stable_at_init:
-        return "unstable at initialization as depth grows (TP6 Claim 7.1)"
-    if not classification.stable_in_training:
-        return "unstable during training as depth grows (TP6 Claim 7.2)"
-    diversity = classification.feature_diversity_exponent
-    return f"stable, nontrivial, faithful, feature diversity {diversity:g} (TP6, one matrix)"
