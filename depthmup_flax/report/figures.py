@@ -218,7 +218,7 @@ def draw_curves(analysis: Analysis) -> Figure:
             style.log_y(panel.axes)
         panel.axes.set_ylim(low, high)
         panel.remark(remarks)
-        at = "" if transferred is None else f"\nbest {x} of the grid: {style.value_label(transferred, analysis.scale)}"
+        at = "" if transferred is None else f"\nbest {x} of the grid: {transferred:.3g}"
         panel.axes.set_title(f"{title_of(panel.variant.name)}{at}".lstrip())
         step_axis(panel.axes)
     return figure

@@ -61,15 +61,6 @@ class Scale:
         return 2.0**coordinate if self.log else float(coordinate)
 
 
-@dataclasses.dataclass(frozen=True)
-class Roles:
-    """The role of each axis of a sweep; combinations of ``variants`` are compared side by side."""
-
-    x: Scale
-    second: Scale | None
-    variants: tuple[str, ...]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
     """Losses of one variant at one size.
@@ -143,8 +134,11 @@ def profile(surface: Surface) -> Curve:
     return Curve(**{**of_network, **at_best}, best_y=surface.y[best], incomplete=incomplete)
 
 
-def roles(info: SweepInfo) -> Roles:
-    """The role of each axis. Raises InputError if x is not a numeric axis."""
+def roles(info: SweepInfo) -> tuple[Scale, Scale | None, tuple[str, ...]]:
+    """x, the second continuous axis if there is one, and the axes whose combinations are compared side by side.
+
+    `InputError` if x is not a numeric axis.
+    """
     if info.x not in info.axes:
         raise InputError(f"the sweep's x is {info.x!r}, which is not one of its axes: use {', '.join(info.axes)}.")
     x = _scale(info, info.x)
@@ -157,16 +151,17 @@ def roles(info: SweepInfo) -> Roles:
     others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
     continuous = (scale for a in others if is_continuous(a) and (scale := _scale(info, a)) and len(scale.values) >= 3)
     second = next(continuous, None)
-    return Roles(x, second, tuple(a for a in others if second is None or a != second.axis))
+    return x, second, tuple(a for a in others if second is None or a != second.axis)
 
 
-def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str = TRAIN) -> list[Surface]:
+def surfaces(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN) -> list[Surface]:
     """One surface of a loss of `LOSSES` per variant and size, variants in the grid's order, sizes ascending."""
+    variants = roles(info)[2]
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        order = tuple([info.axes[axis].index(record.point[axis]) for axis in parts.variants])
+        order = tuple([info.axes[axis].index(record.point[axis]) for axis in variants])
         groups.setdefault((order, record.width, record.depth), []).append(record)
-    return [_surface(info, groups[key], parts, loss) for key in sorted(groups)]
+    return [_surface(info, groups[key], loss) for key in sorted(groups)]
 
 
 def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
@@ -191,17 +186,18 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str) -> Surface:
+def _surface(info: SweepInfo, records: Sequence[Record], loss: str) -> Surface:
+    x_scale, second, variants = roles(info)
     value = lambda record, scale: float(record.point[scale.axis]) if scale else 0.0
     seeds = sorted({record.seed for record in records})
-    x = sorted({value(record, parts.x) for record in records})
-    y = sorted({value(record, parts.second) for record in records})
+    x = sorted({value(record, x_scale) for record in records})
+    y = sorted({value(record, second) for record in records})
     places = [{value: place for place, value in enumerate(values)} for values in (seeds, y, x)]
     first, shape = records[0], (len(seeds), len(y), len(x))
     count = max(len(record.train_loss_slices) for record in records)
     losses, slices, ended = np.full(shape, np.nan), np.full((*shape, count), np.nan), np.zeros(shape[1:], int)
     for record in records:
-        coordinates = (record.seed, value(record, parts.second), value(record, parts.x))
+        coordinates = (record.seed, value(record, second), value(record, x_scale))
         at = tuple([place[coordinate] for place, coordinate in zip(places, coordinates, strict=True)])
         ended[at[1:]] += 1
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
@@ -210,7 +206,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
     # Sums of larger numbers overflow; they exceed every float32.
     losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
     return Surface(
-        variant=_variant_name(info, parts.variants, first.point),
+        variant=_variant_name(info, variants, first.point),
         width=first.width,
         depth=first.depth,
         parameters=first.parameters,

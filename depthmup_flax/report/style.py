@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import math
-import pathlib
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import matplotlib
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from depthmup_flax.storage.files import write_atomically
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-    from depthmup_flax.report.loss_surfaces import Scale
+from depthmup_flax.report.loss_surfaces import Scale
 
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
@@ -34,35 +30,16 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "depthmup",
     "text.parse_math": False,
 }
-NO_PAGE = 'matplotlib or jinja2 is not installed. Run pip install "depthmup-flax[report]".'
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def draws_pages() -> bool:
-    """Whether matplotlib and jinja2, which are optional dependencies, are installed."""
-    return all(importlib.util.find_spec(package) for package in ("matplotlib", "jinja2"))
 
 
 def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
     """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """Writes ``name.png`` and ``name.svg``, each complete or absent."""
-    files = pictures(figure, name)
-    for file, content in files.items():
-        write_atomically(out / file, content)
-    return [out / file for file in files]
-
-
 def pictures(figure: Figure, name: str) -> dict[str, bytes]:
     """``name.png`` and ``name.svg`` with their content, with a safe name: an axis may be of a stranger's sweep."""
-    import matplotlib
-
     name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
     files = {}
     with matplotlib.rc_context({"svg.hashsalt": STYLE["svg.hashsalt"]}):
@@ -76,8 +53,6 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 
 def colors(sizes: Collection[int]) -> dict[int, Color]:
     """Size -> color, darker for larger ones; without the pale end of the color map, which is hard to see on white."""
-    from matplotlib import colormaps
-
     ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]
     return {size: colormaps["viridis"](float(rank)) for size, rank in zip(sorted(sizes), ranks, strict=False)}
 
@@ -86,21 +61,12 @@ def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
     """A label and, on a log scale, ticks at values of the grid that are not too close; in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
     if scale.log:
-        labels = [value_label(value, scale) for value in scale.values]
         places = scale.coordinate(scale.values)
-        apart, shown = (places[-1] - places[0]) / (5 if max(map(len, labels)) > 6 else 7), [0]
+        apart, shown = (places[-1] - places[0]) / 5, [0]
         for i in range(1, len(places)):
             if places[i] - places[shown[-1]] > 0.99 * apart:
                 shown.append(i)
-        axis.set_ticks([places[i] for i in shown], labels=[labels[i] for i in shown])
-
-
-def value_label(value: float, scale: Scale) -> str:
-    """A power of two if all values of the grid are, unless all are small integers; else three digits."""
-    powers = scale.log and all(math.frexp(v)[0] == 0.5 for v in scale.values)
-    plain = all(v == int(v) and v < 1000 for v in scale.values)
-    exponent = str(round(math.log2(value))).translate(_SUPERSCRIPTS)
-    return f"2{exponent}" if powers and not plain else f"{value:.3g}"
+        axis.set_ticks([places[i] for i in shown], labels=[f"{scale.values[i]:.3g}" for i in shown])
 
 
 def log_y(axes: Axes) -> None:
@@ -111,8 +77,6 @@ def log_y(axes: Axes) -> None:
 
 def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 2, 5)) -> None:
     """Ticks of a logarithmic axis at ``steps`` times powers of ten, without formulas."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter("{x:.3g}")
     axis.set_minor_formatter(NullFormatter())

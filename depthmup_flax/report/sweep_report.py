@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from depthmup_flax.report import style, tables
-from depthmup_flax.report.loss_surfaces import LOSSES, roles, surfaces
+from depthmup_flax.report import tables
+from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.preset_comparison import comparison_of
 from depthmup_flax.report.transfer import Analysis, analyze
-from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, reachable, write_atomically
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
@@ -20,6 +21,8 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
+
+_DRAWN_BY = ("matplotlib", "jinja2")  # optional dependencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ def make_report(
       directories: of the shards.
       out: directory of the files, each of which is replaced atomically.
       tolerance: the regret that counts as small, as a share of what the base learned; see
-        `depthmup_flax.report.yardstick`.
+        `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
 
@@ -81,28 +84,25 @@ def make_report(
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, compared, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""
-    if style.draws_pages():
-        from depthmup_flax.report import figures, page  # matplotlib and jinja2 are optional
+    if all(map(importlib.util.find_spec, _DRAWN_BY)):
+        from depthmup_flax.report import figures, page
 
         pictured = list(figures.drawn(analysis))
         html, notebook = page.pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
-        log.warning("no page and no figures: %s", style.NO_PAGE)
+        log.warning(
+            'no page and no figures: matplotlib or jinja2 is not installed. Run pip install "depthmup-flax[report]".'
+        )
     files = {
         **drawn,
         "report.json": (json.dumps(data, indent=1) + "\n").encode(),
         "points.csv": tables.points_csv(analysis).encode(),
     }
-    return Report(data, tables.as_text(data, analysis), written(files, out), notebook)
-
-
-def written(files: Mapping[str, bytes], out: str | pathlib.Path) -> list[pathlib.Path]:
-    """Writes the files of a report, each complete or absent; returns their paths."""
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         for name, content in files.items():
             write_atomically(claim.workdir / name, content)
-        return [claim.workdir / name for name in files]
+    return Report(data, tables.as_text(data, analysis), [claim.workdir / name for name in files], notebook)
 
 
 def first_round(sweep: Sweep) -> Sweep:
@@ -142,16 +142,9 @@ def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
     if not records:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
-    parts = roles(info)
     lacking = sum(record.status == COMPLETED and record.loss(loss) is None for record in records)
     if loss != TRAIN and lacking:
         raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
-    grids = surfaces(info, records, parts, loss)
-    if all((surface.diverged == surface.ended).all() for surface in grids):
-        raise InputError(
-            f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
-            "sweep lower values of optimizer.learning_rate, or check the data."
-        )
     # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
     planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())
-    return analyze(info, grids, parts.x, parts.second, planned, loss)
+    return analyze(info, records, loss, planned)

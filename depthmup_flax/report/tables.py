@@ -15,8 +15,16 @@ from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdi
 from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.preset_comparison import comparison_data, comparison_lines
 from depthmup_flax.report.transfer import Analysis, Row, Variant
-from depthmup_flax.report.verdict import MOST_SEEDS, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict, rounded_loss, verdicts
-from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.report.verdict import (
+    MOST_SEEDS,
+    NOT_RESOLVED,
+    OPPOSITE,
+    SHOWN,
+    TOLERANCE,
+    Verdict,
+    rounded_loss,
+    verdicts,
+)
 from depthmup_flax.storage.run_hash import EXECUTION
 from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, SEED, TRAIN, Sweep, SweepInfo
 from depthmup_flax.util.errors import printable

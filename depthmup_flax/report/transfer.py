@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, profile
-from depthmup_flax.storage.sweep_records import TRAIN, SweepInfo
+from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, profile, roles, surfaces
+from depthmup_flax.storage.sweep_records import TRAIN, Record, SweepInfo
 from depthmup_flax.util.errors import InputError
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
@@ -131,20 +131,20 @@ class Analysis:
         return next((axis for axis in self.axes if axis.name == name), None)
 
 
-def analyze(
-    info: SweepInfo,
-    surfaces: Sequence[Surface],
-    scale: Scale,
-    other: Scale | None = None,
-    planned: Sequence[float] = (),
-    loss: str = TRAIN,
-) -> Analysis:
-    """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis, ``loss`` theirs.
+def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, planned: Sequence[float] = ()) -> Analysis:
+    """Optimum, shift, regret and exponents, by a loss of `LOSSES`.
 
-    Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if no point has all
-    of its seeds.
+    Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if all runs
+    diverged, or no point has all of its seeds.
     """
-    curves = [curve for curve in map(profile, surfaces) if len(curve.x)]
+    scale, other, _ = roles(info)
+    grids = surfaces(info, records, loss)
+    if all((surface.diverged == surface.ended).all() for surface in grids):
+        raise InputError(
+            f"all {len(records)} runs diverged ({scale.axis} from {scale.values[0]:g} to {scale.values[-1]:g}): "
+            "sweep lower values of optimizer.learning_rate, or check the data."
+        )
+    curves = [curve for curve in map(profile, grids) if len(curve.x)]
     if not curves:
         raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")
     axes = _size_axes(info, curves)
@@ -161,7 +161,7 @@ def analyze(
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, initial_loss, rows, slopes))
-    return Analysis(scale, other, tuple(surfaces), tuple(variants), tuple(axes), loss, info.chance is not None)
+    return Analysis(scale, other, tuple(grids), tuple(variants), tuple(axes), loss, info.chance is not None)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:

@@ -37,7 +37,7 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
-from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.search.forecast.allocation import Recipe, recipe

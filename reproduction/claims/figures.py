@@ -19,6 +19,7 @@ from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.storage.sweep_records import TRAIN
 from reproduction.claims import valleys
+from reproduction.figure_files import save
 
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
@@ -28,11 +29,11 @@ def save_figures(analysis: Analysis, out: pathlib.Path) -> None:
     several = len(analysis.scale.values) > 1
     with matplotlib.rc_context(style.STYLE):
         if several and analysis.loss == TRAIN:
-            style.save(draw_over_time(analysis), out, "over_time")
+            save(draw_over_time(analysis), out, "over_time")
         if several and analysis.other is not None:
-            style.save(draw_heatmap(analysis), out, "heatmap")
+            save(draw_heatmap(analysis), out, "heatmap")
         if len({row.curve.parameters for row in analysis.rows}) >= 3:
-            style.save(draw_parameters(analysis), out, "parameters")
+            save(draw_parameters(analysis), out, "parameters")
 
 
 def lowest_losses(rows: Sequence[Row]) -> list[tuple[Curve, opt.Estimate]]:

@@ -11,8 +11,15 @@ from depthmup_flax.report import verdict
 from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, rounded_loss
-from depthmup_flax.report.yardstick import Yardstick, tolerance_of
+from depthmup_flax.report.verdict import (
+    NO_EVIDENCE,
+    NOT_RESOLVED,
+    OPPOSITE,
+    SHOWN,
+    Yardstick,
+    rounded_loss,
+    tolerance_of,
+)
 from depthmup_flax.storage.sweep_records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
     AT_LEAST,

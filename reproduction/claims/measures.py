@@ -13,7 +13,7 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import Curve
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
-from depthmup_flax.report.yardstick import Yardstick, yardstick
+from depthmup_flax.report.verdict import Yardstick, yardstick
 from reproduction.claims.figures import power_laws
 from reproduction.claims.valleys import valley_angle
 

@@ -1,7 +1,7 @@
 """The papers' claims as contrasts: a rule per claim. `reproduction.claims.judged_claims` judges them.
 
 `CLAIMS` has them by figure, close to the papers' words. TP6 is arXiv:2310.02244, B24 arXiv:2309.16620. Where the paper
-gives no number, the bound is 0 for a comparison, `depthmup_flax.report.yardstick.TOLERANCE` of what the base learned
+gives no number, the bound is 0 for a comparison, `depthmup_flax.report.verdict.TOLERANCE` of what the base learned
 for "transfers" and "does not matter", and the middle between two exponents for a choice between them.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.report.verdict import TOLERANCE
 from reproduction.claims.measures import AT_LEAST, AT_MOST, BASE, BOTH, LARGEST, Term, Window
 
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers

@@ -16,13 +16,13 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import stored_dataset
-from depthmup_flax.report.style import save
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util import imports as extras
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json
+from reproduction.figure_files import save
 from reproduction.limits.image_examples import image_set
 from reproduction.limits.panels import Page
 

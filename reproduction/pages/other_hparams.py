@@ -28,8 +28,7 @@ from depthmup_flax.report.optimum import (  # noqa: E402
     slope,
 )
 from depthmup_flax.report.style import canvas  # noqa: E402
-from depthmup_flax.report.verdict import OPPOSITE, SHOWN, judge, unless_empty  # noqa: E402
-from depthmup_flax.report.yardstick import TOLERANCE, yardstick  # noqa: E402
+from depthmup_flax.report.verdict import OPPOSITE, SHOWN, TOLERANCE, judge, unless_empty, yardstick  # noqa: E402
 from depthmup_flax.storage.sweep_records import COMPLETED, SEED, read_sweep  # noqa: E402
 from reproduction.pages.generated_parts import with_part  # noqa: E402
 

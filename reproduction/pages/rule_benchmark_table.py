@@ -16,7 +16,7 @@ import statistics
 import sys
 from typing import Any
 
-from depthmup_flax.report.yardstick import TOLERANCE
+from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.pages.generated_parts import with_part
 from reproduction.rules import runs, table

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
 from depthmup_flax.storage.files import JsonLines
@@ -67,8 +66,7 @@ def write(directory, sweep):
 
 def study_of(sweep):
     """A sweep analyzed along x, as if its axes were the whole planned grid."""
-    parts = roles(sweep.info)
-    return analyze(sweep.info, surfaces(sweep.info, sweep.records, parts), parts.x, parts.second)
+    return analyze(sweep.info, sweep.records)
 
 
 def data_of(sweep):

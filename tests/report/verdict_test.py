@@ -15,12 +15,12 @@ from depthmup_flax.report.verdict import (
     NOT_RESOLVED,
     OPPOSITE,
     SHOWN,
+    TOLERANCE,
     TRANSFERS,
     judge,
     seeds_needed,
     verdicts,
 )
-from depthmup_flax.report.yardstick import TOLERANCE
 
 U = np.log2(RATES)
 DEPTHS = (4, 16, 64)

@@ -14,9 +14,9 @@ from depthmup_flax.report.verdict import (
     NOT_RESOLVED,
     TRANSFERS,
     judge,
+    simulate,
     verdicts,
 )
-from depthmup_flax.report.yardstick import simulate
 
 U = np.log2(RATES)
 
