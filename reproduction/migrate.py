@@ -44,6 +44,7 @@ DROPPED: Mapping[str, Any] = {
     "train.checkpoint_every": 0,
     "train.matmul_precision": "",
     "train.log_norms": False,
+    "mesh.gradient_dtype": "",
 }
 _FREE = ("code", "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
 _OTHER = object()  # equal to no value

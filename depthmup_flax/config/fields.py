@@ -18,7 +18,6 @@ from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.devices.sharding import GRADIENT_DTYPES
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import calls as user_fields
 from depthmup_flax.networks.import_paths import digests, is_import_path, resolve
@@ -96,7 +95,6 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
-                "gradient_dtype": "",  # of weights' gradients and their sums over devices: float32, or "": model.dtype
             },
             # Length of the training, evaluations, checkpoints.
             "train": {
@@ -109,12 +107,10 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "matmul_precision": "",  # of float32 products: "", in full in our networks; tensorfloat32, bfloat16
                 "log_every": 50,  # steps between rows of metrics
-                "log_norms": False,  # rows have norms of gradients, parameters and updates, of all and by role
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # how many of the latest; that with the best evaluated accuracy is kept as well
-                "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
             },
         }
@@ -221,9 +217,6 @@ def validate(config: ConfigDict) -> None:
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
     writer_names(config)
-    if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
-        wrong = f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}"
-        raise InputError(f"{wrong}: use 'float32', or '' for model.dtype.")
     make_parametrization(config)
 
 

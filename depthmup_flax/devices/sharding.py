@@ -4,7 +4,7 @@ The mesh has three axes. ``data`` and ``fsdp`` split batches. ``fsdp`` also spli
 device gathers those of the layer that it computes. ``tensor`` splits the features inside layers, and the tokens of a
 transformer's stream between them. `PARAM_RULES` derives the sharding of a parameter from its logical axes
 (`depthmup_flax.annotated`). GSPMD inserts the communication. Results equal those of one device up to the order of sums,
-which are rounded to the dtype of the layers, or of `own_gradient`.
+which are rounded to the dtype of the layers.
 """
 
 import contextlib
@@ -170,20 +170,15 @@ def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
 
 
 # JAX contexts, so programs with different values do not share a trace: the mesh and the platform that a program is
-# traced for, and whether gradients are products in float32.
+# traced for.
 _mesh = jax.make_user_context(None)
 _platform = jax.make_user_context(None)
-_float32_gradients = jax.make_user_context(False)
-GRADIENT_DTYPES = ("", "float32")
 
 
 @contextlib.contextmanager
-def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
-    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument.
-
-    ``gradient_dtype``: one of `GRADIENT_DTYPES`; see `own_gradient`.
-    """
-    with traced_for(mesh), _mesh(mesh), _float32_gradients(gradient_dtype == "float32"):
+def activations_on(mesh: Mesh) -> Iterator[None]:
+    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument."""
+    with traced_for(mesh), _mesh(mesh):
         yield
 
 
@@ -257,19 +252,6 @@ def on_whole_matrices(function: Callable[[jax.Array], jax.Array], x_BxIxO: jax.A
     return y_BxIxO
 
 
-def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
-    """``param``, if its gradient is computed in its own dtype; ``None`` if in that of the layer.
-
-    Devices sum a gradient in the dtype in which they compute it: bfloat16 rounds every partial sum to 8 bits.
-    """
-    if not _float32_gradients.value:
-        return None
-    mesh = _mesh.value
-    if mesh is None:
-        return param
-    return jax.lax.with_sharding_constraint(param, NamedSharding(mesh, param_spec(names, param.shape, mesh)))
-
-
 def gathers() -> bool:
     """Whether `gathered` has an effect in the program that is being traced."""
     return _mesh.value is not None and _mesh.value.shape["fsdp"] > 1
@@ -305,11 +287,6 @@ def _features_last(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.shard_map(constrained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
-def rows(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits along the batch alone, for a loop over parts of another axis."""
-    return _constrain(x, PartitionSpec(BATCH_AXES))
-
-
 def inner(x: jax.Array) -> jax.Array:
     """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
     return _constrain(x, _inner_spec(x.ndim))
@@ -335,14 +312,6 @@ def on_parts(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Arra
 
 def _inner_spec(ndim: int) -> PartitionSpec:
     return PartitionSpec(BATCH_AXES, *[None] * (ndim - 2), "tensor")
-
-
-def shards_of_logits(vocab_size: int) -> int:
-    """Number of devices that share the logits of a batch, split by the batch and, by `inner`, the vocabulary."""
-    mesh = _mesh.value
-    if mesh is None:
-        return 1
-    return batch_shards(mesh) * (mesh.shape["tensor"] if vocab_size % mesh.shape["tensor"] == 0 else 1)
 
 
 def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -34,10 +34,7 @@ class Classifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A model of sequences of tokens; see `Classifier`.
-
-    ``__call__(tokens, train=, factors=True)`` returns `LogitFactors`, as the logits may not fit into memory.
-    """
+    """A model of sequences of tokens; see `Classifier`."""
 
     input_kind: ClassVar[str] = "tokens"
 
@@ -143,12 +140,11 @@ class ResidualNetwork(nn.Module):
         names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
         return kind(**{name: getattr(self, name) for name in names}, **fields)
 
-    def logits(self, h: jax.Array, features: int, axis: str = "fixed_out", *, factors: bool = False) -> Any:
-        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` as `LogitFactors`."""
+    def logits(self, h: jax.Array, features: int, axis: str = "fixed_out") -> jax.Array:
+        """``[..., n] -> [..., features]``: logits, at least float32."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.rule, self.width_ratio
-        readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")
-        return readout(h, factors=factors)
+        return Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")(h)
 
 
 class TransformerNetwork(ResidualNetwork):

@@ -12,7 +12,7 @@ from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, LanguageModel, TransformerNetwork
 from depthmup_flax.nn.attention import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.blocks import LayerConfig
-from depthmup_flax.nn.layers import STEM, LogitFactors, normal
+from depthmup_flax.nn.layers import STEM, normal
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.util.errors import InputError
 
@@ -102,8 +102,8 @@ class GPT(TransformerNetwork, LanguageModel):
         return found
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | LogitFactors:
-        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: logits, at least float32, or their `LogitFactors`."""
+    def __call__(self, tokens: jax.Array, *, train: bool = False) -> jax.Array:
+        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: logits, at least float32."""
         length, rule, m = tokens.shape[1], self.rule, self.width_ratio
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
         h = embed(tokens)
@@ -112,5 +112,5 @@ class GPT(TransformerNetwork, LanguageModel):
             h = h + (self.position_table(length) if learned else sincos_positions(length, self.width))
         h = self.transform(stream(h), grid=(length,), train=train, causal=True)
         if self.tied:
-            return embed.attend(h, factors=factors)
-        return self.logits(h, self.vocab_size, "vocab_out", factors=factors)
+            return embed.attend(h)
+        return self.logits(h, self.vocab_size, "vocab_out")

@@ -17,10 +17,8 @@ from typing import Any, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jax.custom_derivatives import SymbolicZero
 
-from depthmup_flax.devices.sharding import gathered, gathers, inner, own_gradient, stream, target_platform
+from depthmup_flax.devices.sharding import gathered, gathers, inner, stream, target_platform
 from depthmup_flax.nn.convolution import conv_same, convolve
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
@@ -29,9 +27,6 @@ from depthmup_flax.util.precision import IN_BFLOAT16, Precision, product_precisi
 from depthmup_flax.util.types import Dtype, Scalar
 
 _Pair: TypeAlias = tuple[jax.Array, jax.Array]
-_Product: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-_Primals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
-_Tangents: TypeAlias = tuple[jax.Array | SymbolicZero, ...]
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -117,21 +112,6 @@ class Conv(nn.Module):
         return _affine(self, convolution, x, shape, (None, None, *self.axes))
 
 
-@struct.dataclass
-class LogitFactors:
-    """Logits ``x @ kernel + bias`` before their product, which may be the largest array of a program."""
-
-    x: jax.Array  # [..., n], with all multipliers
-    kernel: jax.Array  # [n, V]
-    bias: jax.Array | None  # [V]
-    precision: Precision = struct.field(pytree_node=False, default=None)
-
-    def product(self) -> jax.Array:
-        """``[..., V]``."""
-        y = readout_product(self.x, self.kernel, self.precision)
-        return y if self.bias is None else y + self.bias
-
-
 def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
     if precision is IN_BFLOAT16:
@@ -177,8 +157,8 @@ class Readout(nn.Module):
     dtype: Dtype | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
-        """``[..., in] -> [..., features]``, at least float32; with ``factors`` as `LogitFactors`."""
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[..., in] -> [..., features]``, at least float32."""
         rule = self.rule
         require_parametrization(rule)
         std = self.sigma and self.sigma / rule.readout_fan_in(x.shape[-1], self.width_ratio) ** 0.5
@@ -190,8 +170,6 @@ class Readout(nn.Module):
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
-        if factors:
-            return LogitFactors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor, precision)
         y = readout_product(x, kernel, precision) * multiplier
         return (y if bias is None else y + bias) / divisor
 
@@ -283,12 +261,11 @@ def _affine(
     kernel_init = normal(layer.sigma / math.sqrt(math.prod(shape[:-1])), axes)
     kernel = layer.param("kernel", kernel_init, shape, layer.param_dtype)
     bias = _bias(layer, axes[-1])
-    param = own_gradient(kernel, axes)
     x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
-    apply = lambda param, x, kernel: with_gradient_of(param, product, x, gathered(kernel, axes))
+    apply = lambda x, kernel: product(x, gathered(kernel, axes))
     if gathers():  # the backward pass gathers again, instead of keeping whole parameters
         apply = jax.checkpoint(apply)
-    y = apply(param, x, kernel)
+    y = apply(x, kernel)
     return y if bias is None else y + bias
 
 
@@ -296,35 +273,6 @@ def _bias(layer: Dense | Conv | Readout, axis: str | None) -> jax.Array | None:
     if not layer.use_bias:
         return None
     return layer.param("bias", normal(0.0, (axis,)), (layer.features,), layer.param_dtype)
-
-
-def with_gradient_of(param: jax.Array | None, product: _Product, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """``product(x, kernel)``, linear in both; the gradient with respect to ``kernel`` goes to ``param`` instead.
-
-    ``kernel`` is ``param`` in the dtype of ``x``. The gradient is a product of the same rounded factors in the dtype of
-    ``param``, so neither the sum nor its parts on several devices are rounded. With ``None`` it goes to ``kernel``.
-    """
-    return product(x, kernel) if param is None else _with_gradient_of(product, x, kernel, param)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _with_gradient_of(product: _Product, x: jax.Array, kernel: jax.Array, _: jax.Array) -> jax.Array:
-    return product(x, kernel)
-
-
-def _own_gradient_jvp(product: _Product, primals: _Primals, tangents: _Tangents) -> tuple[jax.Array, jax.Array]:
-    (x, kernel, param), (x_tangent, _, param_tangent) = primals, tangents
-    y, terms = product(x, kernel), []
-    if not isinstance(x_tangent, SymbolicZero):
-        terms.append(jax.jvp(lambda x: product(x, kernel), (x,), (x_tangent,))[1])
-    if not isinstance(param_tangent, SymbolicZero):
-        wide = lambda param: product(x.astype(param.dtype), param)
-        with jax.default_matmul_precision("default"):  # the factors are already rounded, so one pass is exact
-            terms.append(jax.jvp(wide, (param,), (param_tangent,))[1].astype(y.dtype))
-    return y, sum(terms[1:], terms[0])
-
-
-_with_gradient_of.defjvp(_own_gradient_jvp, symbolic_zeros=True)
 
 
 def max_pool(x_BxHxWxC: jax.Array, dtype: Dtype) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from depthmup_flax.devices.sharding import gathered, inner, target_platform
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig, stacked
-from depthmup_flax.nn.layers import INTO, OUT_OF, LogitFactors, normal, readout_product
+from depthmup_flax.nn.layers import INTO, OUT_OF, normal, readout_product
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.precision import readout_precision
 from depthmup_flax.util.types import Dtype
@@ -120,12 +120,11 @@ class Embed(nn.Module):
         """``[...]`` of integers ``-> [..., n]``."""
         return self.embedding[tokens]  # a sharded table stays sharded: the looked-up rows are smaller
 
-    def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | LogitFactors:
+    def attend(self, x: jax.Array) -> jax.Array:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
         The table's entries are of order one, so the initial std of an untied readout is a factor here:
-        ``1/sqrt(n_base)``, or ``1/sqrt(n)`` under ``sp``, the std of ``flax.linen.Embed``. With ``factors`` the result
-        is a `LogitFactors`.
+        ``1/sqrt(n_base)``, or ``1/sqrt(n)`` under ``sp``, the std of ``flax.linen.Embed``.
         """
         rule, m = self.rule, self.width_ratio
         fan_in = rule.readout_fan_in(self.features, m)
@@ -134,6 +133,4 @@ class Embed(nn.Module):
         x, table = nn.dtypes.promote_dtype(
             x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)
         )
-        if factors:
-            return LogitFactors(x * scale, table.T, None, precision)
         return readout_product(x, table.T, precision) * scale

@@ -23,7 +23,7 @@ from depthmup_flax.rule.roles import param_info
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
-from depthmup_flax.trainer.engine.losses import CrossEntropy
+from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
 from depthmup_flax.trainer.engine.user_model import UserNetwork, rescaled
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
@@ -99,8 +99,8 @@ def check_config(
     batch = dataset.train.read(np.arange(batch_size))
     inputs, targets = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
     of_outputs: dict[str, Any] = {"labels": targets}
-    if not isinstance(loss, CrossEntropy):
-        of_outputs = {"loss": lambda outputs: loss.mean(outputs, targets)}
+    if loss is not CROSS_ENTROPY:
+        of_outputs = {"loss": lambda outputs: loss.metrics(outputs, targets)["loss"].mean()}
     build = sized_networks(experiment, inputs)
     with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
         report = coord_check(build, **of_outputs, rule=experiment.rule, **plan)

@@ -26,12 +26,10 @@ EXECUTION = (
     "train.eval_every",
     "train.eval_batch_size",
     "train.log_every",
-    "train.log_norms",
     "train.writers",
     "train.checkpoint",
     "train.checkpoint_every",
     "train.keep_checkpoints",
-    "train.stop_on_divergence",
     "train.compare_replicas",
 )
 

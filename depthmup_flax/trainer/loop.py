@@ -30,7 +30,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.workload import Metrics, TrainState
+from depthmup_flax.trainer.engine.workload import TrainState
 from depthmup_flax.trainer.run_log import RunLog
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.directory import RunCheckpoints
@@ -56,7 +56,7 @@ def train_and_evaluate(
     ``metrics.jsonl``, TensorBoard events, ``checkpoints/`` and, at the end, ``result.json``. A resumed run has the
     parameters of an uninterrupted one, bit for bit; on another number of devices, up to the order of sums. A loss that
     is not finite at a log, an evaluation or a checkpoint, or parameters that are not finite at a checkpoint, end the
-    run with the status ``diverged`` (see ``train.stop_on_divergence``).
+    run with the status ``diverged``.
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
     processes (`devices.distributed`), each makes this call with a ``workdir`` that they share. Every
@@ -102,10 +102,8 @@ def train_and_evaluate(
         finished = distributed.on_first(claim_it)
         if finished is not None:
             if distributed.is_first():
-                again = "overwrite runs it again."
-                if finished["status"] == DIVERGED and not config.train.stop_on_divergence:
-                    again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
-                log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
+                said = "%s holds this run already, %s. overwrite runs it again."
+                log.info(said, directory, summary(finished), extra=RESULT)
             return finished
         with writing_to(directory):
             return _ended(_Run(experiment, data, mesh, directory, claim, writers))
@@ -123,11 +121,11 @@ def _train(run: _Run) -> Json:
                 numbers = read(run.state)
                 if periods.logs_at(run.step):
                     run.log(numbers)
-                if numbers.nonfinite_step >= 0 and run.stops_on_divergence:
+                if numbers.nonfinite_step >= 0:
                     return run.result()
             if evaluates:
                 test = run.evaluate_and_save()
-                if not is_finite(test) and run.stops_on_divergence:
+                if not is_finite(test):
                     return run.result(test)
             elif saves:
                 run.save()
@@ -196,7 +194,6 @@ class _Run:
             self.state, meta = restored
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
-        self._metrics: Metrics = {}  # further ones of the last step that was logged
         self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
         self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
 
@@ -217,12 +214,8 @@ class _Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the state was not finite when it was last to be saved, and the run ends for it."""
-        return not self._checkpoints.finite and self.stops_on_divergence
-
-    @property
-    def stops_on_divergence(self) -> bool:
-        return self._experiment.config.train.stop_on_divergence
+        """Whether the state or a loss was not finite when the state was last to be saved."""
+        return not self._checkpoints.finite
 
     def next_call(self, calls: Iterator[Call]) -> Call:
         with self._saving_if_data_fail():
@@ -235,23 +228,16 @@ class _Run:
         first = self.step == self._first_step
         if first:
             self.program.compile()
-        after = self.step + int(call.count)
-        if self._experiment.workload.measures and self.program.periods.logs_at(after):
-            self.state, metrics = self.program.take_measured(self.state, call)
-            averaged = self._experiment.workload.averaged
-            self._metrics = {name: value for name, value in metrics.items() if name not in averaged}
-        else:
-            self.state = self.program.take(self.state, call)
-        self.step = after
+        self.state = self.program.take(self.state, call)
+        self.step += int(call.count)
         if first:  # compilation does not count as training time
             jax.block_until_ready(self.state)
             self._log.restart(self.step)
 
     def log(self, numbers: TrainState) -> None:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
-        rate, more = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
-        values = {**numbers.recent.means("train_"), "learning_rate": rate}
-        steps_per_s = self._log.train(self.step, values | {name: float(value) for name, value in more.items()})
+        rate = float(self._rate(self.step - 1))
+        steps_per_s = self._log.train(self.step, {**numbers.recent.means("train_"), "learning_rate": rate})
         if steps_per_s is not None:
             self.program.call_length.adapt(steps_per_s)
 
@@ -294,7 +280,7 @@ class _Run:
         return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
 
     def result(self, test: dict[str, float] | None = None) -> Json:
-        ended = outcome(read(self.state), test, finite=self._checkpoints.finite, recovers=not self.stops_on_divergence)
+        ended = outcome(read(self.state), test, finite=self._checkpoints.finite)
         return {
             **dataclasses.asdict(ended),
             "wall_time_s": round(self._elapsed_s(), 2),

@@ -20,11 +20,9 @@ from depthmup_flax.config import default_config
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.convolution import conv_same
-from depthmup_flax.nn.layers import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
-from depthmup_flax.trainer.engine import losses as loss_functions
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram
@@ -110,7 +108,7 @@ def in_parts(model):
 
 
 def language_model(tied):
-    """On one device with whole logits, on all with logits in parts; and shapes of what those devices exchange."""
+    """On one device and on all; and shapes of what those devices exchange."""
     config = config_of("gpt")
     config.model.tied = tied
     config.data.tokenizer = "byte"  # 256, which can be split
@@ -118,10 +116,9 @@ def language_model(tied):
     one = sharding.make_mesh(LAYOUTS["one"], jax.devices()[:1])
     found = {"whole": trained(experiment, one)[0]}
     mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    with mock.patch.object(loss_functions, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 2):
-        losses, state = trained(experiment, mesh)
-        lowered = program_of(experiment, mesh).traced().lower()
-    found["parts"] = losses
+    losses, state = trained(experiment, mesh)
+    lowered = program_of(experiment, mesh).traced().lower()
+    found["split losses"] = losses
     found["split"] = {
         path_name(path): list(p.sharding.spec)
         for path, p in jax.tree_util.tree_flatten_with_path(state.carry.params)[0]
@@ -197,12 +194,10 @@ def derivatives():
     kernel, x = jnp.sin(jnp.arange(32.0)).reshape(4, 8), jnp.cos(jnp.arange(32.0)).reshape(8, 4)
 
     def loss(kernel):
-        param = sharding.own_gradient(kernel, names)
-        y = with_gradient_of(param, jnp.matmul, sharding.stream(x), sharding.gathered(kernel, names))
-        return jnp.sin(y).sum()
+        return jnp.sin(sharding.stream(x) @ sharding.gathered(kernel, names)).sum()
 
-    def all_of(mesh, gradient_dtype=""):
-        with contextlib.nullcontext() if mesh is None else sharding.activations_on(mesh, gradient_dtype):
+    def all_of(mesh):
+        with contextlib.nullcontext() if mesh is None else sharding.activations_on(mesh):
             return {
                 "forward": jax.jvp(loss, (kernel,), (tangent,))[1],
                 "reverse": jax.grad(loss)(kernel),
@@ -211,8 +206,7 @@ def derivatives():
             }
 
     eight = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    programs = {"one": (None,), "eight": (eight,), "eight, own dtype": (eight, "float32")}
-    found = {name: jax.jit(functools.partial(all_of, *arguments))() for name, arguments in programs.items()}
+    found = {name: jax.jit(functools.partial(all_of, mesh))() for name, mesh in (("one", None), ("eight", eight))}
     return {name: jax.tree.map(lambda x: np.asarray(x).tolist(), value) for name, value in found.items()}
 
 

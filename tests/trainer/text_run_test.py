@@ -16,7 +16,7 @@ from small_runs import assert_same_run
 from depthmup_flax import data
 from depthmup_flax.config import default_config
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.losses import CrossEntropy
+from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
 from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.engine.workload import Means
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -151,8 +151,7 @@ def test_the_test_loss_is_the_mean_over_all_tokens_whatever_the_batch_size(file)
     @jax.jit
     def step(batch):
         inputs, labels = dataset.prepare("shift", None, batch)
-        outputs = functools.partial(model.apply, variables, inputs)
-        return CrossEntropy(model).evaluate(outputs, labels, batch["mask"])
+        return CROSS_ENTROPY.evaluate(model.apply(variables, inputs), labels, batch["mask"])
 
     inputs, labels = dataset.prepare("none", None, dataset.test.arrays())
     logits = model.apply(variables, inputs)

@@ -49,11 +49,9 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
         values = {path: first.point[path] for path in structural if path not in varying and path != SEED}
         label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
         try:
-            shared = first.config.copy_and_resolve_references()
-            shared.train.log_norms = False  # records have no norms
-            experiment = build(shared, load=load)
+            experiment = build(first.config, load=load)
             if isinstance(experiment, StepExperiment):
-                require_read(shared, experiment.user.read, varying - {SEED})
+                require_read(first.config, experiment.user.read, varying - {SEED})
             for run in group_runs:
                 optimizer = run.config.optimizer
                 warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)

@@ -44,19 +44,15 @@ def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
 
 
 class CallLength:
-    """The number of steps of the next call: as many as run in `CALL_S`, at most ``most``, none beyond an event.
+    """The number of steps of the next call: as many as run in `CALL_S`, at most ``most``, none beyond an event."""
 
-    With ``measures``, the last step before an event is a call of its own.
-    """
-
-    def __init__(self, most: int, periods: Periods, *, measures: bool = False) -> None:
-        self.most, self._periods, self._measures = most, periods, measures
+    def __init__(self, most: int, periods: Periods) -> None:
+        self.most, self._periods = most, periods
         self.steps = 1  # until a speed is known
 
     def at(self, step: int) -> int:
         """Steps of the call that begins after ``step``."""
-        left = self._periods.steps_to_next(step)
-        return min(self.steps, self.most, left - 1 if self._measures and left > 1 else left)
+        return min(self.steps, self.most, self._periods.steps_to_next(step))
 
     def adapt(self, steps_per_s: float) -> None:
         """Sets `steps` by a measured speed."""

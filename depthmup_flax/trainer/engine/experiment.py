@@ -25,7 +25,7 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
-from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
+from depthmup_flax.rule.info_trees import param_count, path_name
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
@@ -44,24 +44,6 @@ from depthmup_flax.trainer.engine.user_model import UserNetwork, UserTask, resca
 from depthmup_flax.trainer.engine.workload import Hyper, Periods, Task, TrainState, Workload, new_state
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
-
-
-def norms(info: InfoTree, trees: Mapping[str, ArrayTree]) -> dict[str, jax.Array]:
-    """L2 norms, float32, of trees with the structure of ``info``: ``grad_norm/all``, ``grad_norm/hidden+branch``, ...
-
-    ``trees``: the first word of a name -> tree. The second word is ``all`` or a role, as the parameter table writes it.
-    """
-    groups: dict[str, list[str]] = {}
-    leaves = flatten_info(info)
-    for path, leaf in leaves.items():
-        groups.setdefault(leaf.role + ("+branch" if leaf.in_branch else ""), []).append(path)
-    found: dict[str, jax.Array] = {}
-    for name, tree in trees.items():
-        sizes = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
-        squares = dict(zip(leaves, sizes, strict=True))
-        sums = {"all": sum(squares.values())} | {k: sum(squares[path] for path in v) for k, v in groups.items()}
-        found |= {f"{name}_norm/{group}": jnp.sqrt(total) for group, total in sums.items()}
-    return found
 
 
 def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
@@ -166,7 +148,6 @@ class Experiment(abc.ABC):
             hyperparameters=self.hyperparameters,
             cost=self.cost,
             shapes=self.state_shapes(),
-            gradient_dtype=config.mesh.gradient_dtype,
             matmul_precision=train.matmul_precision,
             **fields,
         )
@@ -224,13 +205,12 @@ class NetworkExperiment(Experiment):
             axes=self.axes,
             tpu_lanes_task=self._task(row_major_gradients),
             convolves=_convolves(self.axes, self.variables["params"]),
-            measures=self.config.train.log_norms,
         )
 
     @functools.cached_property
     def loss(self) -> Loss:
         """Of the outputs."""
-        return named_loss(self.config.loss, self.model)
+        return named_loss(self.config.loss)
 
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""
@@ -265,7 +245,6 @@ class NetworkExperiment(Experiment):
             self.dataset.input_spec,
             self.loss,
             accumulate=self.config.train.accumulate,
-            measure=(lambda **trees: norms(self.info, trees)) if self.config.train.log_norms else None,
         )
 
     def state_shapes(self) -> TrainState:

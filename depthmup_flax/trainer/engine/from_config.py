@@ -145,7 +145,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
             raise _refused(config, f"mesh.{axis}", f"is not split over devices: use mesh.{axis}=1 and mesh.data=-1")
     if (task := network.task(rule)) is not None:
         of_networks = [path for path in field_paths(config) if path.startswith(("optimizer.", "loss"))]
-        unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate", "train.log_norms"]
+        unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate"]
         for path in _changed(config, unread):
             raise _refused(config, path, "has a training step of its own, which reads only numbers in hyper")
         user = user_task(task, model.name, hyperparameters(config), abstract_batch(config, dataset))

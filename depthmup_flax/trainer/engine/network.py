@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.trainer.engine.losses import CrossEntropy, Loss
+from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY, Loss
 from depthmup_flax.trainer.engine.workload import (
     Hyper,
     Means,
@@ -49,7 +48,6 @@ def network_task(
     loss: Loss,
     *,
     accumulate: int = 1,
-    measure: Callable[..., Metrics] | None = None,
 ) -> Task:
     """Trains a network by the gradient of a loss.
 
@@ -61,8 +59,6 @@ def network_task(
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
         BatchNorm normalizes each part by itself, and each part has its own dropout masks.
-      measure: gives further metrics of a step from the trees ``grad``, ``param`` (before the step) and ``update``, its
-        keywords. A program that drops them does not compute them.
     """
 
     def init(key: jax.Array, hyper: Hyper) -> NetworkState:
@@ -74,7 +70,7 @@ def network_task(
         (model, optimizer), (inputs, targets) = network(hyper), batch
 
         def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
-            apply = functools.partial(_applied, model, collections, inputs, train=True, key=key)
+            apply = lambda params: model.apply(params, collections, inputs, train=True, key=key)
             grads, metrics, collections = loss.gradient(apply, state.params, targets)
             return collections, (grads, metrics)
 
@@ -86,24 +82,16 @@ def network_task(
             parts = (*jax.tree.map(split, (inputs, targets)), jax.random.split(key, accumulate))
             collections, (grads, metrics) = _mean_over_parts(gradient, state.collections, parts)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        more = measure(grad=grads, param=state.params, update=updates) if measure else {}
         params = optax.apply_updates(state.params, updates)
-        return NetworkState(params, collections, opt_state), metrics | more
+        return NetworkState(params, collections, opt_state), metrics
 
     def evaluate(state: NetworkState, batch: Any, hyper: Hyper) -> Metrics | Means:
         (inputs, targets), *mask = batch if loss.masked else (batch,)
-        model = network(hyper)[0]
-        apply = functools.partial(_applied, model, state.collections, inputs, train=False, key=None)
-        return loss.evaluate(lambda **flags: apply(state.params, **flags)[0], targets, *mask)
+        outputs, _ = network(hyper)[0].apply(state.params, state.collections, inputs, train=False, key=None)
+        return loss.evaluate(outputs, targets, *mask)
 
     finite = lambda state: (state.params, state.collections)
     return Task(init, step, evaluate, finite, masked=loss.masked)
-
-
-def _applied(
-    model: ModelFunctions, collections: ArrayTree, inputs: Any, params: ArrayTree, **flags: Any
-) -> tuple[Any, ArrayTree]:
-    return model.apply(params, collections, inputs, **flags)
 
 
 def state_of(params: ArrayTree, collections: ArrayTree, optimizer: optax.GradientTransformation) -> NetworkState:
@@ -167,10 +155,10 @@ def make_train_step(
     functions = our_functions(model), optimizer
 
     def task(example: Any) -> Task:
-        return network_task(lambda hyper: functions, example, CrossEntropy(model), accumulate=accumulate)
+        return network_task(lambda hyper: functions, example, CROSS_ENTROPY, accumulate=accumulate)
 
     def init(example: Any) -> TrainState:
-        return new_state(task(example).init(jax.random.key(seed), {}), CrossEntropy.averaged)
+        return new_state(task(example).init(jax.random.key(seed), {}), CROSS_ENTROPY.averaged)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         prepared = prepare(batch_key(seed, state.step), batch)

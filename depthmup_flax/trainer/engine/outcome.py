@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
 
 from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.workload import TrainState
@@ -47,7 +46,6 @@ def outcome(
     to_json: Callable[[float], float | None] = finite_or_none,
     *,
     finite: bool = True,
-    recovers: bool = False,
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss, the evaluated loss or the state was not finite.
 
@@ -56,15 +54,12 @@ def outcome(
       test: ``test_loss`` or ``validation_loss``, and other metrics, if it was evaluated.
       to_json: rounds a number; ``None`` for one that is not finite.
       finite: whether the parameters are finite, as far as known.
-      recovers: a run that ends with finite losses has completed, even if an earlier loss was not finite.
     """
     finite = finite and is_finite(test or {})
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
     if diverged_at is None and not finite:
         diverged_at = int(numbers.step)  # the last update was one too many
     completed = diverged_at is None
-    if recovers and test is not None:
-        completed = finite and bool(np.isfinite(numbers.last_loss))
     evaluated = {name: to_json(value) for name, value in (test or {}).items()} if completed else {}
     return Outcome(
         status=COMPLETED if completed else DIVERGED,

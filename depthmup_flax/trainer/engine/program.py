@@ -45,7 +45,6 @@ class Program(abc.ABC):
       mesh: of the devices.
       data: from `depthmup_flax.trainer.engine.device_batches.put_train_data`.
       periods: of the run, or of the runs.
-      measures: a step that is logged is a call of its own.
 
     With a mesh of devices that are absent, and shapes of the data, it can be traced and compiled.
     """
@@ -57,11 +56,9 @@ class Program(abc.ABC):
     _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
     _evaluate: jax.stages.Wrapped  # (state, values, batch) -> Means
 
-    def __init__(
-        self, workload: Workload, mesh: Mesh, data: Batch | None, periods: Periods, *, measures: bool = False
-    ) -> None:
+    def __init__(self, workload: Workload, mesh: Mesh, data: Batch | None, periods: Periods) -> None:
         self.workload, self.mesh, self.periods, self._data = workload, mesh, periods, data
-        self.call_length = CallLength(_most_steps(workload, mesh), periods, measures=measures)
+        self.call_length = CallLength(_most_steps(workload, mesh), periods)
         self._drawing = drawing_options(sharding.platform(mesh))
 
     def traced(self) -> jax.stages.Traced:
@@ -115,7 +112,7 @@ class ShardedProgram(Program):
     _abstract_values = None  # the hyperparameters are constants of the program
 
     def __init__(self, workload: Workload, mesh: Mesh, data: Batch | None) -> None:
-        super().__init__(workload, mesh, data, workload.periods, measures=workload.measures)
+        super().__init__(workload, mesh, data, workload.periods)
         self._shardings = sharding.state_shardings(workload.shapes, workload.axes, mesh)
         self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), workload.shapes, self._shardings)
         streamed = workload.dataset.placement == "stream"
@@ -124,8 +121,6 @@ class ShardedProgram(Program):
         self._one_step, self._evaluate_one = workload.step({}), workload.evaluate({})
         self._steps = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
         self._take: Callable[..., TrainState] = self._steps
-        measured = self._shardings, sharding.replicated(mesh)
-        self._take_measured: Any = jax.jit(self._measured_step, donate_argnums=0, out_shardings=measured)
         self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
@@ -137,12 +132,8 @@ class ShardedProgram(Program):
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, None, call, self._data)
 
-    def take_measured(self, state: TrainState, call: Call) -> Stepped:
-        """`take` for a call of one step, and the metrics of the step."""
-        return self._take_measured(state, None, call, self._data)
-
     def compile(self) -> None:
-        """Compiles `take`, and `take_measured` where the workload measures.
+        """Compiles `take`.
 
         Several processes compile at the first call instead, and so do JAX's debugging modes, which run a compiled step
         again, operation by operation.
@@ -151,8 +142,6 @@ class ShardedProgram(Program):
         if jax.process_count() > 1 or debugs:
             return
         self._take = self.traced().lower().compile()
-        if self.workload.measures:
-            self._take_measured = self._take_measured.trace(*self._arguments()).lower().compile()
 
     def calls(self, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on, to be closed; each process reads the rows of its devices.
@@ -193,7 +182,7 @@ class ShardedProgram(Program):
             return self._evaluated(state, None, ahead)
 
     def _take_steps(self, state: TrainState, values: None, call: Call, data: Batch | None) -> TrainState:
-        with sharding.activations_on(self.mesh, self.workload.gradient_dtype):
+        with sharding.activations_on(self.mesh):
             return super()._take_steps(state, values, call, data)
 
     def _step(self, values: None, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
@@ -203,11 +192,6 @@ class ShardedProgram(Program):
             batch = jax.tree.map(split, batch_of(self.workload.dataset, data, split(examples[0])))
         key = batch_key(int(self.workload.hyperparameters[SEED]), state.step)
         return self._one_step(state, self.workload.prepare(key, batch))
-
-    def _measured_step(self, state: TrainState, values: None, call: Call, data: Batch | None) -> Stepped:
-        examples = call.examples if self.call_length.most == 1 else call.examples[0]
-        with sharding.activations_on(self.mesh, self.workload.gradient_dtype):
-            return self._step(values, data, state, examples)
 
     def _evaluate_batch(self, state: TrainState, values: None, batch: Batch) -> Means:
         with sharding.activations_on(self.mesh):

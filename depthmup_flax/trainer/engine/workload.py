@@ -218,8 +218,6 @@ class Workload:
     axes: Mapping[str, AxisNames]  # path of a parameter -> its logical axes, by which it is sharded
     tpu_lanes_task: Task | None = None  # a variant for lanes on a TPU
     convolves: bool = False  # a loop over steps would be slow on a CPU
-    gradient_dtype: str = ""  # see `depthmup_flax.devices.sharding.activations_on`
-    measures: bool = False  # the step returns further metrics, which a single run logs
     matmul_precision: str = ""  # of products that name none; "": JAX's default
 
     @property

@@ -142,7 +142,7 @@ class RunCheckpoints:
       directory: of the checkpoints; need not exist.
 
     Attributes:
-      finite: whether the state, and if a loss that is not ends the run, all losses were finite at the last `save`.
+      finite: whether the state and all losses were finite at the last `save`.
     """
 
     def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
@@ -173,11 +173,7 @@ class RunCheckpoints:
             except RunStopped:
                 self.wait()  # the last one with equal copies may still be being written
                 raise
-        self.finite = bool(is_finite(self._experiment.workload.task, state))
-        if self._train.stop_on_divergence:
-            self.finite = self.finite and int(state.nonfinite_step) < 0
-        elif not self.finite:
-            log.warning("step %d: the state is not finite, so no checkpoint is written.", step)
+        self.finite = bool(is_finite(self._experiment.workload.task, state)) and int(state.nonfinite_step) < 0
         if not self.finite:
             return
         meta = {

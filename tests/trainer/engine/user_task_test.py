@@ -125,7 +125,6 @@ def test_an_error_in_a_step_keeps_its_traceback_below_what_was_called():
         ({"optimizer.name": "sgd"}, "optimizer.name"),
         ({"loss": "squared_error"}, "loss"),
         ({"train.accumulate": 2}, "train.accumulate"),
-        ({"train.log_norms": True}, "train.log_norms"),
         ({"mesh.fsdp": 2}, "mesh.fsdp"),
     ],
 )

@@ -1,0 +1,31 @@
+"""Rows of metrics have the learning rate of their step, and products the precision that a config asks for."""
+
+import json
+import re
+
+import jax
+import pytest
+from small_runs import config
+
+from depthmup_flax.trainer.engine.from_config import abstract_batch, build
+from depthmup_flax.trainer.loop import train_and_evaluate
+
+
+def test_every_row_has_the_learning_rate_of_its_step(tmp_path):
+    run = config()
+    run.optimizer.update(learning_rate=0.1, schedule="cosine", warmup_steps=2)
+    run.train.update(steps=5, log_every=2, eval_every=5)
+    train_and_evaluate(run, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = {row["step"]: row["learning_rate"] for row in rows if "train_loss" in row}
+    # Steps taken before: of the two of the warm-up one; of the three of the cosine one, two.
+    assert rates == pytest.approx({2: 0.05, 4: 0.075, 5: 0.025}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("field", "written"), [("", "HIGHEST"), ("tensorfloat32", "HIGH"), ("bfloat16", "DEFAULT")])
+def test_products_of_our_networks_are_exact_unless_a_precision_is_asked_for(field, written):
+    run = config(matmul_precision=field)
+    experiment = build(run)
+    arguments = experiment.state_shapes(), abstract_batch(run, experiment.dataset)
+    jaxpr = str(jax.make_jaxpr(experiment.workload.step({}))(*arguments))
+    assert set(re.findall(r"precision=(.*)", jaxpr)) == {f"(Precision.{written}, Precision.{written})"}
