@@ -214,10 +214,10 @@ class Comparison:
                 continue
             if path in self.facts.readouts and not self._is_tied(path):
                 continue
-            found = (self.products.behind if info.role is Role.INPUT else self.products.around)(path)
+            found = (self.products.around if info.role is Role.HIDDEN else self.products.behind)(path)
             if found is None or close(found, 1):
                 continue
-            if info.role is Role.INPUT:
+            if info.role in (Role.INPUT, Role.VECTOR):  # rows of a table that are taken by number are vectors
                 text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
                 code = "x = x * c  # c as in the base model"
                 if close(found, info.width_out**0.5):

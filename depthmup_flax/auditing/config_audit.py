@@ -114,17 +114,6 @@ def audited(
         same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
         notes.insert(0, f"audited at {at}, because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's.")
-    # Code that ignores a size makes the same parameters, and no other number of residual sums, which may share them.
-    ignored = result.width_ratio == 1, result.depth_ratio == 1
-    others = [(base_sizes[0], sizes[1]), (sizes[0], base_sizes[1])]
-    others = [larger_sizes] * all(ignored) if sizes == base_sizes else list(itertools.compress(others, ignored))
-    shapes_of = lambda sizes: [leaf.shape for leaf in jax.tree.leaves(functions(sizes).shapes(inputs)[0])]
-    for other in others:
-        if other != sizes and shapes_of(other) == shapes_of(sizes):
-            raise InputError(
-                f"model.width is {sizes[0]} and model.depth is {sizes[1]}: the network has the parameters of width "
-                f"{other[0]}, depth {other[1]}. Let its code use the width and the depth."
-            )
     certain = tuple(finding for finding in result.findings if finding.certain)
     return Audited(info, certain, result.not_judged, tuple(notes), result)
 

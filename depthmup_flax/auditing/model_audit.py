@@ -19,10 +19,9 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.comparison import AXES, Comparison, not_judged, scaled_axes
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
-from depthmup_flax.auditing.parameter_trees import Globs, series
+from depthmup_flax.auditing.parameter_trees import series
 from depthmup_flax.auditing.relative_factors import (
     DepthRatios,
-    GivenRatio,
     base_sizes,
     contradictions,
     depth_ratios,
@@ -45,8 +44,7 @@ def audit(
     x: ArrayTree,
     *,
     rule: Parametrization = PRESETS["depth_mup"],
-    depth_ratio: GivenRatio = None,
-    readout: Globs | None = None,
+    depth_ratio: float | None = None,
     overrides: Mapping[str, Axes] | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
@@ -64,9 +62,7 @@ def audit(
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
-        encoder and a decoder separately. Or glob -> ratio of the branches with such parameters, such as
-        ``{"encoder": 2, "decoder": 4}``.
-      readout: globs of the readouts, if the trace finds others.
+        encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
@@ -100,10 +96,7 @@ def audit(
     base_growing = {q: growing[path] for path, q in pairs.items()}
     if facts.has_tokens or base_facts.has_tokens:
         facts, base_facts = again[0](growing), again[1](base_growing)
-    if readout is not None:
-        named = trees.matching("readout", readout, list(mine.leaves))
-        facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})
-    trees.matching("overrides", overrides or {}, list(mine.leaves))
+    trees.require_matches("overrides", overrides or {}, list(mine.leaves))
     same_width = not any(growing.values())
     facts, base_facts, ratios = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
@@ -129,10 +122,10 @@ def audit(
 
 
 def _with_depth(
-    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: GivenRatio
+    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: float | None
 ) -> tuple[Traced, Traced, DepthRatios]:
     """The facts with the branches that count for the depth or have the rule's multiplier, and the depth ratios."""
-    ratios = depth_ratios(facts, base, pairs, given)
+    ratios = depth_ratios(facts, base, given)
     counted = {b.kind for b in facts.branches if b.node in ratios.of_branch}
     others = [b for b in facts.branches if b.kind not in counted]
     for ratio in sorted({ratios.together, *ratios.of_branch.values()}) if others else ():

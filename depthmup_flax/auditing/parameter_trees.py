@@ -18,8 +18,6 @@ from depthmup_flax.rule.parametrization import ParamInfo
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
-# A glob, or several, over paths such as "blocks/0/attn/query/kernel"; each also matches everything below.
-Globs: TypeAlias = str | Collection[str]
 # A parameter in a tree: an array, its shape, a number, a Linen box or an nnx.Variable.
 Leaf: TypeAlias = Any
 _Item = TypeVar("_Item")
@@ -98,12 +96,8 @@ def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_n
             )
 
 
-def matching(argument: str, patterns: Globs, paths: Collection[str]) -> set[str]:
-    """The paths that match a pattern; raises `InputError` for a pattern that matches none."""
-    union = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matched = {path for path in paths if matches(path, pattern)}
-        if not matched:
-            raise InputError(f"{argument} has {pattern!r}, which matches no parameter, such as {next(iter(paths))!r}.")
-        union |= matched
-    return union
+def require_matches(argument: str, globs: Iterable[str], paths: Collection[str]) -> None:
+    """Raises `InputError` for a glob that matches none of the paths, which it would leave unsaid."""
+    for glob in globs:
+        if not any(matches(path, glob) for path in paths):
+            raise InputError(f"{argument} has {glob!r}, which matches no parameter, such as {next(iter(paths))!r}.")

@@ -15,11 +15,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from itertools import product
 from typing import Any, TypeAlias
 
-from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.uses import PRODUCT
-from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.util.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -172,8 +170,6 @@ def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int
 
 
 Kind: TypeAlias = frozenset[str]
-# One ratio of all streams, or one of the branches with parameters that match a glob.
-GivenRatio: TypeAlias = "float | Mapping[str, float] | None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +185,8 @@ class DepthRatios:
         return max((self.of_branch[n] for n in nodes if n in self.of_branch), default=1.0)
 
 
-def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: GivenRatio) -> DepthRatios:
-    """The depth ratios of two models, or the ``given`` ones; ``paths`` are those of the model's parameters.
+def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatios:
+    """The depth ratios of two models, or the ``given`` one.
 
     Streams that grow differently, such as those of an encoder and a decoder, have ratios of their own. Branches whose
     number is fixed count if they stand between others: a block that halves the resolution does, an attention pooling
@@ -201,34 +197,22 @@ def depth_ratios(facts: Traced, base: Traced, paths: Collection[str], given: Giv
     if not any(counted):  # equally deep
         counted = _streams(facts.branches)
     total = lambda counts, several: sum(counts.get(kind, 0) for kind in {b.kind for b in several})
-    own = [_ratio(total(mine, several), total(theirs, several)) for several in counted]
     every = [b for several in counted for b in several]
+    if given is not None:
+        if not 0 < given < math.inf:
+            raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
+        return DepthRatios(float(given), {b.node: float(given) for b in every})
     together = _ratio(total(mine, every), total(theirs, every))
-    if isinstance(given, Mapping):
-        trees.matching("depth_ratio", tuple(given), paths)
-    numbers: dict[str, float] = {}
-    for pattern, number in given.items() if isinstance(given, Mapping) else () if given is None else [("**", given)]:
-        numbers[pattern] = float(number)
-        if not 0 < numbers[pattern] < math.inf:
-            raise InputError(f"depth_ratio is {number!r}: use depth / base_depth, a number above 0.")
-    together = numbers.get("**", together)
     ratios: dict[int, float] = {}
-    for several, ratio in zip(counted, own, strict=True):
-        of_stream = ratio if 0 < ratio < math.inf else together
-        ratios |= {b.node: _given(b, numbers, of_stream) for b in several}
-    if not all(0 < ratio < math.inf for ratio in (together, *ratios.values())):
+    for several in counted:
+        ratio = _ratio(total(mine, several), total(theirs, several))
+        ratios |= {b.node: ratio if 0 < ratio < math.inf else together for b in several}
+    if not 0 < together < math.inf:
         raise InputError(
             f"the trace finds {total(mine, every):g} residual sums in the model and {total(theirs, every):g} in the "
             "base model: pass depth_ratio=depth / base_depth."
         )
     return DepthRatios(together, ratios)
-
-
-def _given(branch: Branch, numbers: Mapping[str, float], otherwise: float) -> float:
-    if "**" in numbers:
-        return numbers["**"]
-    fitting = [r for pattern, r in numbers.items() if any(matches(path, pattern) for path in branch.paths)]
-    return fitting[-1] if fitting else otherwise
 
 
 def _ratio(mine: float, base: float) -> float:

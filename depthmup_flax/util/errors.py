@@ -46,35 +46,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"use {'one of ' * (len(names) > 1)}{', '.join([*names[:_MOST_NAMES], *more])}."
 
 
-# What other libraries call our fields and losses -> our name, or its last part.
-_ELSEWHERE = {
-    **dict.fromkeys(("lr", "eta"), "learning_rate"),
-    **dict.fromkeys(("wd", "decay"), "weight_decay"),
-    **dict.fromkeys(("bs", "batch"), "batch_size"),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "features"), "width"),
-    **dict.fromkeys(("layers", "num_layers", "n_layer", "n_layers"), "depth"),
-    **dict.fromkeys(("activation", "act"), "nonlinearity"),
-    **dict.fromkeys(("mse", "mse_loss", "l2"), "squared_error"),
-    **dict.fromkeys(("ce", "nll", "xent"), "cross_entropy"),
-    "max_steps": "steps",
-    "num_epochs": "epochs",
-    "beta1": "b1",
-    "beta2": "b2",
-    "muadam": "adamw",
-}
-
-
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is closest to ``name``, ignoring case; ``None`` if none is close.
-
-    Names may be dotted. A name that other libraries use for a known one is close to it.
-    """
+    """The known name that is closest to ``name``, ignoring case; ``None`` if none is close."""
     by_lower = {other.lower(): other for other in known}
-    lower = str(name).lower()
-    here = _ELSEWHERE.get(lower.rpartition(".")[2])
-    similar = [other for other in by_lower if lower not in by_lower and other.rpartition(".")[2] == here]
-    similar = similar or difflib.get_close_matches(lower, by_lower, n=1)
-    return by_lower[similar[0]] if similar else None
+    return next((by_lower[similar] for similar in difflib.get_close_matches(str(name).lower(), by_lower, n=1)), None)
 
 
 def shown(value: object) -> str:
