@@ -13,7 +13,8 @@ import jax
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
-from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, is_network
+from depthmup_flax.networks.adapters import Call, Function, Linen, abstract, adapter_of
+from depthmup_flax.networks.calls import array_text
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
@@ -40,8 +41,25 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
         raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
     inputs = jax.tree.map(abstract, x)
+    adapter = Function(model) if type(model) is tuple and callable(model[0]) else adapter_of(model)
+    if adapter is None and not isinstance(model, ModelFunctions):
+        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
+        raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        key = jax.random.key(0)  # traced: the audit makes no array
+        if adapter is None:
+            return model.apply(params, state, batch, train=True, key=key)[0]
+        return adapter.apply(params, state, batch, Call(key, kwargs=kwargs))[0]
+
     try:
-        return _as_model(model, inputs, argument, output, kwargs, known)
+        params, state = model.shapes(inputs) if adapter is None else adapter.shapes(inputs, Call(kwargs=kwargs))
+        leaves, structure = trees.flatten(params, argument)
+        inner = jax.tree.structure(params)
+        run = lambda flat, state, batch: selected(
+            apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output
+        )
+        graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
     except InputError:
         raise
     except Exception as error:
@@ -50,37 +68,12 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
             f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}. The parts of "
             "a tuple are the model's arguments; audit passes keyword arguments on."
         ) from error
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
 
 
 def _typed(x: Any) -> str:
     """``float32[2, 8]``, ``{'image': float32[2, 8]}``: arrays in an error."""
-    text = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf), x)
-    return str(text).replace("'", "")
-
-
-def _as_model(
-    model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
-) -> Model:
-    if isinstance(model, ModelFunctions):
-        params, state = model.shapes(inputs)
-        apply = lambda params, state, batch: model.apply(params, state, batch, train=True, key=jax.random.key(0))[0]
-    elif is_network(model):
-        adapter = Function(model) if type(model) is tuple else adapter_of(model)
-        params, state = adapter.shapes(inputs, Call(kwargs=kwargs))
-        # The key is traced: the audit makes no array.
-        call = lambda: Call(jax.random.key(0), kwargs=kwargs)
-        apply = lambda params, state, batch: adapter.apply(params, state, batch, call())[0]
-    else:
-        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
-        raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
-    leaves, structure = trees.flatten(params, argument)
-    inner = jax.tree.structure(params)
-
-    def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
-        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
-
-    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
-    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
+    return str(jax.tree.map(array_text, x)).replace("'", "")
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -125,5 +118,5 @@ def with_base_width(
 
 
 def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    params, _ = adapter_of(model).shapes(jax.tree.map(abstract, x), Call(kwargs=kwargs))
+    params, _ = Linen(model).shapes(jax.tree.map(abstract, x), Call(kwargs=kwargs))
     return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}

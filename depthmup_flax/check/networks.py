@@ -15,7 +15,7 @@ from depthmup_flax.auditing.given_model import Output, selected
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
 from depthmup_flax.check.records import OUTPUT, SCORES
 from depthmup_flax.networks.adapters import Activations, Call
-from depthmup_flax.networks.model_functions import ModelFunctions, made_adapter
+from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
@@ -101,7 +101,7 @@ def checked_network(
         captured = lambda params: model.captured(params, state, x, key)
         audited, kwargs = model.auditable()
     else:
-        adapter, call = made_adapter(model), Call(key, kwargs=kwargs)
+        adapter, call = model_functions(model).adapter, Call(key, kwargs=kwargs)
         state = jax.jit(lambda key: adapter.init(key, x, call)[1])(key)
         init = lambda key: nn.unbox(adapter.init(key, x, call)[0])
         captured = lambda params: adapter.captured(params, state, x, call)

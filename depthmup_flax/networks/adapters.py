@@ -41,17 +41,11 @@ def abstract(array: Any) -> jax.ShapeDtypeStruct:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """How a network is called.
+    """How a network is called."""
 
-    Attributes:
-      key: for dropout and the like; ``None`` where nothing is random.
-      train: sets the mode, by the arguments or the methods that the library has for it; ``None``: as the module is.
-      kwargs: further arguments.
-    """
-
-    key: jax.Array | None = None
-    train: bool | None = None
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    key: jax.Array | None = None  # for dropout and the like; `None` where nothing is random
+    train: bool | None = None  # by the arguments or the methods that the library has for it; `None`: as the module is
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments
 
     def options(self, function: Any) -> dict[str, Any]:
         """The keyword arguments of a function that is called."""
@@ -342,22 +336,9 @@ class Function(Adapter):
         return self.model[0](params, *arguments_of(inputs), **call.kwargs), ()
 
 
-def is_maker(model: Any) -> bool:
-    """Whether a network's values are made by its own ``init``: of a Linen module, a Haiku one, or a pair."""
-    kind = type(model)
-    is_haiku = kind.__module__.split(".")[0] == "haiku" and kind.__name__ in ("Transformed", "TransformedWithState")
-    is_pair = isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)) and not is_equinox(model[0])
-    return isinstance(model, nn.Module) or is_haiku or is_pair
-
-
-def is_network(model: Any) -> bool:
-    """Whether `adapter_of` takes it."""
-    is_function = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
-    return is_maker(model) or is_nnx(model, "Module") or isinstance(model, Adapter) or is_equinox(model) or is_function
-
-
-def adapter_of(model: Any) -> Adapter:
+def adapter_of(model: Any) -> Adapter | None:
     """The adapter of a module, a Haiku ``Transformed``, a pair (init, apply) or a pair (function, parameters)."""
+    kind = type(model)
     if isinstance(model, Adapter):
         return model
     if isinstance(model, nn.Module):
@@ -366,31 +347,30 @@ def adapter_of(model: Any) -> Adapter:
         return Nnx(model)
     if is_equinox(model):
         return Equinox(model)
-    if isinstance(model, tuple) and not is_maker(model):
-        return Function(model)
-    # Haiku's are named tuples.
-    return Pair(model) if type(model) is tuple else Haiku(model)
+    if kind.__module__.split(".")[0] == "haiku" and kind.__name__ in ("Transformed", "TransformedWithState"):
+        return Haiku(model)
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        return Pair(model) if callable(model[1]) and not is_equinox(model[0]) else Function(model)
+    return None
 
 
-@dataclasses.dataclass(frozen=True, init=False)
 class PlainTree:
     """A tree, such as ``nnx.State`` or a part of an Equinox module, as nested dictionaries with the same paths."""
 
-    names: tuple[str, ...]
-    structure: jax.tree_util.PyTreeDef
-
     def __init__(self, tree: Any):
-        flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_nnx(x, "Variable"))
-        object.__setattr__(self, "names", tuple(path_name(path) for path, _ in flat))
-        object.__setattr__(self, "structure", jax.tree.structure(tree))
+        self._names, self._structure = list(_leaves(tree)), jax.tree.structure(tree)
 
     def plain(self, tree: Any) -> dict[str, Any]:
         """The leaves of a tree that has at least these, in nested dictionaries."""
-        flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_nnx(x, "Variable"))
-        leaves = {path_name(path): jax.tree.leaves(leaf)[0] for path, leaf in flat}
-        return traverse_util.unflatten_dict({name: leaves[name] for name in self.names}, sep="/")
+        leaves = _leaves(tree)
+        return traverse_util.unflatten_dict({name: leaves[name] for name in self._names}, sep="/")
 
     def restored(self, plain: Mapping[str, Any]) -> Any:
         """The tree with the leaves of nested dictionaries."""
         leaves = traverse_util.flatten_dict(plain, sep="/")
-        return jax.tree.unflatten(self.structure, [leaves[name] for name in self.names])
+        return jax.tree.unflatten(self._structure, [leaves[name] for name in self._names])
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_nnx(x, "Variable"))
+    return {path_name(path): jax.tree.leaves(leaf)[0] for path, leaf in flat}

@@ -24,13 +24,9 @@ _MOST_LEAVES = 6  # of an argument shown in an error
 
 @contextlib.contextmanager
 def calling(name: str, *trees: Any) -> Iterator[None]:
-    """Raises `UserCodeError` for an exception inside, which is the user's code.
+    """Raises `UserCodeError` for an exception inside, which is the user's code, with shapes of its arguments ``trees``.
 
-    `InputError` and `UserCodeError` pass as they are.
-
-    Args:
-      name: of the function, such as ``"my_package.net:Net.__call__"``.
-      *trees: its arguments, whose shapes the error shows.
+    `InputError` and `UserCodeError` pass as they are. ``name`` is such as ``"my_package.net:Net.__call__"``.
     """
     try:
         yield
@@ -45,14 +41,16 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
 
 def shapes_of(*trees: Any) -> str:
     """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``; for a tree of many, ``181 arrays``."""
-    shown: list[str] = []
-    for tree in trees:
-        leaves = jax.tree.leaves(tree)
-        shown += [f"{len(leaves)} arrays"] if len(leaves) > _MOST_LEAVES else map(_shape_of, leaves)
-    return ", ".join(shown)
+    several = [jax.tree.leaves(tree) for tree in trees]
+    return ", ".join(
+        f"{len(leaves)} arrays" if len(leaves) > _MOST_LEAVES else ", ".join(map(array_text, leaves))
+        for leaves in several
+        if leaves
+    )
 
 
-def _shape_of(leaf: Any) -> str:
+def array_text(leaf: Any) -> str:
+    """``float32[64, 8]``, or a number or text."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
@@ -72,22 +70,12 @@ def model_fields(obj: Any) -> dict[str, Any]:
 
     Fields of dataclasses, hence of Linen and Equinox modules; else the parameters of the function or of ``__init__``.
     """
-    factories = {
-        field.name: field.default_factory
-        for field in (dataclasses.fields(obj) if dataclasses.is_dataclass(obj) and inspect.isclass(obj) else ())
-        if field.default_factory is not MISSING
-    }
     linen = _LINEN if inspect.isclass(obj) and issubclass(obj, nn.Module) else frozenset()
-    result: dict[str, Any] = {}
-    for name, parameter in parameters(obj).items():
-        if name in PASSED | linen:
-            continue
-        if parameter.default is inspect.Parameter.empty:
-            result[name] = MISSING
-        elif name in factories and type(parameter.default) is _FACTORY:
-            result[name] = factories[name]()
-        else:
-            result[name] = parameter.default
+    defaults = {name: p.default for name, p in parameters(obj).items() if name not in PASSED | linen}
+    result = {name: MISSING if value is inspect.Parameter.empty else value for name, value in defaults.items()}
+    for field in dataclasses.fields(obj) if dataclasses.is_dataclass(obj) and inspect.isclass(obj) else ():
+        if field.default_factory is not MISSING and repr(result.get(field.name)) == "<factory>":
+            result[field.name] = field.default_factory()
     return result
 
 
@@ -117,12 +105,3 @@ def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
         raise InputError(f"the parameters of {name} cannot be read: write a function that calls it.") from error
     named = [p for p in list(signature.parameters.values())[is_own_init:] if p.kind in _NAMED]
     return {parameter.name: parameter for parameter in named}
-
-
-@dataclasses.dataclass
-class _WithFactory:
-    value: list[int] = dataclasses.field(default_factory=list)
-
-
-# What signatures show as the default of a field with a factory.
-_FACTORY = type(inspect.signature(_WithFactory.__init__).parameters["value"].default)

@@ -40,10 +40,6 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
       name: ``"module.path:attribute"``; the attribute may have dots.
       field: names the setting in errors, such as ``"config.model.name"``.
       example: an import path for errors.
-
-    Raises:
-      InputError: there is no such module or attribute.
-      UserCodeError: the import fails.
     """
     if name.startswith(_SESSION):
         if name not in _registered:
@@ -68,12 +64,9 @@ def register(obj: Any, kind: str) -> str:
     """A name for an object of this process: ``"session:<qualified name>@<8 digits of its digest>"``.
 
     Equal code and data, closures and defaults included, give the same name; of several such objects the last counts.
-
-    Args:
-      obj: a class, function, or tree of arrays.
-      kind: names an object that has no name of its own, such as a lambda or ``"data"``.
+    ``obj`` is a class, a function, or a tree of arrays; ``kind`` names one without a name of its own, such as a lambda.
     """
-    digest = object_digest(obj)
+    digest = _Digest(getattr(obj, "__module__", None)).of(obj)
     own = _qualname(obj)
     name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}@{digest[:8]}"
     _registered[name] = obj, digest
@@ -141,30 +134,31 @@ def _qualname(obj: Any) -> str:
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.dtype)
 
 
-def object_digest(obj: Any) -> str:
-    """16 digits for a class, a function, or a tree of arrays.
-
-    A function's are those of its source, else its bytecode, with its defaults, what it closes over, and what it uses of
-    its own module, such as a network of the same notebook.
-    """
-    digest = _Digest(getattr(obj, "__module__", None))
-    digest.add(obj)
-    return digest.hash.hexdigest()[:16]
-
-
 class _Digest:
-    """A hash of objects; of other modules than ``home``, only the source of what is named itself counts."""
+    """A hash of a class, a function, or a tree of arrays, of the module ``home``.
+
+    A function's is that of its source, else its bytecode, with its defaults, what it closes over, and what it uses of
+    its own module, such as a network of the same notebook. Of other modules, only the source of what is named counts.
+    """
 
     def __init__(self, home: str | None) -> None:
         self.hash = hashlib.sha256()
         self.home = home
         self.seen: dict[int, Any] = {}  # what refers to itself is added once; held, so that no id is used again
 
+    def of(self, obj: Any) -> str:
+        """16 digits."""
+        self.add(obj)
+        return self.hash.hexdigest()[:16]
+
     def add(self, obj: Any) -> None:
         if isinstance(obj, _PLAIN):
             self.hash.update(f"{type(obj).__name__}{obj!r};".encode())
         elif isinstance(obj, (np.ndarray, jax.Array, np.generic)):
-            array = np.asarray(_numbers(obj))
+            numbers: Any = obj
+            if jax.dtypes.issubdtype(obj.dtype, jax.dtypes.prng_key):
+                numbers = jax.random.key_data(numbers)
+            array = np.asarray(numbers)
             self.hash.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         elif id(obj) in self.seen:
             self.add(f"again {list(self.seen).index(id(obj))}")
@@ -189,8 +183,8 @@ class _Digest:
         elif isinstance(obj, types.CodeType):
             yield from (obj.co_code, obj.co_names, obj.co_varnames, obj.co_consts)
         elif isinstance(obj, types.FunctionType):
-            cells = [cell.cell_contents for cell in obj.__closure__ or () if _is_filled(cell)]
-            yield from (_source(obj) or obj.__code__, obj.__defaults__, obj.__kwdefaults__, cells)
+            closed_over = inspect.getclosurevars(obj).nonlocals.values()
+            yield from (_source(obj) or obj.__code__, obj.__defaults__, obj.__kwdefaults__, list(closed_over))
             yield self._globals(obj)
         elif inspect.isclass(obj):
             yield from self._class(obj)
@@ -236,17 +230,3 @@ def _source(obj: Any) -> str | None:
         return inspect.getsource(obj)
     except (OSError, TypeError):
         return None
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _numbers(array: Any) -> Any:
-    """An array, or what a random key holds."""
-    is_key = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array

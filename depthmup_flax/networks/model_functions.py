@@ -16,13 +16,13 @@ from depthmup_flax.networks.adapters import (
     Adapter,
     Call,
     Equinox,
+    Haiku,
     Linen,
     Nnx,
+    Pair,
     adapter_of,
-    is_maker,
 )
 from depthmup_flax.networks.calls import calling, takes
-from depthmup_flax.rule.info_trees import is_equinox, is_nnx
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
@@ -125,36 +125,36 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
       InputError: it returns something else, or a network whose values would be the same for every seed.
       UserCodeError: it fails.
     """
-    name = name or _name_of(make)
-    return ModelFunctions(name, made_adapter(make, name))
+    name = name or getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
+    return ModelFunctions(name, _adapter(make, name))
 
 
-def _name_of(make: Any) -> str:
-    return getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
+_MAKERS = (Linen, Haiku, Pair)  # whose values are made by their own init
 
 
-def made_adapter(make: Any, name: str = "") -> Adapter:
+def _adapter(make: Any, name: str) -> Adapter:
     """The adapter of the network that ``make`` returns or is; see `model_functions`."""
-    name = name or _name_of(make)
-    if is_maker(make):
-        return adapter_of(make)
-    if is_nnx(make, "Module") or is_equinox(make) or not callable(make):
+    given = adapter_of(make)
+    if isinstance(given, _MAKERS):
+        return given
+    if given is not None or not callable(make):
         raise InputError(_of_other_kind(make, name))
     made = functools.partial(_made, make, name)
     traced: list[Any] = []
     jax.eval_shape(lambda: traced.append(made(jax.random.key(0))))  # a large network is not computed
-    if is_maker(traced[0]):
+    adapter = adapter_of(traced[0])
+    if isinstance(adapter, _MAKERS):
         # Made anew, because what was made inside a trace may hold values of the trace.
-        return adapter_of(made(jax.random.key(0)))
-    if not (is_nnx(traced[0], "Module") or is_equinox(traced[0])):
+        return type(adapter)(made(jax.random.key(0)))
+    if not isinstance(adapter, Nnx | Equinox):
         raise InputError(_of_other_kind(traced[0], name))
     if not (takes(make, "rngs") or takes(make, "key")):
-        argument = "rngs" if is_nnx(traced[0], "Module") else "key"
+        argument = "rngs" if isinstance(adapter, Nnx) else "key"
         raise InputError(
             f"{name} returns {type(traced[0]).__name__} but does not take {argument}: all seeds would start from the "
             f"same values. Give it a parameter {argument}, and make its layers with it."
         )
-    if is_nnx(traced[0], "Module"):
+    if isinstance(adapter, Nnx):
         from flax import nnx
 
         return Nnx(nnx.eval_shape(lambda: made(jax.random.key(0))), made)

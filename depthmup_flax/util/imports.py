@@ -28,37 +28,11 @@ EXTRA_OF = {
 }
 
 
-def require(package: str, why: str) -> None:
-    """Imports ``package``, or says how to install it.
+def require(module: str, why: str) -> ModuleType:
+    """Imports a module, or says in an `InputError` which extra installs what it lacks.
 
-    Args:
-      package: the name of a module, such as "sklearn".
-      why: what needs it, as the subject of a sentence: "data.name='digits'", "depthmup train".
-
-    Raises:
-      InputError: it cannot be imported.
+    ``why`` is the subject of that sentence: "data.name='digits'", "depthmup train".
     """
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(sentence(package, why, error)) from error
-
-
-def sentence(package: str, why: str, error: ImportError) -> str:
-    """The sentence about a module of `EXTRA_OF` that cannot be imported."""
-    absent = isinstance(error, ModuleNotFoundError) and error.name == package
-    reason = "is not installed" if absent else f"cannot be imported ({error})"
-    return f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".'
-
-
-def missing(error: ImportError, why: str) -> InputError | None:
-    """The error to raise instead of an `ImportError`, if an extra installs what is missing."""
-    package = (error.name or "").partition(".")[0]
-    return InputError(sentence(package, why, error)) if package in EXTRA_OF else None
-
-
-def imported(module: str, why: str) -> ModuleType:
-    """Imports a module; `InputError` if it lacks a package that an extra installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -67,22 +41,25 @@ def imported(module: str, why: str) -> ModuleType:
         raise explained from error
 
 
-def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package.
+def missing(error: ImportError, why: str) -> InputError | None:
+    """The error to raise instead of an `ImportError`, if an extra installs what is missing."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return None
+    reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+    return InputError(f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".')
 
-    Args:
-      package: its name.
-      names: module of the package -> the names that it defines, with spaces.
-    """
+
+def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package, from module of the package -> the names that it defines, with spaces."""
     module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
 
     def get(name: str) -> object:
         if name not in module_of:
             meant = None if name.startswith("_") else closest(name, module_of)
             hint = f". Did you mean {meant!r}?" if meant else ""
-            sentence = f"module {package!r} has no attribute {name!r}{hint}"
-            raise AttributeError(sentence, obj=sys.modules[package])  # with a name, Python would add a hint of its own
-        value = getattr(imported(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+        value = getattr(require(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from jax.extend import core
 
 Value = TypeVar("Value")
-
-
-def propagate(
-    jaxpr: Any,
-    inputs: Sequence[Value],
-    equation: Callable[[core.JaxprEqn, list[Value]], Sequence[Value]],
-    constant: Callable[[Any], Value],
-) -> list[Value]:
-    """The values of a jaxpr's outputs, given those of its inputs; a value is whatever the caller computes or records.
-
-    Args:
-      jaxpr: open, without constants, or closed.
-      inputs: a value per input.
-      equation: (equation, values of its inputs) -> values of its outputs, called in order. It decides what becomes of
-        the jaxprs inside of the equation.
-      constant: the value of a constant or literal.
-    """
-    inner, consts = opened(jaxpr)
-    known = dict(zip([*inner.constvars, *inner.invars], [*map(constant, consts), *inputs], strict=True))
-    value = lambda x: constant(x.val) if isinstance(x, core.Literal) else known[x]
-    for eqn in inner.eqns:
-        known.update(zip(eqn.outvars, equation(eqn, [value(x) for x in eqn.invars]), strict=True))
-    return [value(x) for x in inner.outvars]
 
 
 def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
@@ -49,14 +26,6 @@ def called_jaxpr(eqn: core.JaxprEqn) -> Any | None:
         if inner is not None and len(opened(inner)[0].invars) == len(eqn.invars):
             return inner
     return None
-
-
-def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and carried values of a ``scan``."""
-    if "num_consts" in eqn.params:
-        return eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry, _ = eqn.params["ft_in"].unpack()  # since JAX 0.11
-    return len(consts), len(carry)
 
 
 def repeated_jaxprs(eqn: core.JaxprEqn) -> Iterator[tuple[core.Jaxpr, int]]:
@@ -106,7 +75,11 @@ def loop_of(eqn: core.JaxprEqn) -> JaxprLoop | None:
     """The loop of a ``scan`` or ``while`` equation."""
     params = eqn.params
     if eqn.primitive.name == "scan":
-        return JaxprLoop(params["jaxpr"], *scan_counts(eqn), float(params["length"]))
+        if "num_consts" in params:
+            consts, carry = params["num_consts"], params["num_carry"]
+        else:  # since JAX 0.11
+            consts, carry = (len(part) for part in params["ft_in"].unpack()[:2])
+        return JaxprLoop(params["jaxpr"], consts, carry, float(params["length"]))
     if eqn.primitive.name == "while":
         first, consts = params["cond_nconsts"], params["body_nconsts"]
         carry = len(eqn.invars) - first - consts
@@ -118,7 +91,7 @@ class Interpreter(Generic[Value]):
     """Evaluates jaxprs on values of any kind: on arrays, or on what is known of arrays.
 
     A subclass says what a constant is worth and what an operation makes of its inputs. Calls are entered. The results
-    of branches, and of the rounds of a loop until nothing changes, are joined; `cond` and `loop` may be overridden.
+    of branches, and of the rounds of a loop until nothing changes, are joined; all methods may be overridden.
     """
 
     def constant(self, array: Any) -> Value:
@@ -134,8 +107,13 @@ class Interpreter(Generic[Value]):
         raise NotImplementedError
 
     def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        """The results of an open or closed jaxpr."""
-        return propagate(jaxpr, inputs, self.equation, self.constant)
+        """The results of an open or closed jaxpr, given the value of each input."""
+        inner, consts = opened(jaxpr)
+        known = dict(zip([*inner.constvars, *inner.invars], [*map(self.constant, consts), *inputs], strict=True))
+        value = lambda x: self.constant(x.val) if isinstance(x, core.Literal) else known[x]
+        for eqn in inner.eqns:
+            known.update(zip(eqn.outvars, self.equation(eqn, [value(x) for x in eqn.invars]), strict=True))
+        return [value(x) for x in inner.outvars]
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[Value]) -> Sequence[Value]:
         """The results of any equation."""
