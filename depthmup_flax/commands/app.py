@@ -43,7 +43,6 @@ GROUPS = {
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",
         "plan": "memory and operations, also on TPUs that you do not have",
-        "doctor": "what is installed and what is missing",
         "config": "list the shipped configs; explain or copy one",
     },
 }

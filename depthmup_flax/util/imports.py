@@ -21,7 +21,7 @@ except importlib.metadata.PackageNotFoundError:  # a checkout on the path
 # Module -> the extra that installs it. The core needs jax, flax, optax and numpy alone.
 EXTRA_OF = {
     **dict.fromkeys(("absl", "grain", "ml_collections", "orbax"), "train"),
-    **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX"), "train"),
+    **dict.fromkeys(("PIL", "scipy", "sklearn", "tensorboardX"), "train"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
     "tensorflow_datasets": "tfds",
     "wandb": "wandb",
