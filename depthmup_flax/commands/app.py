@@ -43,7 +43,7 @@ GROUPS = {
     "verify": {
         "check": "the coordinate check: does a network follow the rule?",
         "plan": "memory and operations, also on TPUs that you do not have",
-        "config": "list the shipped configs; explain or copy one",
+        "config": "list the shipped configs; explain one",
     },
 }
 COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}

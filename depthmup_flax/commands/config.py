@@ -1,11 +1,11 @@
-"""List the shipped configs, explain the fields of one, or copy one.
+"""List the shipped configs, or explain the fields of one.
 
     depthmup config [NAME [SECTION]] [--config.FIELD=VALUE ...] [FLAG ...]
 
 Examples:
     depthmup config
     depthmup config digits optimizer
-    depthmup config --copy digits my.py
+    depthmup config --presets
 
 NAME is a shipped config, such as digits or sweeps/vit, or your Python file.
 Fields that differ from their default are marked *. For the runs of a sweep only
@@ -18,6 +18,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import itertools
 import pathlib
 import re
 import shutil
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 _START = "Start here. "  # how the docstrings of the first sweeps begin
-_LEFT = 30  # columns of "name=value"
+_LEFT = 38  # columns of "name=value"
 _LONG = 60  # columns of a value; longer tuples are abbreviated
 
 
@@ -43,7 +44,7 @@ class Field:
 
     path: str  # dotted
     value: Any  # None: not set
-    default: Any  # None: it has none, or is not set by default
+    default: Any  # None: not set by default
     meaning: str
     if_unset: str = ""  # the value that is then used
 
@@ -52,28 +53,18 @@ class Field:
         """Whether its value differs from its default."""
         return self.value is not None and self.value != self.default
 
-    @property
-    def marked(self) -> bool:
-        """Whether it is marked as changed: it has a default."""
-        return self.changed and self.default is not None
-
 
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
     parser.define_config("The same as NAME.")
-    parser.flag("--copy", action="store_true", help="Copy the config to the file named second.")
     parser.flag("--presets", action="store_true", help="List the values of parametrization.preset.")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Lists, explains or copies configs."""
+    """Lists or explains configs."""
     words, given = args.words, args.config
-    if args.copy:
-        if len(words) != 2:
-            raise InputError("--copy needs a config and a new file: depthmup config --copy digits my.py.")
-        print(copied(*words))
-    elif args.presets:
+    if args.presets:
         from depthmup_flax.rule.presets import WHICH_EXPONENT, describe_presets
 
         print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
@@ -98,21 +89,7 @@ def listing() -> str:
         shorten = lambda text, most: textwrap.shorten(text.removeprefix(_START), most, placeholder=" ...")
         lines = (f"  {name:{width}}  {shorten(text, _columns() - width - 4)}" for name, text in rows.items())
         blocks.append("\n".join([f"depthmup {command} --config=NAME{': start here' * starts}", *lines]))
-    return "\n\n".join([*blocks, "depthmup config NAME explains one, depthmup config --copy NAME my.py copies it."])
-
-
-def copied(name: str, target: str) -> str:
-    """Copies a config to a new file; returns what was written, and the next command."""
-    source = pathlib.Path(path_of(name).partition(":")[0])
-    if not target.endswith(".py"):
-        raise InputError(f"the copy is {target!r}: use a name that ends in .py.")
-    try:
-        with open(target, "xb") as file:
-            file.write(source.read_bytes())
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror}): choose another name.") from error
-    command = "sweep" if name.startswith("sweeps/") else "train"
-    return f"written: {target}\nnext: depthmup {command} --config={target}"
+    return "\n\n".join([*blocks, "depthmup config NAME explains one, and names its file."])
 
 
 def fields(config: ConfigDict) -> list[Field]:
@@ -127,8 +104,9 @@ def fields(config: ConfigDict) -> list[Field]:
     meanings |= {f"grids.{grid}.{field.path}": field.meaning for grid in config.grids for field in of_run}
     own = [path for path in field_paths(config) if not path.startswith("base.")]
     own.sort(key=lambda path: path.startswith("grids."))
-    fields_of_sweep = [Field(path, get_field(config, path), None, meanings.get(path, "")) for path in own]
-    return fields_of_sweep + [dataclasses.replace(field, path=f"base.{field.path}") for field in of_run]
+    values = {path: get_field(config, path) for path in own}
+    of_sweep = [Field(path, value, value, meanings.get(path, "")) for path, value in values.items()]
+    return of_sweep + [dataclasses.replace(field, path=f"base.{field.path}") for field in of_run]
 
 
 def _of_run(config: ConfigDict) -> list[Field]:
@@ -186,33 +164,25 @@ def explained(config: ConfigDict, path: str, section: str = "") -> str:
             raise InputError(f"{path} has no section {section!r}: {did_you_mean(section, sections - {''})}")
     else:
         shown = [field for field in known if field.changed or not field.path.startswith("base.")]
-    lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), ""]
-    heading = None
-    for field in shown:
-        parts = field.path.split(".")
-        depth = 2 if parts[0] == "grids" else len(parts) - 1
-        if heading not in (None, parts[:depth]):
-            lines.append("")
-        if heading != parts[:depth] and depth:
-            lines.append(".".join(parts[:depth]))
-        heading = parts[:depth]
-        lines += _lines(field, ".".join(parts[depth:]))
+    lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), path]
+    for _, of_section in itertools.groupby(shown, key=lambda field: field.path.rpartition(".")[0]):
+        lines += ["", *(line for field in of_section for line in _lines(field))]
     lines += ["", "* differs from the default. Set a field on the command line: --config.FIELD=VALUE"]
-    return "\n".join(lines)
+    return "\n".join(lines).removeprefix("\n")
 
 
-def _lines(field: Field, name: str) -> list[str]:
-    """``* depth=16    (default 8) L, the number of residual blocks``, wrapped."""
+def _lines(field: Field) -> list[str]:
+    """``* model.depth=16    (default 8) L, the number of residual blocks``, wrapped."""
     if field.value is None:
-        left, note = name, f"(unset: {field.if_unset}) " if field.if_unset else "(unset) "
+        left, note = field.path, f"(unset: {field.if_unset}) " if field.if_unset else "(unset) "
     else:
-        left = f"{name}={_shown(field.value)}"
-        note = f"(default {_shown(field.default)}) " if field.marked else ""
+        left = f"{field.path}={_shown(field.value)}"
+        note = f"(default {_shown(field.default)}) " if field.changed and field.default is not None else ""
     rest = textwrap.wrap(note + first_sentence(field.meaning), _columns() - _LEFT) or [""]
     if len(left) > _LEFT - 4:
         rest.insert(0, "")
     first, *others = rest
-    return [f"{'* ' if field.marked else '  '}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + x for x in others)]
+    return [f"{'* ' if field.changed else '  '}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + x for x in others)]
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""``depthmup config``: lists, explains and copies configs."""
+"""``depthmup config``: lists and explains configs."""
 
 import pytest
 from processes import run_command
@@ -47,23 +47,23 @@ def test_the_list_has_every_shipped_config_in_a_line_of_a_terminal():
 def test_a_config_is_explained_with_values_and_defaults_and_without_loading_data():
     text = " ".join(shown("digits").split())
     assert "A residual MLP on scikit-learn's 8x8 digits" in text
-    assert "* depth=16 (default 8) L, the number of residual blocks" in text
-    assert "alpha (unset: the preset's 0.5) branches are multiplied by a * r^-alpha" in text
+    assert "* model.depth=16 (default 8) L, the number of residual blocks" in text
+    assert "parametrization.alpha (unset: the preset's 0.5) branches are multiplied by a * r^-alpha" in text
     assert " seed=0 of initial weights" in text  # not marked
 
 
 def test_flags_and_a_section_change_what_is_shown():
     lines = shown("digits", "model", "--config.model.depth=24").splitlines()
-    assert lines[0] == "model"
-    assert any(line.startswith("* depth=24 ") for line in lines)
+    assert lines[0].startswith("  model.name=res_mlp")
+    assert any(line.startswith("* model.depth=24 ") for line in lines)
     assert not any("learning_rate" in line for line in lines)
-    assert shown("--config=digits", "model.width").splitlines()[1].split()[0] == "width=128"
+    assert shown("--config=digits", "model.width").splitlines()[0].split()[0] == "model.width=128"
 
 
 def test_a_sweep_shows_its_axes_and_what_it_changes_and_all_fields_of_its_runs_if_asked():
     text = shown("sweeps/digits")
-    assert "model.depth=(4, 16, 64)     L, the number of residual blocks" in text
-    assert "* base_width=32" in text
+    assert "  grids.depths.model.depth=(4, 16, 64)\n" + 38 * " " + "L, the number of residual blocks" in text
+    assert "* base.model.base_width=32" in text
     assert "weight_decay" not in text
     assert "weight_decay=0.0" in shown("sweeps/digits", "base")
 
@@ -78,25 +78,3 @@ def test_presets_are_listed_with_uses_exponents_and_claims():
     assert "feature diversity 0.5" in depth_mup
     assert "unstable at initialization" in text.split("\n  mup ")[1].split("\n  depth_mup")[0]
     assert "One matrix in a branch: depth_mup." in text
-
-
-@pytest.mark.parametrize("name", ["digits", "shakespeare_llama", "sweeps/muon"])
-def test_a_copy_returns_the_same_config_from_anywhere(name, tmp_path):
-    done = config("--copy", name, "my.py", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    command = {"sweeps": "sweep"}.get(name.partition("/")[0], "train")
-    assert done.stdout == f"written: my.py\nnext: depthmup {command} --config=my.py\n"
-    original = config_files.load(path_of(name))
-    assert config_files.load(str(tmp_path / "my.py")).to_dict() == original.to_dict()
-    explained = config("my.py", cwd=tmp_path)
-    assert explained.returncode == 0
-    assert explained.stdout == shown(name)
-
-
-def test_a_copy_overwrites_nothing(tmp_path):
-    mine = tmp_path / "my.py"
-    mine.write_text("mine")
-    done = config("--copy", "digits", mine)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert str(mine) in done.stderr
-    assert mine.read_text() == "mine"

@@ -165,8 +165,8 @@ def test_a_preempted_run_of_their_network_resumes(there, tmp_path):
 def test_fields_of_their_network_are_explained(there):
     net, step = lines(there, ["config", *SMALL, *NET, "model"], ["config", *SMALL, *STEP, "model"])
     assert "features of the stream" in net[1]
-    assert "heads=1 of its attention" in net[1]
-    assert "audit=True refuse to train" in net[1]
+    assert "model.heads=1 of its attention" in net[1]
+    assert "model.audit=True refuse to train" in net[1]
     assert "rank=2 of nothing" in step[1]
 
 

@@ -128,9 +128,6 @@ CASES = {
         ("digts", "did you mean 'digits'?"),
         ("digits modl", "did you mean 'model'?"),
         ("digits model data", "'data'"),
-        ("--copy digits", "--copy"),
-        ("--copy digits my.txt", "my.txt"),
-        ("--copy digits /nowhere/my.py", "/nowhere/my.py"),
     ],
 }
 FIELDS = [  # of train --config=digits
