@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from depthmup_flax.util.precision import product_precision
-
-_Function: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-_Transpose: TypeAlias = Callable[[jax.Array, jax.Array, tuple[int, ...]], jax.Array]
-_Tangents: TypeAlias = tuple[jax.Array | SymbolicZero, jax.Array | SymbolicZero]
 
 
 def convolve(
@@ -34,88 +29,48 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     """`convolve` with stride 1.
 
     On a CPU, the gradients of a window with odd sides are two ordinary convolutions. XLA:CPU does not optimize the form
-    that JAX derives inside ``lax.scan``, which is 10 to 20 times slower.
+    that JAX derives inside ``lax.scan``, which is 10 to 20 times slower. Such windows have no forward-mode derivative.
     """
-    odd = all(side % 2 for side in kernel_HWIO.shape[:2])
-    return (_conv_odd if odd else convolve)(x_BxHxWxC, kernel_HWIO)
+    even = any(side % 2 == 0 for side in kernel_HWIO.shape[:2])
+    return (convolve if even or _typed_as_split(x_BxHxWxC) or _typed_as_split(kernel_HWIO) else _conv_odd)(
+        x_BxHxWxC, kernel_HWIO
+    )
 
 
-@jax.custom_jvp
+@jax.custom_vjp
 def _conv_odd(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return convolve(x, kernel)
 
 
-def _conv_odd_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (x_tangent, kernel_tangent) = primals, tangents
-    terms = []
-    if not isinstance(x_tangent, SymbolicZero):
-        terms.append(_linear(_convolve_with, _x_gradient, kernel, x_tangent))
-    if not isinstance(kernel_tangent, SymbolicZero):
-        terms.append(_linear(convolve, _kernel_gradient, x, kernel_tangent))
-    return _conv_odd(x, kernel), sum(terms[1:], terms[0])
+def _conv_odd_fwd(x: Any, kernel: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    # The structure of what is saved says whether x, which may be an image, needs a gradient.
+    return convolve(x.value, kernel.value), (x.value, kernel.value, () if x.perturbed else None)
 
 
-_convolve_with: _Function = lambda kernel, x: convolve(x, kernel)
+def _conv_odd_bwd(saved: tuple[Any, ...], g: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+    x, kernel, perturbed = saved
+    return None if perturbed is None else _of_x(x, kernel, g), _of_kernel(x, kernel, g)
 
 
-def _x_gradient(kernel: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
-    return convolve(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
+@functools.partial(jax.jit, inline=True)  # traced once for equal shapes
+def _of_x(x: jax.Array, kernel: jax.Array, g: jax.Array) -> jax.Array:
+    on_cpu = lambda kernel, g: convolve(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
+    default = lambda kernel, g: jax.linear_transpose(lambda x: convolve(x, kernel), x)(g)[0]
+    return jax.lax.platform_dependent(kernel, g, cpu=on_cpu, default=default)
 
 
-def _kernel_gradient(x: jax.Array, g: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
-    # The correlation of x with g: channels take the place of the batch.
-    padding = [(side // 2, side // 2) for side in kernel_shape[:2]]
-    return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), padding).transpose(1, 2, 0, 3)
+@functools.partial(jax.jit, inline=True)
+def _of_kernel(x: jax.Array, kernel: jax.Array, g: jax.Array) -> jax.Array:
+    def on_cpu(x: jax.Array, g: jax.Array) -> jax.Array:
+        # The correlation of x with g: channels take the place of the batch.
+        padding = [(side // 2, side // 2) for side in kernel.shape[:2]]
+        return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), padding).transpose(1, 2, 0, 3)
+
+    default = lambda x, g: jax.linear_transpose(lambda kernel: convolve(x, kernel), kernel)(g)[0]
+    return jax.lax.platform_dependent(x, g, cpu=on_cpu, default=default)
 
 
-_conv_odd.defjvp(_conv_odd_jvp, symbolic_zeros=True)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for equal shapes
-def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, tangent: jax.Array) -> jax.Array:
-    """``function(fixed, tangent)``, linear in ``tangent``, with ``cpu_transpose`` as its transpose on a CPU.
-
-    ``cpu_transpose`` maps ``fixed``, the cotangent and the tangent's shape to the cotangent of the tangent. The result
-    is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: a linear solve is the
-    only operation of JAX with a given transpose that can be mapped and differentiated again.
-    """
-    if _typed_as_split(fixed) or _typed_as_split(tangent):
-        return function(fixed, tangent)
-    output = jax.eval_shape(function, fixed, tangent)
-
-    def zero(x: jax.Array) -> jax.Array:
-        """A 0 that is a linear function of ``x`` to JAX, as the right-hand side must be. XLA removes it."""
-        total = jax.lax.reduce_sum(x, tuple(range(x.ndim)))
-        return jax.lax.select(False, total, jax.lax.full_like(total, 0))
-
-    def default_transpose(fixed: jax.Array, g: jax.Array) -> jax.Array:
-        return jax.linear_transpose(lambda t: function(fixed, t), tangent)(g)[0]
-
-    def transpose_solve(_: object, b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        u, g = b
-        on_cpu = lambda fixed, g: cpu_transpose(fixed, g, tangent.shape)
-        return u + jax.lax.platform_dependent(fixed, g, cpu=on_cpu, default=default_transpose), g
-
-    u, y = jax.lax.custom_linear_solve(
-        lambda v: (v[0], v[1] - function(fixed, v[0])),
-        (tangent, jax.lax.broadcast(zero(tangent), output.shape)),
-        solve=lambda _, b: (b[0], b[1] + function(fixed, b[0])),
-        transpose_solve=transpose_solve,
-    )
-    return y + zero(u)  # reverse mode over forward mode fails unless the whole solution is used
-
-
-@_linear.defjvp
-def _linear_jvp(
-    function: _Function,
-    cpu_transpose: _Transpose,
-    primals: tuple[jax.Array, jax.Array],
-    tangents: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    (fixed, tangent), (fixed_dot, tangent_dot) = primals, tangents
-    value = _linear(function, cpu_transpose, fixed, tangent)
-    return value, function(fixed_dot, tangent) + _linear(function, cpu_transpose, fixed, tangent_dot)
+_conv_odd.defvjp(_conv_odd_fwd, _conv_odd_bwd, symbolic_zeros=True)
 
 
 def _typed_as_split(x: jax.Array) -> bool:

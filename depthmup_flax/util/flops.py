@@ -42,8 +42,6 @@ def _of_equation(equation: Any) -> int:
         # Zeros between the entries, in the gradient of a convolution with strides, need no operations.
         products = equation.outvars[0].aval.size * math.prod(kernel) // math.prod(params["lhs_dilation"])
         return 2 * products // output_features
-    if equation.primitive.name == "custom_linear_solve":  # a gradient of depthmup_flax.nn.convolution
-        return flops_of_jaxpr(params["jaxprs"].solve.jaxpr)
     if equation.primitive.name == "cond":  # one branch runs
         branches = params["branches"]
         if params.get("branches_platforms"):  # the last is the default
