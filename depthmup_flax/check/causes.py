@@ -10,7 +10,7 @@ from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.auditing.verdict import summary
 from depthmup_flax.check.layers import Layers, SizedNetwork
 from depthmup_flax.check.records import BRANCHES, EVERYTHING
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,27 +87,22 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
         )
     except Exception:  # the measurements count even if the model cannot be read
         return None
+    has_branches = any(leaf.in_branch for leaf in info.values())
     findings = [(f.name, f.paths, f"{f.text} Write: {f.code}") for f in result.findings if f.certain]
-    if axis == "depth" and any(leaf.in_branch for leaf in info.values()):
-        # At one depth, a branch that every depth has once looks like the others.
-        placed = [
-            row for row in result.rows if row.info and row.path in info and row.in_branch != info[row.path].in_branch
-        ]
-        lacking = tuple(row.path for row in placed if row.in_branch)
-        extra = tuple(row.path for row in placed if row.uses and not row.in_branch)
-        for name, misplaced, text in (
-            ("in_branch_incomplete", lacking, "outside of branches, and the trace finds them inside"),
-            ("shortcut_in_branch", extra, "inside of branches, and the trace finds them outside"),
-        ):
-            if misplaced:
-                findings.append((name, misplaced, f"info has {summary(misplaced)} {text}. Write: info = audit.info"))
-    wrong: dict[tuple[Role, Role], list[str]] = {}  # at one width, the trace would read roles by place
-    for row in result.rows if axis == "width" else ():
-        if row.info and row.path in info and not same_role(row.info, info[row.path]):
-            wrong.setdefault((info[row.path].role, row.info.role), []).append(row.path)
-    for (given, read), paths in wrong.items():
-        text = f"info has {summary(paths)} as {given}; the trace reads {read}. Write: info = audit.info"
-        findings.append(("wrong_role", tuple(paths), text))
+    wrong: dict[tuple[str, str], list[str]] = {}
+    for row in result.rows:
+        given = info.get(row.path)
+        if given is None or row.info is None:
+            continue
+        if axis == "width" and not same_role(row.info, given):
+            wrong.setdefault((given.role, row.info.role), []).append(row.path)
+        # Without any branch in info, the networks may have one that every depth has once.
+        if axis == "depth" and has_branches and row.in_branch != given.in_branch and (row.in_branch or row.uses):
+            position = ("outside of branches", "inside")
+            wrong.setdefault((position[given.in_branch], position[row.in_branch]), []).append(row.path)
+    for (said, read), where in wrong.items():
+        text = f"info has {summary(where)} as {said}; the trace reads {read}. Write: info = audit.info"
+        findings.append(("wrong_info", tuple(where), text))
     # What is not about some parameters is about all.
     places = [one.paths or [row.path for row in result.rows] for one in result.not_judged]
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))

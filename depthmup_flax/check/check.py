@@ -81,13 +81,12 @@ def coord_check(
       steps: training steps.
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
-      say: called with lines of progress and of what the time is made of, for example ``print``; the default logs them.
+      say: called with lines of progress, for example ``print``; the default logs them.
 
     Raises:
       InputError: before training, for too few sizes or seeds, networks that do not grow with their sizes, or labels
         that do not fit the outputs.
     """
-    start = time.monotonic()
     require_parametrization(rule)
     require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     say("reading the code of the networks")
@@ -102,14 +101,13 @@ def coord_check(
     sized = named_alike([SizedNetwork(size, network_of[size[2:]]) for size in sizes])
     of_axis = {axis: [one for one in sized if one.size.axis == axis] for axis in ("width", "depth")}
     for networks in of_axis.values():
-        _require_growth(networks, rule)
+        _require_growth(networks)
     loss = _checked_loss(labels, loss, sized[0].traced.shapes[OUTPUT])
     readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
     layers = collect_layers(sized)
     alone = groups_alone(layers, readings.values())
     measurements = [Measurement(one, loss, rule, steps, seeds, alone) for one in sized]
-    seconds = {"reading the code": time.monotonic() - start}
-    records = train_networks(measurements, say, seconds)
+    records = train_networks(measurements, say)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
     causes = [cause for reading in readings.values() if reading for cause in reading.causes]
@@ -118,40 +116,31 @@ def coord_check(
         quantities = settled(quantities, right, tolerance)
     failing = [axis for axis in readings if any(q.axis == axis and not q.passed for q in quantities)]
     causes = [cause for axis in failing for cause in causes_in_rule(axis, rule)] + causes
-    say("took " + ", ".join(f"{value:.0f} s {what}" for what, value in seconds.items()))
     remarks = notes(table, quantities, causes, readings, tolerance)
     return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 
-def train_networks(
-    measurements: Sequence[Measurement], say: Callable[[str], None], seconds: dict[str, float]
-) -> list[Record]:
-    """The records of all networks, which are compiled in parallel and run one after another.
-
-    A network on both axes is measured once. ``seconds`` gets what compiling and
-    training took; networks that compile while another trains take no time.
-    """
+def train_networks(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
+    """The records of all networks, compiled in parallel and run one after another; one on both axes is run once."""
     first = measurements[0]
     distinct = {measurement.size[2:]: measurement for measurement in measurements}
     say(
         f"{len(distinct)} networks, (width, depth) {', '.join(map(str, distinct))}: {first.seeds} seeds each train "
         f"{first.steps} steps together, and {sum(first.lengths[1:])} in {len(first.groups) - 1} further runs"
     )
-    start, training = time.monotonic(), 0.0
+    start = time.monotonic()
     records: dict[tuple[int, int], list[Record]] = {}
     with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, cpu_cores())) as pool:
         # Tracing needs this thread's settings, such as the precision of products.
         compiled = [pool.submit(measurement.lowered().compile) for measurement in distinct.values()]
         for done, (measurement, pending) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
-            size, program, began = measurement.size, pending.result(), time.monotonic()
-            records[size[2:]] = new = measurement.records(program)
-            training += time.monotonic() - began
+            size = measurement.size
+            records[size[2:]] = new = measurement.records(pending.result())
             last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
             say(
                 f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth}: outputs changed by "
                 f"{np.mean(last[size.size]):.3g} in {measurement.steps} steps ({time.monotonic() - start:.0f} s)"
             )
-    seconds |= {"compiling": time.monotonic() - start - training, "training": training}
     return [
         dataclasses.replace(record, axis=measurement.size.axis, size=measurement.size.size)
         for measurement in measurements
@@ -159,32 +148,15 @@ def train_networks(
     ]
 
 
-def _require_growth(networks: Sequence[SizedNetwork], rule: Parametrization) -> None:
-    """Raises `InputError` unless networks, and what ``info`` says of them, grow with their size: equal ones pass."""
+def _require_growth(networks: Sequence[SizedNetwork]) -> None:
+    """Raises `InputError` unless networks grow with their size: equal ones would pass."""
     of_size = {one.size.size: one for one in networks}
     for small, large in itertools.pairwise(of_size[size] for size in sorted(of_size)):
-        axis, at = small.size.axis, (small.size.size, large.size.size)
-        counts = [param_count(one.info) for one in (small, large)]
+        axis, counts = small.size.axis, [param_count(one.info) for one in (small, large)]
         if counts[1] <= counts[0] and large.traced.flops <= small.traced.flops:
             raise InputError(
-                f"build makes a network of {counts[0]} parameters at {axis} {at[0]} and of {counts[1]} at {axis} "
-                f"{at[1]}: build the model with the argument {axis} of build(width, depth)."
-            )
-        branches = [{path: leaf for path, leaf in one.info.items() if leaf.in_branch} for one in (small, large)]
-        if axis == "width":
-            ratios = [max(leaf.model_width for leaf in one.info.values()) for one in (small, large)]
-        else:
-            ratios = [max((leaf.depth_ratio for leaf in leaves.values()), default=1.0) for leaves in branches]
-        if ratios[1] < ratios[0] or (axis == "width" and rule.width == "mup" and ratios[1] == ratios[0]):
-            raise InputError(
-                f"info has the {axis} ratio {ratios[0]:g} at {axis} {at[0]} and {ratios[1]:g} at {axis} {at[1]}: build "
-                f"the model and its info with the argument {axis} of build(width, depth)."
-            )
-        inside = [param_count(leaves) for leaves in branches]
-        if axis == "depth" and inside[0] and inside[1] <= inside[0] and counts[1] > counts[0]:
-            raise InputError(
-                f"info has {inside[0]} parameters inside residual branches at depth {at[0]} and {inside[1]} at depth "
-                f"{at[1]}, but the network grows: let in_branch match the branches of every layer."
+                f"build makes a network of {counts[0]} parameters at {axis} {small.size.size} and of {counts[1]} at "
+                f"{axis} {large.size.size}: build the model with the argument {axis} of build(width, depth)."
             )
 
 

@@ -142,4 +142,4 @@ def test_a_role_that_the_trace_contradicts_is_a_cause():
 
     with recorded("wrong_role"):
         report = coord_check(build, Y, rule=RULE, width=32, depth=4, widths=(64, 128, 256), steps=2, seeds=3)
-    assert causes(report) == {"wrong_role": ("blocks/dense/kernel",)}, report.details()
+    assert causes(report) == {"wrong_info": ("blocks/dense/kernel",)}, report.details()

@@ -21,13 +21,13 @@ def recorded(name):
     """`coord_check` inside of it gets the records of this name."""
     path, train = _DIRECTORY / f"{name}.json", check.train_networks
 
-    def record(measurements, say, seconds):
-        records = train(measurements, say, seconds)
+    def record(measurements, say):
+        records = train(measurements, say)
         path.write_text(_stored(records), encoding="utf-8")
         return records
 
-    def read(measurements, say, seconds):
-        del say, seconds
+    def read(measurements, say):
+        del say
         return list(_records(json.loads(path.read_text(encoding="utf-8")), measurements))
 
     instead = train if TRAIN else record if os.environ.get("RECORD") else read
