@@ -13,6 +13,6 @@ In the order in which `model_audit.audit` calls them:
 
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied, rescale_init
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.verdict import Audit, Finding, NotJudged
+from depthmup_flax.auditing.verdict import Audit, Finding
 
-__all__ = ["Audit", "Finding", "NotJudged", "audit", "init_factors", "multiplied", "rescale_init"]
+__all__ = ["Audit", "Finding", "audit", "init_factors", "multiplied", "rescale_init"]

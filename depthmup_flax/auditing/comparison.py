@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, UnreadSums
+from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import (
@@ -18,9 +19,8 @@ from depthmup_flax.auditing.relative_factors import (
     ratio_of,
 )
 from depthmup_flax.auditing.uses import LOOKUP
-from depthmup_flax.auditing.verdict import Finding, NotJudged, Row, number, summary
+from depthmup_flax.auditing.verdict import Finding, Row, number, summary
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
-from depthmup_flax.util.errors import InputError
 
 
 class Comparison:
@@ -94,12 +94,8 @@ class Comparison:
         wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
         return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
 
-    def is_multiplied(self, branch: Branch) -> bool:
-        """Whether a branch has the rule's multiplier."""
-        return close(self.branches[branch.node], self.wanted(branch.node))
-
     @property
-    def unread_sums(self) -> UnreadSums | None:
+    def unread_sums(self) -> Unread | None:
         """Sums of a stream that were not read, if their number grows with depth; else ``None``."""
         return self.facts.unread_sums if self.facts.unread_sums.number > self.base.unread_sums.number else None
 
@@ -239,40 +235,31 @@ class Comparison:
                 wrong.setdefault(float(number(found)), []).append(path)
         return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
 
-    def _compared_scores(self) -> Iterable[tuple[Scores, Scores | None]]:
-        """Products of queries and keys with those of the base model; ``None`` where the factors are unknown."""
-        for scores in (s for s in self.facts.scores if s.in_softmax):
-            other = self._base_scores(scores)
-            known = other is not None and other.factor and not math.isnan(scores.factor * other.factor)
-            yield scores, other if known else None
-
-    def _base_scores(self, scores: Scores) -> Scores | None:
+    @functools.cached_property
+    def _products(self) -> list[tuple[Scores, int, float, float]]:
+        """Products of two activations: the base model's size, the ratio of their factors, and the rule's for scores."""
+        result, scale = [], self.rule.attention_scale
         name = lambda s: (s.in_softmax, set(map(series, s.paths)))
-        return next((other for other in self.base.scores if name(other) == name(scores)), None)
+        for scores in self.facts.scores:
+            other = next((other for other in self.base.scores if name(other) == name(scores)), None)
+            size, factor = (other.size, other.factor or math.nan) if other is not None else (scores.size, math.nan)
+            result.append((scores, size, scores.factor / factor, float(scale(scores.size, size) / scale(size, size))))
+        return result
 
     def unclear_scores(self) -> list[Scores]:
         """Products of queries and keys whose factors are unknown."""
-        return [scores for scores, other in self._compared_scores() if other is None]
+        return [scores for scores, _, found, _ in self._products if scores.in_softmax and math.isnan(found)]
 
     def growing_products(self) -> list[Scores]:
         """Products of two activations over a growing dimension that are in no softmax and have no scale like there."""
-        others = [(s, self._base_scores(s)) for s in self.facts.scores if not s.in_softmax]
-        growing = [(scores, other) for scores, other in others if other is not None and other.size != scores.size]
-        return [s for s, other in growing if not close(s.factor / (other.factor or math.nan), self._scale(s, other))]
-
-    def _scale(self, scores: Scores, other: Scores) -> float:
-        """What the rule multiplies a product of queries and keys with, relative to the base model."""
-        scale = self.rule.attention_scale
-        return float(scale(scores.size, other.size) / scale(other.size, other.size))
+        others = [(s, found, wanted) for s, d, found, wanted in self._products if not s.in_softmax and d != s.size]
+        return [s for s, found, wanted in others if not close(found, wanted)]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[str]] = {}
-        for scores, other in self._compared_scores():
-            if other is None:
-                continue
-            found, wanted = scores.factor / other.factor, self._scale(scores, other)
-            if not close(found, wanted):
-                wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
+        for scores, base_size, found, wanted in self._products:
+            if scores.in_softmax and not math.isnan(found) and not close(found, wanted):
+                wrong.setdefault((found, wanted, scores.size, base_size), []).extend(sorted(scores.paths))
         return [
             Finding(
                 "attention_scale",
@@ -302,8 +289,8 @@ class Comparison:
 
     def unclear_inside(self) -> list[str]:
         """Parameters whose factors within branches are unknown."""
-        unknown = [path for path, ratio in self._inside_branches().items() if ratio is None]
-        return [path for path in unknown if self.infos[path].role is Role.HIDDEN]
+        inside = self._inside_branches().items()
+        return [path for path, ratio in inside if ratio is None and self.infos[path].role is Role.HIDDEN]
 
     def _repeated(self) -> list[Finding]:
         ratios: dict[str, float] = {}
@@ -349,16 +336,6 @@ _BY_EYE = "make the factors numbers of the code, not arrays; or check them by ey
 _AS_BRANCH = "write h = h + c * branch(h); or measure with dm.coord_check"
 
 
-def scaled_axes(axes: str | Collection[str]) -> frozenset[str]:
-    """The argument ``axes`` of `audit` as a set."""
-    result = frozenset({axes} if isinstance(axes, str) else axes)
-    if not result or not result <= set(AXES):
-        raise InputError(
-            f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both, ('width', 'depth')."
-        )
-    return result
-
-
 def not_judged(
     compared: Comparison,
     rows: Sequence[Row],
@@ -369,7 +346,7 @@ def not_judged(
     *,
     same_width: bool,
     same_layers: bool,
-) -> list[NotJudged]:
+) -> list[Finding]:
     """Everything without which an audit cannot say that a forward pass follows the rule.
 
     ``on_stream`` are the parameters outside of branches whose number grows with the depth.
@@ -377,22 +354,20 @@ def not_judged(
     sizes = _equal_sizes(compared, axes, same_width=same_width, same_layers=same_layers)
     if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
         text = "the model is smaller than the base model: were model and base swapped?"
-        sizes = [NotJudged("sizes", (), text, "audit(model, base, x)")]
+        sizes = [Finding("sizes", (), text, "audit(model, base, x)")]
     unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
     roles = grouped(unread_roles, unread_roles.__getitem__)
     return [
         *sizes,
         *unread,
         *(
-            NotJudged("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
+            Finding("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
             for why, paths in roles.items()
         ),
     ]
 
 
-def _equal_sizes(
-    compared: Comparison, axes: Collection[str], *, same_width: bool, same_layers: bool
-) -> list[NotJudged]:
+def _equal_sizes(compared: Comparison, axes: Collection[str], *, same_width: bool, same_layers: bool) -> list[Finding]:
     result, facts = [], compared.facts
     if same_width and "width" in axes:
         text = (
@@ -400,20 +375,20 @@ def _equal_sizes(
             "are by place (what reads the batch is an input, the last product an output)."
         )
         code = "audit a wider model; if you scale the depth alone, pass axes='depth'"
-        result.append(NotJudged("width", (), text, code))
+        result.append(Finding("width", (), text, code))
     if "depth" not in axes:
         return result
     if facts.depth and facts.depth == compared.base.depth and not compared.absolute:
         text = "the model is as deep as the base model, so multipliers of branches were not compared."
         code = "audit a deeper model; if you scale the width alone, pass axes='width'"
-        result.append(NotJudged("depth", (), text, code))
+        result.append(Finding("depth", (), text, code))
     elif not facts.depth and not (same_layers and compared.r == 1):
         text = "the trace finds no residual sums, which the rule for the depth is about."
-        result.append(NotJudged("depth", (), text, "give the layers residual branches; or pass axes='width'"))
+        result.append(Finding("depth", (), text, "give the layers residual branches; or pass axes='width'"))
     return result
 
 
-def _operations(compared: Comparison) -> Iterable[NotJudged]:
+def _operations(compared: Comparison) -> Iterable[Finding]:
     """The operations of both models that were not read."""
     for name, one in {one.name: one for one in (*compared.base.unread, *compared.facts.unread)}.items():
         paths = tuple(sorted(one.paths))
@@ -422,10 +397,10 @@ def _operations(compared: Comparison) -> Iterable[NotJudged]:
         function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit and that name"
         if not name.startswith(ROUNDING):
             function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
-        yield NotJudged(name, paths, text, f"pass known={function}", one.source)
+        yield Finding(name, paths, text, f"pass known={function}", source=one.source)
 
 
-def _sums(compared: Comparison) -> Iterable[NotJudged]:
+def _sums(compared: Comparison) -> Iterable[Finding]:
     sums = compared.unread_sums
     if sums is not None:
         paths = tuple(sorted(sums.paths))
@@ -434,16 +409,16 @@ def _sums(compared: Comparison) -> Iterable[NotJudged]:
             f"every layer adds something to the stream{near} that is no residual branch: a gate, an entrywise function "
             "of the stream, its first value, another stream such as a velocity, or a sum over layers."
         )
-        yield NotJudged("sum", paths, text, _AS_BRANCH, sums.source)
+        yield Finding("sum", paths, text, _AS_BRANCH, source=sums.source)
     if fading := compared.fading:
         text = (
             f"the sums of the stream and {summary(fading)} are multiplied by a number other than 1 in every layer, so "
             "what the first layers add fades or grows with depth."
         )
-        yield NotJudged("stream", tuple(fading), text, _AS_BRANCH)
+        yield Finding("stream", tuple(fading), text, _AS_BRANCH)
 
 
-def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[NotJudged]:
+def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[Finding]:
     """Layers through which the stream passes, as the long skips of U-ViT that a matrix merges with it."""
     wide = [
         row.path for row in on_stream if (info := row.info) and info.role is Role.HIDDEN and not info.to_few_features
@@ -451,10 +426,12 @@ def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[NotJud
     paths = tuple(path for path in wide if path not in compared.facts.projections)
     if compared.facts.depth and paths and compared.unread_sums is None:
         text = f"the stream passes through {summary(paths)}, more often in deeper models: the rule is about sums."
-        yield NotJudged("matrix", paths, text, "write h = h + c * (h @ kernel); or measure with dm.coord_check")
+        yield Finding("matrix", paths, text, "write h = h + c * (h @ kernel); or measure with dm.coord_check")
 
 
-def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
+def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
+    info = compared.infos.get  # of a readout, outputs do not grow in number with the width
+    no_readouts = [p for p in compared.facts.at_output if (leaf := info(p)) is None or leaf.width_out != 1]
     groups = {
         "the factors of the branches with": _united(
             branch.paths for branch in compared.facts.branches if compared.branches[branch.node] is None
@@ -466,20 +443,14 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[NotJudged]:
         "the scale of products over a growing dimension, outside of softmax, of": _united(
             s.paths for s in compared.growing_products()
         ),
-        "the readout, which is a product of what two networks return: the scale of": _no_readouts(compared),
+        "the readout, which is a product of what two networks return: the scale of": sorted(no_readouts),
         "the scale of the products of queries and keys of": _united(
             s.paths | s.beside for s in compared.unclear_scores()
         ),
     }
     for what, paths in groups.items():
         if paths:
-            yield NotJudged("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
-
-
-def _no_readouts(compared: Comparison) -> list[str]:
-    """Parameters of a product at the output that are no readouts, as their outputs grow in number with the width."""
-    info = compared.infos.get
-    return sorted(path for path in compared.facts.at_output if (leaf := info(path)) is None or leaf.width_out != 1)
+            yield Finding("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
 
 
 def _united(several: Iterable[Collection[str]]) -> list[str]:

@@ -14,7 +14,7 @@ import jax
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.relative_factors import nearest
-from depthmup_flax.auditing.verdict import Audit, Finding, NotJudged, listed
+from depthmup_flax.auditing.verdict import Audit, Finding, listed
 from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
@@ -46,7 +46,7 @@ class Audited:
 
     info: InfoTree
     findings: tuple[Finding, ...]
-    not_judged: tuple[NotJudged, ...]
+    not_judged: tuple[Finding, ...]
     notes: tuple[str, ...]
     audit: Audit | None
 
@@ -107,7 +107,7 @@ def audited(
     except InputError as error:
         if annotated_info is None:
             raise
-        place = NotJudged("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
+        place = Finding("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
         return Audited(annotated_info, (), (place,), (), None)
     notes = list(result.notes)
     if larger_sizes != sizes:

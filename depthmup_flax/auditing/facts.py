@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.auditing.factors import ForwardFactors, Homogeneity, Terms, forward_factors, scaled
+from depthmup_flax.auditing.factors import Homogeneity, Terms, forward_factors, scaled
 from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, called_names, source_line
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.streams import ResidualSum, residual_streams
@@ -32,101 +32,17 @@ class Scores:
     in_softmax: bool  # or in a sigmoid
 
 
-def read_scores(
-    graph: Graph,
-    at: Mapping[int, Sequence[Use]],
-    shape: Homogeneity,
-    factors: ForwardFactors,
-    absorbed: Sequence[Terms],
-) -> list[Scores]:
-    """All products of two activations; ``absorbed`` are the terms of what nonlinear operations and products read."""
-    return _Products(graph, at, shape, factors).result(absorbed)
-
-
-class _Products:
-    def __init__(self, graph: Graph, at: Mapping[int, Sequence[Use]], shape: Homogeneity, factors: ForwardFactors):
-        self.graph, self.at, self.shape, self.factors = graph, at, shape, factors
-
-    def result(self, absorbed: Sequence[Terms]) -> list[Scores]:
-        products = {j for j in self.factors.parts if self.graph.nodes[j].op == "dot_general"}
-        entering = [
-            self._through(node.inputs[0])
-            for i, node in enumerate(self.graph.nodes)
-            if node.op in ("exp", "exp2", "logistic") and self.factors.terms[i]
-        ]
-        in_softmax = {j: terms for terms in entering for j in products & terms.keys()}
-        others: dict[int, set[float]] = {j: set() for j in products - in_softmax.keys()}
-        for terms in absorbed:
-            for j in others.keys() & terms.keys():
-                others[j] |= terms[j]
-        scores = [self._scores(j, terms[j], terms) for j, terms in in_softmax.items()]
-        scores += [self._scores(j, frozenset(factors)) for j, factors in others.items()]
-        return [s for s in scores if s.in_softmax or s.paths]
-
-    def _scores(self, j: int, after: frozenset[float], softmax: Terms | None = None) -> Scores:
-        """The product at a node; ``after``: factors behind it, ``softmax``: the terms that it enters a softmax with."""
-        product, inner = self.graph.nodes[j], self.factors.deep(self.factors.parts[j])
-        (left, _), _ = product.params["dimension_numbers"]
-        size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
-        makers = [u for k in inner for u in self._makers(k)]
-        paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
-        beside = {u.path for u in makers} | {u.path for k in softmax or () for u in self.at.get(k, ())}
-        of_both = {f for several in inner.values() for f in several}
-        factor = min(after) * min(of_both) if len(after) == len(of_both) == 1 else math.nan
-        factor *= math.prod(self.factors.before.get(i, 1.0) for i in {u.node for u in makers if u.kind == PRODUCT})
-        # A mean with the weights of a softmax is no sum over the width.
-        norms = (self.shape.norms.get(k) for k in inner)
-        is_mean = softmax is None and any(k is not None and self.graph.nodes[k].op == "exp" for k in norms)
-        return Scores(frozenset() if is_mean else paths, frozenset(beside - paths), size, factor, softmax is not None)
-
-    def _through(self, node: int) -> Terms:
-        """The terms of an array, and those inside a soft cap."""
-        result = dict(self.factors.terms[node])
-        for i in list(result):
-            if self.graph.nodes[i].op == "tanh":
-                inner = self._through(self.graph.nodes[i].inputs[0])
-                result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
-        return result
-
-    def _makers(self, node: int) -> Sequence[Use]:
-        """The uses that make a term, looked for before norms."""
-        while node in self.shape.norms and node not in self.at:
-            terms = self.factors.terms[self.shape.norms[node]]
-            uses = [u for i in terms for u in self.at.get(i, ())]
-            if uses or not terms:
-                return uses
-            node = min(terms)
-        return self.at.get(node, [])
-
-
 ROUNDING = "rounding to"  # the name of an operation that makes numbers of few bits
 
 
 @dataclasses.dataclass(frozen=True)
-class UnreadOperation:
-    """An operation on activations or parameters that is not understood."""
+class Unread:
+    """An operation that is not understood, or the sums with a stream that are no residual sums."""
 
     name: str  # of the kernel, function or primitive
-    paths: frozenset[str]  # of the parameters whose products it reads, or that it reads itself
+    paths: frozenset[str]  # of the parameters whose products it reads, or that it reads itself; or in the last sum
     source: str  # file.py:12
-
-
-def unread_operations(
-    graph: Graph, kinds: Collection[str], paths_of: Callable[[int], Iterable[str]]
-) -> list[UnreadOperation]:
-    """The operations that the output depends on and that are not understood; ``paths_of`` a node: its parameters."""
-    result: dict[tuple[str, str], frozenset[str]] = {}
-    needed = graph.needed()
-    for i, (node, kind) in enumerate(zip(graph.nodes, kinds, strict=True)):
-        if not needed[i] or kind not in (ACTIVATION, PARAM) or _is_read(node):
-            continue
-        callers: Sequence[core.JaxprEqn] = node.params["callers"]
-        kernels = [eqn for eqn in callers if eqn.primitive.name == "pallas_call"]
-        name = called_names((kernels or callers)[-1])[0]
-        name = f"{ROUNDING} {node.params['new_dtype']}" if name == "convert_element_type" else name
-        key = name, source_line(callers)
-        result[key] = result.get(key, frozenset()).union(paths_of(i))
-    return [UnreadOperation(name, paths, source) for (name, source), paths in result.items()]
+    number: float = 1.0  # the most sums that one stream has
 
 
 def _is_read(node: Node) -> bool:
@@ -184,15 +100,6 @@ class Branch:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnreadSums:
-    """Sums with the stream that are no residual sums."""
-
-    number: float  # the most that one stream has
-    paths: frozenset[str]  # parameters in the last
-    source: str  # file.py:12
-
-
-@dataclasses.dataclass(frozen=True)
 class Traced:
     """What the trace of one model tells."""
 
@@ -208,11 +115,11 @@ class Traced:
     at_output: Collection[str]  # parameters that make a product of two activations which is the output
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
-    unread: Sequence[UnreadOperation]
+    unread: Sequence[Unread]
     used: Mapping[str, bool]  # path -> whether the output depends on it
     shapes: Mapping[str, tuple[int, ...]]
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
-    unread_sums: UnreadSums
+    unread_sums: Unread
     links: frozenset[frozenset[str]]  # the last weights of branches that do not read their stream
 
     @property
@@ -253,21 +160,7 @@ class Traced:
 _MOST_SKIPS = 8  # connections around each other
 
 
-def traced(
-    graph: Graph,
-    growing: Mapping[str, Collection[int]],
-    plain: Collection[int] = (),
-    alike: Collection[frozenset[str]] = (),
-) -> Traced:
-    """The facts of a graph; ``growing`` are the axes of each parameter that grow, ``plain`` sums that are not residual.
-
-    ``alike`` are the `Traced.links` of other models. Without ``growing``, a learned token that a matrix multiplies is
-    taken for a weight.
-    """
-    return _Reader(graph, growing, plain, alike).result()
-
-
-# Axes that grow -> the facts of one model of a pair.
+# Axes of each parameter that grow -> the facts of one model of a pair.
 Again: TypeAlias = Callable[[Mapping[str, Collection[int]]], Traced]
 
 
@@ -278,8 +171,12 @@ def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again,
     is residual in the deeper model is so in the other, whose stream it may be all of.
     """
     plain, base_plain, alike = set[int](), set[int](), set[frozenset[str]]()
+    again = (  # all sets are those of the last round
+        lambda growing: _Reader(graph, growing, plain, alike).result(),
+        lambda growing: _Reader(base, growing, base_plain, alike).result(),
+    )
     for _ in range(_MOST_SKIPS):
-        facts, base_facts = traced(graph, {}, plain, alike), traced(base, {}, base_plain, alike)
+        facts, base_facts = (read({}) for read in again)
         inner, base_inner = (
             {kind: max(b.inner for b in branches) for kind, branches in grouped(f.branches, lambda b: b.kind).items()}
             for f in (facts, base_facts)
@@ -291,11 +188,16 @@ def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again,
         alike |= links
         plain |= {b.node for b in facts.branches if b.kind in skips and b.inner}
         base_plain |= {b.node for b in base_facts.branches if b.kind in skips and b.inner}
-    again = lambda graph, plain: functools.partial(traced, graph, plain=plain, alike=alike)
-    return facts, base_facts, (again(graph, plain), again(base, base_plain))
+    return facts, base_facts, again
 
 
 class _Reader:
+    """Reads the facts of a graph; ``plain`` are sums that are not residual, ``alike`` the `Traced.links` of all models.
+
+    Without the axes of each parameter that are ``growing``, a learned token that a matrix multiplies is taken for a
+    weight.
+    """
+
     def __init__(
         self,
         graph: Graph,
@@ -325,10 +227,10 @@ class _Reader:
             factors=self._own(readouts),
             before_readouts=self._own(()),
             inputs=self._inputs(),
-            scores=read_scores(self.graph, self.at, self.shape, self.factors, absorbed),
+            scores=self._scores(absorbed),
             at_output=self._at_output(),
             projections=self._projections(inside),
-            unread=unread_operations(self.graph, self.uses.kinds, self._paths_at),
+            unread=self._unread_operations(),
             has_tokens=self.uses.has_tokens,
             used={path: path in by_path for path in self.shapes},
             shapes=self.shapes,
@@ -463,7 +365,9 @@ class _Reader:
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut if s.projected else s.before] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
-        return {**own, **self._of_uses(*self._read_terms(readouts), *self._normalized_sums()), **own}
+        deep = self.factors.deep
+        read = [deep(terms) if by_product else terms for _, terms, by_product in self._absorbed(readouts)]
+        return {**own, **self._of_uses(*read, *self._normalized_sums()), **own}
 
     def _inputs(self) -> OfPaths:
         """`Traced.inputs`: of products that read no others and no tokens, which have factors of their own."""
@@ -484,12 +388,8 @@ class _Reader:
             if len(terms) > 1 and least and self.graph.nodes[i].op != "exp":
                 yield scaled(terms, 1 / least)
 
-    def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
-        """The terms of what products of parameters and nonlinear operations read."""
-        return [self.factors.deep(terms) if by_product else terms for _, terms, by_product in self._absorbed(readouts)]
-
     def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[int, Terms, bool]]:
-        """The same, of each activation that a node reads, and whether that is a product of a parameter."""
+        """The terms of what products of parameters and nonlinear operations read; and whether it is a product."""
         for i, node in enumerate(self.graph.nodes):
             if self.uses.kinds[i] != ACTIVATION:
                 continue
@@ -499,7 +399,73 @@ class _Reader:
                 reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
                 yield from ((i, self.factors.terms[j], bool(products)) for j in reads)
 
-    def _unread_sums(self) -> UnreadSums:
+    def _scores(self, absorbed: Sequence[Terms]) -> list[Scores]:
+        """All products of two activations; ``absorbed`` are terms of what nonlinear operations and products read."""
+        products = {j for j in self.factors.parts if self.graph.nodes[j].op == "dot_general"}
+        entering = [
+            self._through(node.inputs[0])
+            for i, node in enumerate(self.graph.nodes)
+            if node.op in ("exp", "exp2", "logistic") and self.factors.terms[i]
+        ]
+        in_softmax = {j: terms for terms in entering for j in products & terms.keys()}
+        others: dict[int, set[float]] = {j: set() for j in products - in_softmax.keys()}
+        for terms in absorbed:
+            for j in others.keys() & terms.keys():
+                others[j] |= terms[j]
+        scores = [self._product(j, terms[j], terms) for j, terms in in_softmax.items()]
+        scores += [self._product(j, frozenset(factors)) for j, factors in others.items()]
+        return [s for s in scores if s.in_softmax or s.paths]
+
+    def _product(self, j: int, after: frozenset[float], softmax: Terms | None = None) -> Scores:
+        """The product at a node; ``after``: factors behind it, ``softmax``: the terms that it enters a softmax with."""
+        product, inner = self.graph.nodes[j], self.factors.deep(self.factors.parts[j])
+        (left, _), _ = product.params["dimension_numbers"]
+        size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
+        makers = [u for k in inner for u in self._makers(k)]
+        paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
+        beside = {u.path for u in makers} | {u.path for k in softmax or () for u in self.at.get(k, ())}
+        of_both = {f for several in inner.values() for f in several}
+        factor = min(after) * min(of_both) if len(after) == len(of_both) == 1 else math.nan
+        factor *= math.prod(self.factors.before.get(i, 1.0) for i in {u.node for u in makers if u.kind == PRODUCT})
+        # A mean with the weights of a softmax is no sum over the width.
+        norms = (self.shape.norms.get(k) for k in inner)
+        is_mean = softmax is None and any(k is not None and self.graph.nodes[k].op == "exp" for k in norms)
+        return Scores(frozenset() if is_mean else paths, frozenset(beside - paths), size, factor, softmax is not None)
+
+    def _through(self, node: int) -> Terms:
+        """The terms of an array, and those inside a soft cap."""
+        result = dict(self.factors.terms[node])
+        for i in list(result):
+            if self.graph.nodes[i].op == "tanh":
+                inner = self._through(self.graph.nodes[i].inputs[0])
+                result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
+        return result
+
+    def _makers(self, node: int) -> Sequence[Use]:
+        """The uses that make a term, looked for before norms."""
+        while node in self.shape.norms and node not in self.at:
+            terms = self.factors.terms[self.shape.norms[node]]
+            uses = [u for i in terms for u in self.at.get(i, ())]
+            if uses or not terms:
+                return uses
+            node = min(terms)
+        return self.at.get(node, [])
+
+    def _unread_operations(self) -> list[Unread]:
+        """The operations that the output depends on and that are not understood."""
+        result: dict[tuple[str, str], set[str]] = {}
+        needed = self.graph.needed()
+        for i, (node, kind) in enumerate(zip(self.graph.nodes, self.uses.kinds, strict=True)):
+            if not needed[i] or kind not in (ACTIVATION, PARAM) or _is_read(node):
+                continue
+            callers: Sequence[core.JaxprEqn] = node.params["callers"]
+            kernels = [eqn for eqn in callers if eqn.primitive.name == "pallas_call"]
+            name = called_names((kernels or callers)[-1])[0]
+            name = f"{ROUNDING} {node.params['new_dtype']}" if name == "convert_element_type" else name
+            result.setdefault((name, source_line(callers)), set()).update(self._paths_at(i))
+        return [Unread(name, frozenset(paths), source) for (name, source), paths in result.items()]
+
+    def _unread_sums(self) -> Unread:
         number, last = self.streams.unread_sums
         node, branch_of = self.graph.nodes[last], {s.node: s.branch for s in self.streams.sums}
         stack, paths, seen = list(node.inputs) if number else [], set[str](), set[int]()
@@ -508,7 +474,8 @@ class _Reader:
             paths |= self._of_uses(terms).keys() - {""}
             stack += [branch_of[i] for i in terms if i in branch_of and i not in seen]
             seen |= terms.keys()
-        return UnreadSums(number, frozenset(paths), source_line(node.params.get("callers", ())) if number else "")
+        source = source_line(node.params.get("callers", ())) if number else ""
+        return Unread("sum", frozenset(paths), source, number)
 
     def _projections(self, inside: Mapping[str, bool]) -> set[str]:
         """The parameters between the start and the end of projected shortcuts."""

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from depthmup_flax.networks.calls import shapes_of as arrays_text
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
 from depthmup_flax.util.primitives import KEEPS_NUMBER, PARALLEL
@@ -113,12 +114,6 @@ def entries(array: Any) -> tuple[float, ...]:
     return tuple(map(float, np.real(np.asarray(array)))) if is_short and np.asarray(array).dtype.kind in "iufc" else ()
 
 
-def reduced(op: str, of: Node) -> float | None:
-    """The sum or the product of a short list of numbers, or ``None``."""
-    known = of.params.get("entries", ())
-    return float(_REDUCED[op](known)) if known and op in _REDUCED else None
-
-
 FOLDS: Mapping[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -165,22 +160,16 @@ def called_names(eqn: core.JaxprEqn) -> list[str]:
 
     A function also has the name ``file.py:function``, which tells apart functions of several libraries.
     """
-    return [*dict.fromkeys(_names(eqn)), eqn.primitive.name]
-
-
-def _names(eqn: core.JaxprEqn) -> Iterator[str]:
     params = eqn.params
     callback = getattr(params.get("callback"), "callback_func", params.get("callback"))
-    for name in (params.get("name"), params.get("target_name"), getattr(callback, "__name__", None)):
-        if isinstance(name, str) and name:
-            yield name
+    names = [params.get("name"), params.get("target_name"), getattr(callback, "__name__", None)]
     for inner in (params[key] for key in _JAXPRS if params.get(key) is not None):
         # "attention at /path/file.py:12"
         source = getattr(getattr(opened(inner)[0], "debug_info", None), "func_src_info", None) or ""
         name, _, place = source.partition(" at ")
         if name.isidentifier():
-            yield name
-            yield f"{pathlib.PurePath(place.rpartition(':')[0]).name}:{name}"
+            names += [name, f"{pathlib.PurePath(place.rpartition(':')[0]).name}:{name}"]
+    return [*dict.fromkeys(name for name in names if isinstance(name, str) and name), eqn.primitive.name]
 
 
 def source_line(callers: Sequence[core.JaxprEqn]) -> str:
@@ -306,13 +295,15 @@ class _Inliner(Interpreter[int]):
         self, eqn: core.JaxprEqn, name: str, function: Callable[..., Any], inputs: Sequence[int]
     ) -> list[int]:
         """The results of a function of the same arrays, traced in place of an equation."""
-        arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in _avals(eqn.invars)]
+        avals: list[Any] = [var.aval for var in eqn.invars]
+        arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         try:
             closed = jax.make_jaxpr(function)(*arrays)
         except TypeError as error:
-            raise InputError(f"known[{name!r}] fails on the arrays of {name}, {_listed(arrays)}: {error}") from error
+            given = arrays_text(*arrays)
+            raise InputError(f"known[{name!r}] fails on the arrays of {name}, {given}: {error}") from error
         if shapes_of(closed.jaxpr.outvars) != shapes_of(eqn.outvars):
-            returned, wanted = (_listed(_avals(one.outvars)) for one in (closed.jaxpr, eqn))
+            returned, wanted = (arrays_text(*(var.aval for var in one.outvars)) for one in (closed.jaxpr, eqn))
             raise InputError(f"known[{name!r}] returns {returned}: it must return what {name} does, {wanted}.")
         known, self.known = self.known, {key: value for key, value in self.known.items() if key != name}
         results = self.run(closed, inputs)  # the function may call one of the same name
@@ -329,7 +320,8 @@ class _Inliner(Interpreter[int]):
         if len(shapes) == 1 and operands:
             count = math.prod(operands[0].shape) / max(math.prod(shapes[0]), 1)
             value = folded(name, eqn.params, [node.value for node in operands], count)
-            value = reduced(name, operands[0]) if value is None else value
+            if name in _REDUCED and (known := operands[0].params.get("entries")):
+                value = float(_REDUCED[name](known))
         params = {**eqn.params, "callers": self.callers}
         return [add(name, inputs, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
 
@@ -359,11 +351,3 @@ class _Inliner(Interpreter[int]):
 def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
     """The shapes of a jaxpr's variables; of what is no array, ``()``."""
     return [tuple(getattr(var.aval, "shape", ())) for var in variables]
-
-
-def _avals(variables: Sequence[Any]) -> list[Any]:
-    return [var.aval for var in variables]
-
-
-def _listed(arrays: Sequence[Any]) -> str:
-    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)

@@ -12,17 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.comparison import AXES, Comparison, not_judged, scaled_axes
+from depthmup_flax.auditing.comparison import AXES, Comparison, not_judged
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.auditing.parameter_trees import series
 from depthmup_flax.auditing.relative_factors import (
     DepthRatios,
     base_sizes,
+    close,
     contradictions,
     depth_ratios,
     doubtful,
@@ -74,7 +74,9 @@ def audit(
       InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
-    scaled, known = scaled_axes(axes), known or {}
+    scaled, known = {axes} if isinstance(axes, str) else set(axes), known or {}
+    if not scaled or not scaled <= set(AXES):
+        raise InputError(f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both.")
     require_axes("overrides", overrides or {})
     mine, base_model = (
         as_model(one, x, name, output, kwargs, known) for one, name in ((model, "model"), (base, "base"))
@@ -131,7 +133,7 @@ def _with_depth(
     for ratio in sorted({ratios.together, *ratios.of_branch.values()}) if others else ():
         tried = dataclasses.replace(ratios, of_branch={**{b.node: ratio for b in others}, **ratios.of_branch})
         compared = Comparison(model, facts, base, pairs, {}, rule, tried)
-        fitting = {b.node: ratio for b in others if compared.is_multiplied(b)}
+        fitting = {b.node: ratio for b in others if close(compared.branches[b.node], compared.wanted(b.node))}
         ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
     fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
@@ -169,12 +171,9 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
     ]
 
 
-def _is_coarse(leaf: jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits <= 16
-
-
 def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
     notes = [] if compared.facts.depth else ["the trace finds no residual sums."]
+    is_coarse = lambda dtype: jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16
     of_rows = {
         "map the width to a fixed number of features: start at zero, or with a standard deviation of 1/fan_in. With "
         "1/sqrt(fan_in), the product changes as sqrt(m) in wide networks.": [
@@ -182,7 +181,7 @@ def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) 
         ],
         "have 16 bits: the rule makes steps smaller as networks grow, and those below half a unit in the last place "
         "are lost. Keep parameters in float32 and compute in 16 bits.": [
-            path for path, leaf in compared.model.leaves.items() if _is_coarse(trees.abstract(leaf))
+            path for path, leaf in compared.model.leaves.items() if is_coarse(trees.abstract(leaf).dtype)
         ],
         "stand on the stream in every layer, as norms after the sum do: updates add up with depth, which no multiplier "
         "corrects. Use norms in front of branches, or without scale and bias.": [

@@ -64,14 +64,6 @@ def own_annotation(leaf: Leaf) -> AnnotatedParam | None:
     return leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
 
 
-def overridden(path: str, box: AnnotatedParam, overrides: Mapping[str, Axes]) -> AnnotatedParam:
-    """``box`` with the overrides whose globs match its path; later ones win."""
-    for pattern, axes in overrides.items():
-        if matches(path, pattern):
-            box = axes.annotate(path, box)
-    return box
-
-
 def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes) -> AnnotatedParam:
     """``box`` of a readout with the width ratio of its shapes, unless it has one."""
     if box.width_ratio is not None or len(box.names) != len(shapes.shape):
@@ -119,8 +111,6 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
     """The role of one parameter whose axes ``shapes.growing`` grow."""
     grows = {k: shapes.shape[k] / shapes.base[k] for k in shapes.growing if k not in layers}
     ratio = lambda axes: math.prod(grows[k] for k in axes)
-    if not uses:
-        return Reading(None, why_not="the output does not depend on it")
     if not grows:
         return Reading(Role.FIXED)
     if all(use.kind == ENTRYWISE for use in uses):
@@ -150,8 +140,6 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
 
 def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
     """The role, by place, in a model as wide as the base model, where no axis grows."""
-    if not uses:
-        return Reading(None, why_not="the output does not depend on it")
     if all(use.kind == ENTRYWISE for use in uses):
         sides = [n for n in shapes.shape[1 if shapes.stacked else 0 :] if n > 1]
         is_vector = len(sides) < 2 or shapes.name in VECTOR_NAMES
@@ -183,13 +171,17 @@ def traced_infos(
         ratio = depth_ratios.of_path(path, traced)
         blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=ratio)
         own = own_annotation(leaf)
-        box = overridden(path, own or blank, overrides)
+        box = own or blank
+        for pattern, axes in overrides.items():  # later ones win
+            box = axes.annotate(path, box) if matches(path, pattern) else box
         if own is not None or box is not blank:
             box = with_readout_ratio(box, shapes) if path in traced.readouts else box
             base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
             infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
             continue
-        if same_width:
+        if not uses:
+            reading = Reading(None, why_not="the output does not depend on it")
+        elif same_width:
             after = path.rpartition("/")[0] in readout_parents
             reading = read_role_by_place(shapes, uses, path in traced.readouts, after)
         else:

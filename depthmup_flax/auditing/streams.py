@@ -17,7 +17,7 @@ from typing import Any
 
 from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Loop, Node
 from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT, Use, Uses
+from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT, Uses
 from depthmup_flax.util.primitives import CARRIES, ENTRYWISE, KEEPS_STREAM, MOVES, NONLINEAR, SAME_PLACE, SCALES, SUMS
 
 
@@ -40,9 +40,6 @@ class StreamPaths:
 
     An array that two others read may be of a stream: a branch and a shortcut read it. A sum continues the stream of its
     shortcut, so paths end where they enter it by its branch. ``alike`` are the `ResidualSum.ends` of other layers.
-
-    Attributes:
-      sums: node -> the residual sum of an unchanged array and a branch with a product that reads that array.
     """
 
     def __init__(
@@ -51,9 +48,15 @@ class StreamPaths:
         uses: Uses,
         degrees: Sequence[float],
         plain: Collection[int],
-        alike: Collection[frozenset[str]] = (),
+        alike: Collection[frozenset[str]],
     ):
-        self.graph, self.kinds, self.needed, self._alike, self._uses = graph, uses.kinds, graph.needed(), alike, uses
+        self.graph, self.kinds, self.needed, self._alike, self._at = (
+            graph,
+            uses.kinds,
+            graph.needed(),
+            alike,
+            uses.by_node(),
+        )
         self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
         self.same = [0] * size  # on a path that keeps the stream
@@ -65,6 +68,7 @@ class StreamPaths:
         self.weighted = [False] * size  # depends on a product with a parameter
         self.bent = [False] * size  # depends on a nonlinearity
         self.of_batch = [False] * size  # depends on the batch
+        # Node -> the residual sum of an unchanged array and a branch with a product that reads that array.
         self.sums: dict[int, ResidualSum] = {}
         self.starts: list[int] = []  # the node of each bit
         self.bit_of: dict[int, int] = {}
@@ -137,15 +141,19 @@ class StreamPaths:
         if bool(forward) == bool(backward):
             return None
         shortcut, branch = (a, b) if forward else (b, a)
-        start = self.starts[(forward or backward).bit_length() - 1]
+        start = self._array(forward or backward)
         is_copied = self.graph.nodes[shortcut].shape != self.graph.nodes[node].shape
         if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
             return None
-        none = self._is_constant(branch) or self._old(branch, start)
-        return None if none else self._sum(node, shortcut, branch, start)
+        is_none = self._is_constant(branch) or self._old(branch, start)
+        return None if is_none else self._sum(node, shortcut, branch, start)
+
+    def _array(self, bits: int) -> int:
+        """The latest of arrays, or -1."""
+        return self.starts[bits.bit_length() - 1] if bits else -1
 
     def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
-        before = max([start, *(self.starts[bit.bit_length() - 1] for bit in (_highest(self.exact[shortcut]),) if bit)])
+        before = max(start, self._array(self.exact[shortcut]))
         return ResidualSum(node, shortcut, branch, start, before, self.graph.nodes[node].loops, **others)
 
     def _old(self, branch: int, start: int) -> int:
@@ -187,7 +195,7 @@ class StreamPaths:
         for shortcut, branch in (terms, terms[::-1]):
             starts = latest & self.by_product[shortcut] & self.by_product[branch]
             starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
-            start = self.starts[starts.bit_length() - 1] if starts else -1
+            start = self._array(starts)
             # Otherwise two networks that read the batch are added.
             if starts and self.learned[start]:
                 return self._sum(node, shortcut, branch, start, projected=True)
@@ -206,7 +214,7 @@ class StreamPaths:
             if start < 0 or self._is_constant(branch):
                 continue
             if old := self._old(branch, start):
-                if not self._copies(branch, self.starts[old.bit_length() - 1]):
+                if not self._copies(branch, self._array(old)):
                     self._again |= old & ~bit & self.summed[shortcut]
                 continue
             ends = frozenset[str]()
@@ -214,7 +222,9 @@ class StreamPaths:
                 is_branch = bool(self.by_mixing[branch] & bit) and not self.centers(node, bit)
             else:  # an array that several read, as the stream's first value, is no branch
                 ends = self._ends(branch) if self.weighted[branch] and not self.exact[branch] else ends
-                goes_on = node in kept or self._continues(start) or self._is_next(node, start)
+                first = self.graph.nodes[start]  # a loop carries the sum to its next round in place of this array
+                goes_on = node in kept or self._continues(start)
+                goes_on = goes_on or (first.op == "carry" and self._copies(first.params["next"], node))
                 is_branch = bool(ends) and (goes_on or ends in self._alike)
             if is_branch:
                 return self._sum(node, shortcut, branch, start, ends=ends)
@@ -225,10 +235,6 @@ class StreamPaths:
         weights = lambda i: {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
         ends = lambda i: self.kinds[i] != ACTIVATION or bool(weights(i))
         return frozenset().union(*map(weights, self.graph.upstream(node, ends)))
-
-    @functools.cached_property
-    def _at(self) -> dict[int, list[Use]]:
-        return self._uses.by_node()
 
     def known(self, node: int) -> ResidualSum | None:
         """The sum of an array of a stream and a branch that is that of other layers."""
@@ -250,7 +256,7 @@ class StreamPaths:
 
     def _stream_array(self, node: int, bit: int) -> int:
         """The array of this bit, if it has the shape of the sum and is learned; else -1."""
-        start = self.starts[bit.bit_length() - 1] if bit else -1
+        start = self._array(bit)
         fits = start >= 0 and self.learned[start] and self.graph.nodes[start].shape == self.graph.nodes[node].shape
         return start if fits else -1
 
@@ -260,30 +266,18 @@ class StreamPaths:
         sides = (terms, terms[::-1]) if terms else ()
         return any(self._stream_array(start, _highest(self.exact[a])) >= 0 or self._is_first(a, b) for a, b in sides)
 
-    def _is_next(self, node: int, start: int) -> bool:
-        """Whether a loop carries a sum to its next round, up to a factor, in place of an array."""
-        carry = self.graph.nodes[start]
-        return carry.op == "carry" and self._copies(carry.params["next"], node)
-
     def _copies(self, node: int, array: int) -> bool:
         """Whether a node is an earlier array, up to a factor."""
-        while node > array and (reads := self._single(node)):
-            node = reads[0]
+        while node > array:
+            reads = [j for j in self.graph.nodes[node].inputs if self.kinds[j] == ACTIVATION]
+            if len(reads) != 1 or not (self.graph.nodes[node].op in SAME_PLACE or self._scales(node, reads)):
+                return False
+            (node,) = reads
         return node == array
-
-    def _single(self, node: int) -> list[int]:
-        """The one array that a node is, up to a factor, or nothing."""
-        one = self.graph.nodes[node]
-        reads = [j for j in one.inputs if self.kinds[j] == ACTIVATION]
-        return reads if len(reads) == 1 and (one.op in SAME_PLACE or self._scales(node, reads)) else []
 
     def is_again(self, s: ResidualSum) -> bool:
         """Whether later layers add the branch, or the array that it is added to, again."""
         return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
-
-    def latest(self, node: int) -> int:
-        """The latest array that several read and that a node is, entry by entry; as a bit."""
-        return _highest(self.exact[node])
 
     def centers(self, node: int, bit: int) -> bool:
         """Whether a mean, a maximum or the like of an array is subtracted from it, as norms and softmax do."""
@@ -343,8 +337,8 @@ def residual_streams(
     graph: Graph,
     uses: Uses,
     degrees: Sequence[float],
-    plain: Collection[int] = (),
-    alike: Collection[frozenset[str]] = (),
+    plain: Collection[int],
+    alike: Collection[frozenset[str]],
 ) -> Streams:
     """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `forward_factors.Homogeneity`.
 
@@ -370,30 +364,19 @@ def _nested(
         seen_outside[stream] |= avoid[node]
     result: dict[int, frozenset[int]] = {}
     shortcut_of = {s.node: s.shortcut for s in sums}
+    batch = {i for i, one in enumerate(graph.nodes) if one.op == INPUT}
+    depends = lambda node, on: bool(_sums_before(graph, node, on))
     for t in sums:
         stream = stream_of[t.node]
         only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
-        # Such as a stream of learned tokens; not one whose branches read others alone, which other layers read, too.
-        own = set[int]() if t.ends else {s.node for n, s in enumerate(sums) if not seen_outside[stream] >> n & 1}
-        around = [
-            s
-            for s in only
-            if paths.is_after(t.shortcut, s.start)
-            or (s.node in own and _is_learned(graph, shortcut_of[stream]) and _reads(graph, stream, s))
-        ]
+        # Learned tokens; not a stream whose branches read others alone, which other layers read, too.
+        is_own = not (t.ends or depends(shortcut_of[stream], batch))
+        own = {s.node for n, s in enumerate(sums) if is_own and not seen_outside[stream] >> n & 1}
+        reads = lambda s, own=own, stream=stream: s.node in own and s.start < stream and depends(stream, {s.start})
+        around = [s for s in only if paths.is_after(t.shortcut, s.start) or reads(s)]
         if around:
             result[t.node] = frozenset(s.node for s in around)
     return result
-
-
-def _is_learned(graph: Graph, node: int) -> bool:
-    """Whether an array does not depend on the batch, as learned tokens."""
-    return not _sums_before(graph, node, {i for i, one in enumerate(graph.nodes) if one.op == INPUT})
-
-
-def _reads(graph: Graph, node: int, s: ResidualSum) -> bool:
-    """Whether an array depends on the array that a sum's shortcut keeps."""
-    return s.start < node and bool(_sums_before(graph, node, {s.start}))
 
 
 def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[list[ResidualSum], list[int]]:
@@ -459,7 +442,7 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
         terms = paths.added(i) or stacked(graph, node)
         is_unread = terms and i not in sums and avoid[i] == -1 and all(paths.learned[j] for j in terms)
         count[i] = max(before)
-        if is_unread and not paths.centers(i, paths.latest(terms[0])):
+        if is_unread and not paths.centers(i, _highest(paths.exact[terms[0]])):
             count[i] += 1
             most, last = max((most, last), (count[i], i))
         most = max(most, count[i])

@@ -78,13 +78,12 @@ class Uses:
         self.uses: list[Use] = []
         self._views: list[tuple[View, ...]] = []  # of arrays made of parameters alone
         self._has_params: list[bool] = []  # whether an activation depends on a parameter
-        modulated: dict[
-            int, list[Use]
-        ] = {}  # a weight of each example -> what its parameters are if nothing contracts it
+        modulated: list[Use] = []  # of weights of each example, for parameters that nothing contracts
         for i, node in enumerate(graph.nodes):
             ins = [self.kinds[j] for j in node.inputs]
             kind = ACTIVATION if i in moving else _kind(graph, node, ins)
-            if node.op == "gather" and ins[0] == PARAM and self._takes_matrices(node):
+            takes_matrices = node.op == "gather" and ins[0] == PARAM and self._takes_matrices(node)
+            if takes_matrices:
                 kind = PARAM  # the matrices of some experts
             made_of: tuple[View, ...] = ()
             if node.op == PARAM and node.params["path"] in streams:
@@ -95,22 +94,21 @@ class Uses:
                 if tokens:
                     self.uses += [_token_use(i, node, v, j) for j in tokens for v in self._views[j]]
                     ins = [ACTIVATION if j in tokens else k for j, k in zip(node.inputs, ins, strict=True)]
-                if tokens or self._is_lookup(node, ins):
+                # Rows of a table are taken, rather than one layer of a stack.
+                is_taken = node.op == "gather" and ins[0] == PARAM and not takes_matrices
+                if tokens or (is_taken and not self._takes_a_layer(node)):
                     kind = ACTIVATION
                 else:
                     made_of = self._made_of(node, ins)
             if kind == ACTIVATION and needed[i] and node.inputs:
                 made_of, found = self._of_example(node, ins), self._meets(i, node, ins)
-                if made_of and found:
-                    modulated[i] = found
-                else:
-                    self.uses += found
+                (modulated if made_of else self.uses).extend(found)
             self.kinds.append(kind)
             self._views.append(made_of)
             depends = PARAM in ins or any(self._has_params[j] for j in node.inputs)
             self._has_params.append(kind == ACTIVATION and depends)
         products = {use.path for use in self.uses if use.kind == PRODUCT}
-        self.uses += [use for several in modulated.values() for use in several if use.path not in products]
+        self.uses += [use for use in modulated if use.path not in products]
 
     def by_path(self) -> dict[str, list[Use]]:
         """Path -> uses."""
@@ -119,11 +117,6 @@ class Uses:
     def by_node(self) -> dict[int, list[Use]]:
         """Node -> uses."""
         return grouped(self.uses, lambda use: use.node)
-
-    def _is_lookup(self, node: Node, ins: Sequence[str]) -> bool:
-        """Whether rows of a table are taken, rather than one layer of a stack, or matrices of experts."""
-        is_taken = node.op == "gather" and ins[0] == PARAM
-        return is_taken and not (self._takes_a_layer(node) or self._takes_matrices(node))
 
     def _takes_matrices(self, node: Node) -> bool:
         taken = self._taken(node)

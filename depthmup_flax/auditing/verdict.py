@@ -21,23 +21,13 @@ from depthmup_flax.util.types import InfoTree
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is missing or wrong."""
+    """One thing that is missing or wrong, or that an audit could not judge."""
 
-    name: str
+    name: str  # also of a kernel, function or primitive that was not read
     paths: tuple[str, ...]  # of parameters
     text: str
-    code: str  # what to write
+    code: str  # what to write or do
     certain: bool = True  # False: it depends on the optimizer
-
-
-@dataclasses.dataclass(frozen=True)
-class NotJudged:
-    """One thing that an audit could not judge."""
-
-    name: str  # of a kernel, function or primitive; or "width", "depth", "factor", "role", "sizes"
-    paths: tuple[str, ...]  # of parameters
-    text: str
-    code: str  # what to do
     source: str = ""  # where it is in the code, file.py:12
 
     @property
@@ -80,7 +70,7 @@ class Audit:
 
     rows: Sequence[Row]
     findings: tuple[Finding, ...]
-    not_judged: tuple[NotJudged, ...]
+    not_judged: tuple[Finding, ...]
     notes: tuple[str, ...]
     width_ratio: float
     depth_ratio: float
@@ -153,8 +143,10 @@ class Audit:
 
     @property
     def _parts(self) -> list[str | Table]:
-        """The verdict in one line, the table, findings, what was not judged, and notes."""
-        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
+        """The verdict in one line, a table with equal layers in one row, findings, what was not judged, and notes."""
+        columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
+        table = Table(columns, list(map(_cells, grouped(self.rows, _same).values())), "<<<>>><", ruled=True)
+        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", table, *_wrapped(self._ratios, "")]
         parts += ["\n".join(["", *lines]) for lines in listed(self.findings, self.not_judged)]
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
@@ -173,13 +165,7 @@ class Audit:
         return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """Equal layers in one row."""
-    columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
-    return Table(columns, list(map(_cells, grouped(rows, _same).values())), "<<<>>><", ruled=True)
-
-
-def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list[list[str]]:
+def listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
     texts = []
     for n, one in enumerate(findings, start=1):
@@ -190,7 +176,7 @@ def listed(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> list
     return texts
 
 
-def places(not_judged: Sequence[NotJudged]) -> str:
+def places(not_judged: Sequence[Finding]) -> str:
     """What was not judged, in one line."""
     return "; ".join(f"{one.place} ({summary(one.paths)})" if one.paths else one.place for one in not_judged)
 
@@ -209,9 +195,11 @@ def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
     """The line of equal layers."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
+    # "*" for sizes that differ: 3x3x*x*
+    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(row.shape))]
     return (
         collapsed([row.path for row in rows]),
-        _shapes(rows),
+        "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar",
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
         number(row.found) if row.wanted is not None else "-",
@@ -223,12 +211,6 @@ def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
 def number(x: float | None) -> str:
     """Four digits, or "?"."""
     return "?" if x is None else f"{x:.4g}"
-
-
-def _shapes(rows: Sequence[Row]) -> str:
-    """The shapes of equal layers, with "*" for sizes that differ: ``3x3x*x*``."""
-    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(rows[0].shape))]
-    return "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar"
 
 
 def collapsed(paths: Sequence[str]) -> str:
