@@ -120,7 +120,7 @@ def _steps(experiment: Experiment, network: Any, optimizer: Any, prepare: Any, s
     compiled = jax.jit(function, donate_argnums=0).lower(state, stored).compile()
     facts = {
         "parameters": sum(x.size for x in jax.tree.leaves(state.carry.params)),
-        "flops": count_flops(function, state, stored),
+        "flops": count_flops(jax.make_jaxpr(function)(state, stored)),
         "temporary_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
     }
 
@@ -230,7 +230,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     prepare = lambda key, x: (x, jnp.zeros(batch, jnp.int32))
     function = _step_of(experiment.model, experiment.optimizer, prepare)
     facts = {
-        "flops": count_flops(function, experiment.state_shapes(), inputs) * len(runs),
+        "flops": count_flops(jax.make_jaxpr(function)(experiment.state_shapes(), inputs)) * len(runs),
         "temporary_bytes": program.bytes_per_device,
     }
     state = program.init(placed)

@@ -82,7 +82,7 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
 
     def facts(model):
         variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
-        flops = count_flops(lambda v: model.apply(v, x), variables)
+        flops = count_flops(jax.make_jaxpr(lambda v: model.apply(v, x))(variables))
         return sum(a.size for a in jax.tree.leaves(variables)), flops
 
     theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)

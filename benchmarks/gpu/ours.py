@@ -24,7 +24,7 @@ from depthmup_flax.trainer.engine.device_batches import calls, put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.util.flops import flops_of_traced
+from depthmup_flax.util.flops import count_flops
 
 Measure = Callable[[], dict[str, float]]
 
@@ -80,7 +80,7 @@ def _lanes(case: Case, seconds: float) -> Measure:
     facts = {
         "parameters": group.experiment.parameters,
         "bytes": program.bytes_per_device,
-        "flops": flops_of_traced(alone.traced()),
+        "flops": count_flops(alone.traced().jaxpr),
         "lanes": program.capacity,
     }
     return lambda: {"seconds": measure()["seconds"] / (int(call.count) * program.capacity), **facts}
@@ -124,7 +124,7 @@ def products(case: Case) -> int:
     config.model.remat = "none"
     if case.heads:
         config.model.attention = "xla"
-    return flops_of_traced(_program(config, case)[0].traced())
+    return count_flops(_program(config, case)[0].traced().jaxpr)
 
 
 def _program(config: ConfigDict, case: Case) -> tuple[ShardedProgram, Any]:

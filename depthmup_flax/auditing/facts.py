@@ -103,7 +103,7 @@ class Branch:
 class Traced:
     """What the trace of one model tells."""
 
-    uses: Mapping[str, Sequence[Use]]
+    uses: Mapping[str, Sequence[Use]]  # of parameters that the output depends on
     times: Mapping[str, float]
     inside: Mapping[str, bool]  # whether all uses are in branches
     branches: Sequence[Branch]
@@ -116,7 +116,6 @@ class Traced:
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[Unread]
-    used: Mapping[str, bool]  # path -> whether the output depends on it
     shapes: Mapping[str, tuple[int, ...]]
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
     unread_sums: Unread
@@ -232,7 +231,6 @@ class _Reader:
             projections=self._projections(inside),
             unread=self._unread_operations(),
             has_tokens=self.uses.has_tokens,
-            used={path: path in by_path for path in self.shapes},
             shapes=self.shapes,
             unread_sums=self._unread_sums(),
             links=frozenset(s.ends for s in self.streams.sums if s.ends),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.auditing.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
 from depthmup_flax.auditing.relative_factors import nearest
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
@@ -53,7 +53,9 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
     """Path -> the factor of the parameter in `rescale_init`, which has the same arguments: a float, or traced."""
     require_parametrization(rule)
     (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
-    require_same_paths(leaves, known, "the model", "info")
+    for path in sorted(leaves.keys() ^ known.keys()):
+        one, other = ("the model", "info") if path in leaves else ("info", "the model")
+        raise InputError(f"parameter {path!r} is in {one} but not in {other}: give both the same depth.")
     for path, leaf in leaves.items():
         if shape_of(leaf) != known[path].shape:
             shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
@@ -68,7 +70,6 @@ def _counterparts(
 ) -> dict[str, str]:
     """Path -> path in the base model; at another depth, of the nearest layer with the size that ``infos`` give."""
     if leaves.keys() == base.keys():
-        require_same_paths(leaves, base, "the model", "the base model")
         return {path: path for path in leaves}
     pairs = nearest(leaves, base, lambda path, other: _misfit(infos[path], shape_of(base[other])))
     for path in (path for path in leaves if path not in pairs):

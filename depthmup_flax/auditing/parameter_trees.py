@@ -82,20 +82,6 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, 
     return groups
 
 
-def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:
-    """Raises `InputError` unless both trees have the same paths, and the same rank at each."""
-    for path in (*one, *other):
-        if path not in one or path not in other:
-            here, there = (one_name, other_name) if path in one else (other_name, one_name)
-            raise InputError(f"parameter {path!r} is in {here} but not in {there}: give both the same depth.")
-        a, b = shape_of(one[path]), shape_of(other[path])
-        if len(a) != len(b):
-            raise InputError(
-                f"parameter {path!r} has shape {a} in {one_name} and {b} in {other_name}: build both from the same "
-                "model; only the width may differ."
-            )
-
-
 def require_matches(argument: str, globs: Iterable[str], paths: Collection[str]) -> None:
     """Raises `InputError` for a glob that matches none of the paths, which it would leave unsaid."""
     for glob in globs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -35,9 +36,10 @@ def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str
     for name, own in grouped(paths, series).items():
         candidates = groups.get(name, [])
         for n, path in enumerate(own):
+            numbers = _numbers(path)
             place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
             misfits = [
-                (misfit(path, other), _differing(path, other) > 1, abs(k - place), k)
+                (misfit(path, other), sum(map(operator.ne, numbers, _numbers(other))) > 1, abs(k - place), k)
                 for k, other in enumerate(candidates)
             ]
             fitting = [one for one in misfits if one[0] is not None]
@@ -46,15 +48,7 @@ def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str
     return {path: result[path] for path in paths if path in result}
 
 
-def _differing(path: str, other: str) -> int:
-    """How many numbers of two paths differ."""
-    pairs = zip(_numbers(path), _numbers(other), strict=False)
-    return sum(a != b for a, b in pairs)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _numbers(path: str) -> list[str]:
-    return re.findall(r"\d+", path)
+_numbers = functools.lru_cache(maxsize=1 << 16)(re.compile(r"\d+").findall)
 
 
 def matched(
@@ -252,8 +246,8 @@ def branch_counts(facts: Traced) -> dict[Kind, float]:
     for branch in facts.branches:
         counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
     used, unused = Counter[str](), Counter[str]()
-    for path, is_used in facts.used.items():
-        (used if is_used else unused)[series(path)] += 1
+    for path in facts.shapes:
+        (used if path in facts.uses else unused)[series(path)] += 1
     kinds_of = Counter(name for kind in counts for name in kind)
     for kind, count in counts.items():
         # A layer that lacks a branch lacks all parameters that are of this branch alone.

@@ -203,7 +203,7 @@ def traced_infos(
 def _twins(unread: Collection[str], infos: Mapping[str, ParamInfo], traced: Traced) -> dict[str, str]:
     """Path without any use -> an equal parameter of another layer: the end of a second stream may have no effect."""
     same = lambda path, other: trees.series(other) == trees.series(path) and infos[other].shape == traced.shapes[path]
-    twins = {path: next((q for q in infos if same(path, q)), "") for path in unread if not traced.used[path]}
+    twins = {path: next((q for q in infos if same(path, q)), "") for path in unread if path not in traced.uses}
     return {path: twin for path, twin in twins.items() if twin}
 
 

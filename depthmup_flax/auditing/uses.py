@@ -120,17 +120,17 @@ class Uses:
 
     def _takes_matrices(self, node: Node) -> bool:
         taken = self._taken(node)
-        return len([n for k, n in enumerate(_window(node)) if k not in taken and n > 1]) > 1
+        return len([n for k, n in enumerate(node.params["slice_sizes"]) if k not in taken and n > 1]) > 1
 
     def _takes_a_layer(self, node: Node) -> bool:
         taken = self._taken(node)
         single = all(math.prod(self._graph.nodes[j].shape) <= max(len(taken), 1) for j in node.inputs[1:])
-        return bool(taken) and single and all(_window(node)[k] == 1 for k in taken)
+        return bool(taken) and single and all(node.params["slice_sizes"][k] == 1 for k in taken)
 
     def _taken(self, node: Node) -> list[int]:
         """The axes along which a look-up takes a part."""
         sizes = self._graph.nodes[node.inputs[0]].shape
-        return [k for k, (size, left) in enumerate(zip(sizes, _window(node), strict=True)) if left < size]
+        return [k for k, (size, left) in enumerate(zip(sizes, node.params["slice_sizes"], strict=True)) if left < size]
 
     def _tokens(self, node: Node, ins: Sequence[str]) -> list[int]:
         """Learned tokens that a matrix multiplies, such as a pooling head's query: all of their width is contracted."""
@@ -296,10 +296,6 @@ def _use_at(i: int, node: Node, view: View) -> Callable[..., Use]:
     """Makes uses of a view by node ``i``."""
     times = math.prod(length for number, length in node.loops if number not in view.loops)
     return functools.partial(Use, view.path, node=i, times=times, layers=view.layers, picked=view.picked)
-
-
-def _window(node: Node) -> tuple[int, ...]:
-    return tuple(node.params["slice_sizes"])
 
 
 def _layer(view: View, taken: Collection[int]) -> View:

@@ -19,7 +19,7 @@ from depthmup_flax.networks.model_functions import ModelFunctions, model_functio
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.flops import flops_of_jaxpr
+from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.jaxprs import all_equations
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -164,7 +164,7 @@ def traced(network: Network) -> Traced:
         )
     convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
     activations = {**result[1], OUTPUT: outputs}
-    return Traced(network, activations, convolves, flops_of_jaxpr(jaxpr.jaxpr), len(equations))
+    return Traced(network, activations, convolves, count_flops(jaxpr), len(equations))
 
 
 _KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}

@@ -24,7 +24,7 @@ from depthmup_flax.trainer.engine.from_config import LARGEST, build, require_mem
 from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.workload import TrainState
-from depthmup_flax.util.flops import flops_of_traced
+from depthmup_flax.util.flops import count_flops
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def compile_run(
     traced = program.traced()
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started
-    return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, flops_of_traced(traced), seconds)
+    return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, count_flops(traced.jaxpr), seconds)
 
 
 def compile_sweep(
@@ -136,7 +136,7 @@ def compile_sweep(
         per_device = fewer_lanes(per_device, most, share)
     part = LanesOfGroup(group.label, len(group.runs), per_device)
     if isinstance(program, LaneProgram):
-        flops = flops_of_traced(program.traced())
+        flops = count_flops(program.traced().jaxpr)
         return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
     place = NamedSharding(mesh, LANES)
     lanes_of = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)

@@ -7,27 +7,14 @@ A multiplication and an addition count as two operations. The body of a scan cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from depthmup_flax.util.jaxprs import repeated_jaxprs
+from depthmup_flax.util.jaxprs import opened, repeated_jaxprs
 
 
-def count_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Operations of ``function(*args)``; ``args`` may be `jax.ShapeDtypeStruct`."""
-    return flops_of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
-
-
-def flops_of_traced(traced: jax.stages.Traced) -> int:
-    """Operations of a traced program, on all of its devices together; of a loop of unknown length, one iteration."""
-    return flops_of_jaxpr(traced.jaxpr.jaxpr)
-
-
-def flops_of_jaxpr(jaxpr: Any) -> int:
-    """Operations of an open jaxpr."""
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+def count_flops(jaxpr: Any) -> int:
+    """Operations of an open or closed jaxpr, on all of its devices together; of a loop of unknown length, one round."""
+    return sum(map(_of_equation, opened(jaxpr)[0].eqns))
 
 
 def _of_equation(equation: Any) -> int:
@@ -46,5 +33,5 @@ def _of_equation(equation: Any) -> int:
         branches = params["branches"]
         if params.get("branches_platforms"):  # the last is the default
             branches = branches[-1:]
-        return max(flops_of_jaxpr(branch.jaxpr) for branch in branches)
-    return sum(times * flops_of_jaxpr(inner) for inner, times in repeated_jaxprs(equation))
+        return max(count_flops(branch) for branch in branches)
+    return sum(times * count_flops(inner) for inner, times in repeated_jaxprs(equation))
