@@ -213,7 +213,9 @@ class Comparison:
             found = (self.products.around if info.role is Role.HIDDEN else self.products.behind)(path)
             if found is None or close(found, 1):
                 continue
-            if info.role in (Role.INPUT, Role.VECTOR):  # rows of a table that are taken by number are vectors
+            # A row of a table that is taken by its number, as the embedding of a step or an action, is a vector.
+            is_row = info.role is Role.VECTOR and all(use.picked for use in self.facts.uses[path])
+            if info.role is Role.INPUT or is_row:
                 text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
                 code = "x = x * c  # c as in the base model"
                 if close(found, info.width_out**0.5):
