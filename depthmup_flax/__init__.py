@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
-    from depthmup_flax.search.forecast.allocation import Allocation, recipe
+    from depthmup_flax.search.forecast.allocation import recipe
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.study import Study
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GPT",
     "PRESETS",
-    "Allocation",
     "Axes",
     "Conv",
     "Dense",
@@ -132,7 +131,7 @@ _NAMES = {
     "trainer.engine.workload": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
-    "search.forecast.allocation": "Allocation recipe",
+    "search.forecast.allocation": "recipe",
     "search.forecast.forecasting": "forecast",
     "report.sweep_report": "Report make_report",
     "auditing": "audit rescale_init",

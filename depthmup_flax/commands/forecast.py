@@ -5,7 +5,7 @@
     depthmup forecast --config=TUNED --compute=TIMES [FLAG ...]
 
 Examples:
-    depthmup forecast --config=digits_deep --budget=10%
+    depthmup forecast --config=digits_deep --budget=0.1
     depthmup forecast --check=runs/large --workdir=runs/forecast/my
     depthmup forecast --config=digits --compute=16
 
@@ -19,11 +19,12 @@ operations, with sizes and hyperparameters chosen together.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from depthmup_flax.commands.parser import Parser, lanes, names, numbers, one_device_per_core
+from depthmup_flax.commands.parser import Parser, lanes, numbers, one_device_per_core
 from depthmup_flax.config.files import run_name
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.storage.sweep_records import OBJECTIVES
@@ -42,8 +43,7 @@ def define(parser: Parser) -> None:
     parser.flag("--workdir", help="Directory; default runs/forecast/, or runs/recipe/, and the config's name.")
     for name in _TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's, or chosen.")
-    parser.flag("--budget", help="Of the ladder, such as 5%% of the target's operations.")
-    parser.flag("--axes", type=names, help="The ladder varies these; default: width,depth.")
+    parser.flag("--budget", type=float, help="Of the ladder, such as 0.05 of the target's operations.")
     for name in _LADDER:
         parser.flag(f"--{name}", type=numbers, default=(), help=f"{name.capitalize()} of the rungs, not a budget.")
     parser.flag("--seeds", type=int, default=3, help="Runs of each rung.")
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
         if not args.workdir:
             raise InputError("--workdir is not set: name the directory of the forecast, such as runs/forecast/digits.")
         checked = read(args.workdir).check(args.check)
-        print(json.dumps(checked.as_json()) if args.json else checked)
+        print(json.dumps(dataclasses.asdict(checked)) if args.json else checked)
         return
     config, target = args.config.resolved(), {name: getattr(args, f"target_{name}") for name in _TARGET}
     name, at_sizes = run_name(args.config.path()), {name: getattr(args, name) for name in _LADDER}
@@ -81,10 +81,10 @@ def main(args: argparse.Namespace) -> None:
         _write_config(args, path, chosen.config, repr(chosen), "at another compute", "run")
     else:
         one_device_per_core()
-        plan = LadderPlan(budget=args.budget, axes=args.axes, seeds=args.seeds, **at_sizes)
+        plan = LadderPlan(budget=args.budget, seeds=args.seeds, **at_sizes)
         workdir = as_path(args.workdir or f"runs/forecast/{name}")
         found, large = forecast(config, workdir, plan, **target, objective=args.objective, lanes=args.lanes)
-        print(json.dumps(found.as_json()) if args.json else found)
+        print(json.dumps(dataclasses.asdict(found)) if args.json else found)
         _write_config(args, workdir / "target.py", large, repr(found), "the target of a forecast", "target")
 
 

@@ -367,7 +367,7 @@ class Study:
 
         Args:
           width, depth: of the target; by default the base's.
-          plan: of the ladder: ``dm.LadderPlan("5%")``, ``dm.LadderPlan(widths=(8, 16, 32))``.
+          plan: of the ladder: ``dm.LadderPlan(budget=0.05)``, ``dm.LadderPlan(widths=(8, 12, 16, 32))``.
           objective: ``"test"``, ``"train"``, or ``"auto"``: the test loss, where runs are evaluated.
           lanes: see `depthmup_flax.sweep`.
           **values: of the hyperparameters, as ``train`` has them: ``**best``.
@@ -382,8 +382,8 @@ class Study:
 
         Args:
           compute: parameters times examples, in those of ``study.train(**values)``.
-          **values: of the hyperparameters, ``**best``; and ``width``, ``depth``, ``batch_size`` of the run, which are
-            otherwise chosen. See `depthmup_flax.recipe`.
+          **values: of the hyperparameters, ``**best``; and ``width``, ``depth``, ``batch_size`` of the run, see
+            `depthmup_flax.recipe`.
         """
         given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
         with self._shown():

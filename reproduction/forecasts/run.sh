@@ -5,6 +5,9 @@
 #
 # Environment: DATA_DIR is the directory of prepared TFDS data sets, TEXT a text file (Tiny Shakespeare), RUNS a directory
 # for records and runs (default: runs/forecast).
+#
+# Ladders with --budget were planned by an earlier planner (widths and depths halved together, one of them again, --axes
+# with steps): NAME.json has their rungs.
 set -euo pipefail
 here=$(dirname "$0")
 runs=${RUNS:-runs/forecast}

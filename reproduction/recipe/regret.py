@@ -2,9 +2,8 @@
 
     python -m reproduction.recipe.regret NAME COMPUTE      NAME: mlp, gpt, conv; COMPUTE: 16, 64
 
-The search: allocations of the compute at three rates, a factor 2 apart, more if the best is the first or the last; then
-the allocation of all that was better than the middle one. Its two best runs and the recipe are then trained with other
-seeds. Rerunning resumes. reproduction/recipe/run.sh runs all.
+The search: sizes at three rates, a factor 2 apart, more if the best is the first or the last. Its two best runs and the
+recipe are then trained with other seeds. Rerunning resumes. reproduction/recipe/run.sh runs all.
 Environment: DATA_DIR is the directory of prepared TFDS data sets, TEXT a text file (Tiny Shakespeare).
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import pathlib
 import sys
@@ -25,18 +23,33 @@ from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.forecast.allocation import Allocation, recipe
+from depthmup_flax.search.forecast.allocation import recipe
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 
 HERE = pathlib.Path(__file__).parent
 RECORDS, RESULTS = HERE.parent / "records", HERE / "results.jsonl"
-# Compute -> powers of parameters, depth and batch size; the first are the middle of the search. Those at 64 lie around
-# what was best at 16, and have one seed.
-ALLOCATIONS = {
-    "16": ((0.5, 1, 0.4), (0.33, 1, 0.4), (0.67, 1, 0.4), (0.5, 0, 0.4), (0.5, 2, 0.4), (0.5, 1, 0), (0.2, 0.5, 0)),
-    "64": ((0.33, 0.5, 0), (0.2, 0.5, 0), (0.5, 0.5, 0), (0.33, 0, 0), (0.33, 0.5, 0.4)),
+# Name, compute -> width, depth, batch size. The first at 16 is balanced: parameters ~ compute^0.5, depth ~ width, batch
+# size ~ examples^0.4; others have other powers, those of all that was better, or were chosen by a ladder's law.
+SIZES = {
+    ("mlp", "16"): (
+        *((80, 10, 128), (56, 7, 128), (96, 12, 64), (96, 4, 128), (64, 16, 128), (80, 10, 64), (72, 4, 128)),
+        *((72, 6, 64), (112, 1, 64), (48, 5, 64), (72, 4, 64)),
+    ),
+    ("mlp", "64"): (
+        *((128, 8, 64), (88, 7, 64), (184, 10, 64), (96, 4, 64), (80, 10, 64), (88, 7, 192), (192, 1, 64)),
+        *((160, 9, 64), (64, 6, 64)),
+    ),
+    ("gpt", "16"): (
+        *((28, 4, 16), (24, 3, 16), (32, 4, 8), (36, 2, 16), (24, 4, 16), (28, 4, 8), (20, 3, 8), (24, 2, 8)),
+    ),
+    ("gpt", "64"): ((28, 3, 8), (24, 2, 8), (44, 3, 8), (28, 3, 24)),
+    ("conv", "16"): (
+        *((48, 4, 64), (40, 4, 64), (56, 5, 32), (64, 3, 64), (48, 7, 64), (48, 4, 32), (40, 5, 64), (40, 3, 32)),
+        (112, 3, 32),
+    ),
+    ("conv", "64"): ((48, 4, 32), (40, 3, 32), (64, 4, 32), (48, 4, 96), (136, 3, 32), (48, 3, 32)),
 }
 FACTORS, FINER = (0.5, 1.0, 2.0), (0.7, 1.4)
 SEARCH_SEEDS = {"16": (0, 1), "64": (0,)}
@@ -62,13 +75,13 @@ class Search:
         self.compute, self.tuned, self.load, self.runs = compute, proxy(name), LoadOnce(), Runs()
         self.workdir = RECORDS / f"recipe_{name}_{compute}-cpu"
         self.budget = {"tuned": self.tuned, "compute": float(compute), "load": self.load}
-        self.star = [self.allocated(fields) for fields in ALLOCATIONS[compute]]
+        self.star = [self.sized(*size) for size in SIZES[name, compute]]
         configs = [self.tuned, *self.star]
         self.paths = [p for p in field_paths(self.tuned) if len({repr(get_field(c, p)) for c in configs}) > 1]
 
-    def allocated(self, fields: Sequence[float]) -> ConfigDict:
-        """The config of an allocation."""
-        return recipe(**self.budget, allocation=Allocation(*fields, passes=math.inf)).config
+    def sized(self, width: int, depth: int, batch_size: int) -> ConfigDict:
+        """The config of a run of these sizes."""
+        return recipe(**self.budget, width=width, depth=depth, batch_size=batch_size).config
 
     def losses(self, runs: Runs) -> list[dict[float, float]]:
         """Trains more runs; for each of them rate -> test loss, the mean over its seeds."""
@@ -109,21 +122,12 @@ class Search:
 
 def train(name: str, compute: str) -> None:
     """The whole search."""
-    search, seeds, allocations = Search(name, compute), SEARCH_SEEDS[compute], ALLOCATIONS[compute]
+    search, seeds = Search(name, compute), SEARCH_SEEDS[compute]
     recipes = {"recipe": recipe(**search.budget).config}
     configs = [*search.star, *recipes.values()]
     first = search.losses([(config, FACTORS, seeds) for config in configs])
-    for fields, losses in zip([*allocations, *recipes], first, strict=True):
-        print(fields, {f"{rate:.4g}": round(loss, 4) for rate, loss in losses.items()}, flush=True)
-    best = [min(losses.values()) for losses in first]
-    middle, combined = allocations[0], list(allocations[0])
-    for k in sorted(range(len(allocations)), key=lambda k: -best[k]):  # the best value of a field is last
-        if best[k] < best[0]:
-            changed = zip(allocations[k], middle, combined, strict=True)
-            combined = [new if new != old else now for new, old, now in changed]
-    configs.append(search.allocated(combined))
-    first += search.losses([(configs[-1], FACTORS, seeds)])
-    print(combined, first[-1], flush=True)
+    for size, losses in zip([*SIZES[name, compute], *recipes], first, strict=True):
+        print(size, {f"{rate:.4g}": round(loss, 4) for rate, loss in losses.items()}, flush=True)
     points = sorted({loss: (loss, k, rate) for k, of in enumerate(first) for rate, loss in of.items()}.values())
     if compute == "16":
         (finer,) = search.losses([(at(configs[points[0][1]], points[0][2]), FINER, seeds)])

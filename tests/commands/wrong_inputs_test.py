@@ -97,8 +97,7 @@ CASES = {
     "forecast": [
         ("{sweep}", "depthmup sweep"),
         ("{digits} --compute=0.5", "compute is 0.5"),
-        ("{digits} --budget=abc", "budget"),
-        ("{digits} --axes=hight", "axes has 'hight'"),
+        ("{digits} --budget=2", "budget is 2"),
         ("{digits} --widths=a,b", "--widths"),
         ("{digits} --config.parametrization.preset=sp", "parametrization.preset"),
         ("--check={files}/run", "--workdir"),

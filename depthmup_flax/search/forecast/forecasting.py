@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import pathlib
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -15,16 +15,15 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.loss_surfaces import LOSSES
-from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
-from depthmup_flax.search.forecast.law import AXES, STEPS, Forecast, Rung, forecast_loss
+from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
+from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.target import Rescaling, rescale_target
-from depthmup_flax.search.tune.tuning import AUTO, require_mup, require_objective
+from depthmup_flax.search.tune.tuning import AUTO, require_mup
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
-from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
@@ -38,18 +37,16 @@ FILE = "forecast.json"
 # The largest ratio of costs, target to largest rung, at which forecasts were checked (reproduction/pages/forecasts.md).
 CHECKED_COST_RATIO = 249
 _OF_CHANCE = 0.98  # a network with a larger share of the loss of chance has not begun to learn
-_SURPRISING = 2.0  # an inflation above it means that the rungs follow no law of these forms
 
 
-@dataclasses.dataclass(frozen=True)
-class TargetForecast:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetForecast(Forecast):
     """The content of ``forecast.json``; print shows it.
 
     Attributes:
       objective: the loss of `depthmup_flax.storage.sweep_records.OBJECTIVES` that is forecast.
       target: its sizes.
       rungs: the ladder with its losses.
-      forecast: the loss and its interval.
       config: of the target, as JSON.
       data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
       chance: the cross-entropy of the best constant guess; ``None`` for other losses.
@@ -59,20 +56,9 @@ class TargetForecast:
     batch_size: int
     target: Rung
     rungs: tuple[Rung, ...]
-    forecast: Forecast
     config: Json
     data: Json
     chance: float | None = None
-
-    @property
-    def loss(self) -> float:
-        """The forecast loss."""
-        return self.forecast.loss
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 %, of one run of the target."""
-        return self.forecast.interval
 
     @property
     def largest(self) -> Rung:
@@ -84,50 +70,28 @@ class TargetForecast:
         """Cost of a run of the target over that of the largest rung, in parameters times examples."""
         return self.target.cost / self.largest.cost
 
-    @property
-    def unlearned(self) -> list[Rung]:
-        """Rungs whose mean loss is that of chance, or higher."""
-        return [rung for rung in self.rungs if self.chance and np.mean(rung.losses) > _OF_CHANCE * self.chance]
-
     def __repr__(self) -> str:
-        forecast, target, name = self.forecast, self.target, LOSSES[self.objective]
-        rows = [
+        (low, high), target, largest, name = self.interval, self.target, self.largest, LOSSES[self.objective]
+        rungs = [
             (*(f"{number:,}" for number in (rung.width, rung.depth, rung.steps, rung.parameters)), f"{mean:.4g}", seeds)
             for rung in self.rungs
             for mean, seeds in [(np.mean(rung.losses), str(len(rung.losses)))]
         ]
-        wider = f", which widens the interval {forecast.inflation:.2g} times" if forecast.inflation > 1.05 else ""
-        weights = ", ".join(f"{form} {weight:.0%}" for form, weight in forecast.weights.items())
-        seeds = f"seeds differ by {forecast.seed_spread:.1%}"
+        laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
+        seeds = f"seeds differ by {self.seed_spread:.1%}"
         if len(self.rungs[0].losses) == 1:
             seeds = "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
-        size = f"width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples"
-        lines = [
-            *Table(("width", "depth", "steps", "parameters", name, "seeds"), rows, ">>>>>>").lines,
-            "",
-            f"law ({forecast.form}): {name} ~ {forecast.law}",
-            f"the smaller rungs foretell the larger ones with an error of {forecast.held_out_error:.1%}{wider}",
-            f"{seeds}; weights of the forms: {weights}",
-            f"target: {size}",
-            *self.expected_loss(),
-        ]
-        if forecast.inflation > _SURPRISING:
-            lines.append("Warning: the rungs do not follow one law: use larger or longer rungs.")
-        if self.unlearned:
-            lines.append(
-                f"Warning: {len(self.unlearned)} of {len(self.rungs)} rungs have not begun to learn: their loss is "
-                f"that of chance, {self.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
-            )
-        return "\n".join(lines)
-
-    def expected_loss(self) -> list[str]:
-        """Lines: the loss of a run of the target, its interval, and how far the target lies beyond the largest rung."""
-        (low, high), target, largest = self.interval, self.target, self.largest
         factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}
         beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
         beyond = f"{beyond} that of any rung; " if beyond else ""
         lines = [
-            f"forecast of one run: {LOSSES[self.objective]} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+            *Table(("width", "depth", "steps", "parameters", name, "seeds"), rungs, ">>>>>>").lines,
+            "",
+            *Table(("law (the first one forecasts)", "error for rungs left out", "target"), laws, "<>>").lines,
+            "",
+            seeds,
+            f"target: width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples",
+            f"forecast of one run: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
             f"extrapolation: {beyond}cost {self.cost_ratio:.3g} times that of the largest "
             f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)",
         ]
@@ -138,14 +102,15 @@ class TargetForecast:
             )
         if factors[STEPS] > 1:
             lines.append(
-                "Warning: of the checked targets that are longer than all rungs, 4 of 10 reached a lower loss than the "
-                "interval: what only long runs learn is not foreseen. Use rungs of the target's steps."
+                "Warning: the checked targets that are longer than all rungs reached lower losses than forecast: what "
+                "only long runs learn is not foreseen. The interval is wider for it; use rungs of the target's steps."
             )
-        return lines
-
-    def as_json(self) -> Json:
-        """The object in the file."""
-        return {**dataclasses.asdict(self), "cost_ratio": self.cost_ratio}
+        if unlearned := sum(np.mean(rung.losses) > _OF_CHANCE * (self.chance or math.inf) for rung in self.rungs):
+            lines.append(
+                f"Warning: {unlearned} of {len(self.rungs)} rungs have not begun to learn: their loss is that of "
+                f"chance, {self.chance:.4g}, or higher. No law describes them: use larger or longer rungs."
+            )
+        return "\n".join(lines)
 
     def check(self, run: str | pathlib.Path) -> Checked:
         """Whether the target, trained in the directory ``run``, reached a loss in the interval.
@@ -167,39 +132,32 @@ class TargetForecast:
         if not (directory / "result.json").exists():
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
         result = read_json(directory / "result.json", RESTORE)
-        return Checked(self, result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None)
+        loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
+        (low, high), name = self.interval, LOSSES[self.objective]
+        inside = loss is not None and low <= loss <= high
+        error = None if loss is None else loss / self.loss - 1
+        reached = "the target diverged" if error is None else f"the target's {name} is {loss:.4g} (error {error:+.1%})"
+        interval = f"forecast {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+        return Checked(inside, loss, error, f"{'inside' if inside else 'outside'}: {reached}, {interval}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A forecast and what the target reached; ``loss`` is ``None`` if it diverged."""
+    """What the target of a forecast reached; print shows ``text``.
 
-    forecast: TargetForecast
+    Attributes:
+      inside: whether the loss lies in the interval.
+      loss: ``None`` if the target diverged.
+      error: the relative error of the forecast.
+    """
+
+    inside: bool
     loss: float | None
-
-    @property
-    def inside(self) -> bool:
-        """Whether the loss lies in the interval."""
-        low, high = self.forecast.interval
-        return self.loss is not None and low <= self.loss <= high
-
-    @property
-    def error(self) -> float | None:
-        """The relative error of the forecast; ``None`` if the target diverged."""
-        return None if self.loss is None else self.loss / self.forecast.loss - 1
-
-    def as_json(self) -> Json:
-        """The result for scripts."""
-        fields = {name: getattr(self, name) for name in ("inside", "loss", "error")}
-        of = self.forecast
-        return {**fields, "forecast": of.loss, "interval": list(of.interval), "cost_ratio": of.cost_ratio}
+    error: float | None
+    text: str
 
     def __repr__(self) -> str:
-        (low, high), name = self.forecast.interval, LOSSES[self.forecast.objective]
-        reached = "the target diverged" if self.loss is None else f"the target's {name} is {self.loss:.4g}"
-        error = "" if self.loss is None else f" (error {self.error:+.1%})"
-        place = "inside" if self.inside else "outside"
-        return f"{place}: {reached}, forecast {self.forecast.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}{error}"
+        return self.text
 
 
 def read(directory: str | pathlib.Path) -> TargetForecast:
@@ -207,14 +165,16 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
     path = as_path(directory) / FILE
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no forecast: name the workdir of one.")
-    fields: dict[str, Any] = read_json(path, "restore it, or make the forecast again")
+    fields = read_json(path, "restore it, or make the forecast again")
     rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
-    law = fields["forecast"]
     return TargetForecast(
-        target=rung(fields["target"]),
-        rungs=tuple(map(rung, fields["rungs"])),
-        forecast=Forecast(**{**law, "interval": tuple(law["interval"])}),
-        **{name: fields[name] for name in ("objective", "batch_size", "config", "data", "chance")},
+        **{
+            **fields,
+            "interval": tuple(fields["interval"]),
+            "fits": tuple(Fit(**given) for given in fields["fits"]),
+            "target": rung(fields["target"]),
+            "rungs": tuple(map(rung, fields["rungs"])),
+        }
     )
 
 
@@ -251,37 +211,41 @@ def forecast(
     load = load or LoadOnce()
     built = build(tuned, load=load)
     require_rule(tuned)
-    target = Size(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
+    target = Rung(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
-    at = lambda size: rung_config(tuned, built.total_steps, built.epoch_steps, size, batch_size)
-    parameters = functools.cache(lambda size: count_parameters(at(size), load=load))
-    loss = _objective(objective, tuned, built)
-    sizes = plan.sizes(target, parameters)
-    rungs = [Rung(size.width, size.depth, size.steps, parameters(size)) for size in (*sizes, target)]
-    share = plan.seeds * sum(rung.cost for rung in rungs[:-1]) / rungs[-1].cost
-    log.info("the ladder: %d sizes, %.3g %% of the target's operations", len(sizes), 100 * share)
+    at = lambda rung: rung_config(tuned, built.total_steps, built.epoch_steps, rung, batch_size)
+    evaluated = (VALIDATION if tuned.data.validation_fraction else TEST,) if built.workload.evaluates else ()
+    measured = (*evaluated, TRAIN)
+    loss = measured[0] if objective == AUTO else objective
+    if loss not in measured:
+        raise InputError(f"objective is {objective!r}: runs of this config measure {' and '.join(measured)}.")
+    parameters = functools.cache(lambda rung: count_parameters(at(rung), load=load))
+    rungs = plan.rungs(target, parameters)
+    target = dataclasses.replace(target, parameters=parameters(target))
+    share = plan.seeds * sum(rung.cost for rung in rungs) / target.cost
+    log.info("the ladder: %d sizes, %.3g %% of the target's operations", len(rungs), 100 * share)
     if share > 1:
         log.warning("The ladder costs more than the target: train the target, or forecast a larger one.")
-    for length in sorted({size.steps for size in (*sizes, target)}):
+    for length in sorted({rung.steps for rung in (*rungs, target)}):
         if (length, batch_size) != (built.total_steps, tuned.train.batch_size):
             config = tuned.copy_and_resolve_references()
             table = rescale_target(tuned, built.total_steps, config, built.total_steps, Rescaling(batch_size, length))
             log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
     directory = as_path(workdir)
-    grid = ladder_sweep({size: at(size) for size in sizes}, plan.seeds, loss)
+    grid = ladder_sweep({rung: at(rung) for rung in rungs}, plan.seeds, loss)
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
-    ladder = tuple(with_losses(rung, records, loss) for rung in rungs[:-1])
+    ladder = tuple(with_losses(rung, records, loss) for rung in rungs)
     result = TargetForecast(
         objective=loss,
         batch_size=batch_size,
-        target=rungs[-1],
+        target=target,
         rungs=ladder,
-        forecast=forecast_loss(ladder, rungs[-1]),
+        **vars(forecast_loss(ladder, target)),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
         chance=read_info(directory).chance,
     )
-    write_atomically(directory / FILE, json_text(result.as_json()))
+    write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))
     return result, at(target)
 
 
@@ -312,14 +276,3 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     if min(losses) <= 0:
         raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
     return dataclasses.replace(rung, losses=losses)
-
-
-def _objective(objective: str, tuned: ConfigDict, built: Experiment) -> str:
-    """One of `depthmup_flax.storage.sweep_records.OBJECTIVES`, which runs measure."""
-    require_objective(objective)
-    evaluated = VALIDATION if tuned.data.validation_fraction else TEST
-    if objective == AUTO:
-        return evaluated if built.workload.evaluates else TRAIN
-    if objective != TRAIN and (objective != evaluated or not built.workload.evaluates):
-        raise InputError(f"objective is {objective!r}, which runs of this config do not measure: use {AUTO!r}.")
-    return objective

@@ -4,97 +4,80 @@ import pytest
 
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
-from depthmup_flax.search.forecast.ladder import LadderPlan, Size, ladder_sweep, rung_config
+from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
+from depthmup_flax.search.forecast.law import Rung
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.util.errors import InputError
 
-TARGET = Size(512, 32, 4000)
+TARGET = Rung(512, 32, 4000)
 
 
 def parameters(size):
     return size.width**2 * size.depth + 100 * size.width
 
 
-def share(rungs, seeds, target=TARGET):
-    cost = lambda size: parameters(size) * size.steps
-    return seeds * sum(map(cost, rungs)) / cost(target)
+def share(rungs, target, seeds=3):
+    return seeds * sum(rung.cost for rung in rungs) / (parameters(target) * target.steps)
 
 
-@pytest.mark.parametrize("axes", [("width", "depth"), ("width", "depth", "steps"), ("width",)])
+def values(rungs, axis):
+    return sorted({getattr(rung, axis) for rung in rungs})
+
+
 @pytest.mark.parametrize("budget", [0.02, 0.2])
-def test_a_planned_ladder_uses_its_budget_and_has_three_values_of_each_axis(axes, budget):
-    rungs = LadderPlan(budget, axes).sizes(TARGET, parameters)
-    assert budget / 6 < share(rungs, 3) <= budget
-    for axis in ("width", "depth", "steps"):
-        values = {getattr(rung, axis) for rung in rungs}
-        assert (len(values) >= 3 and max(values) < getattr(TARGET, axis)) or values == {getattr(TARGET, axis)}
-        assert (len(values) > 1) == (axis in axes)
-    assert len(set(rungs)) == len(rungs)
+def test_a_planned_ladder_uses_its_budget_and_halves_width_and_depth(budget):
+    rungs = LadderPlan(budget=budget).rungs(TARGET, parameters)
+    assert budget / 8 < share(rungs, TARGET) <= budget
+    assert len(rungs) == 9
+    for axis in ("width", "depth"):
+        small, middle, large = values(rungs, axis)
+        assert 4 * small == 2 * middle == large < getattr(TARGET, axis)
+    assert values(rungs, "steps") == [4000]
 
 
 def test_the_default_budget_of_a_small_target_is_what_the_smallest_ladder_takes():
-    target = Size(128, 16, 1000)
-    smallest = LadderPlan().sizes(target, parameters)
-    needed = share(smallest, 3, target)
+    target = Rung(128, 16, 1000)
+    smallest = LadderPlan().rungs(target, parameters)
+    needed = share(smallest, target)
     assert needed > 0.05
-    with pytest.raises(InputError, match="budget is 5%: the smallest ladder"):
-        LadderPlan("5%").sizes(target, parameters)
-    assert LadderPlan(f"{100 * needed + 1e-6}%").sizes(target, parameters) == smallest
+    with pytest.raises(InputError, match=r"budget is 0\.05: the smallest ladder, with seeds=3, needs 0.286"):
+        LadderPlan(budget=0.05).rungs(target, parameters)
+    assert LadderPlan(budget=needed + 1e-6).rungs(target, parameters) == smallest
 
 
-def test_a_planned_ladder_varies_the_axes_with_three_smaller_sizes_and_refuses_others_if_asked():
-    values = lambda rungs, axis: {getattr(rung, axis) for rung in rungs}
-    for target in (Size(512, 1, 100), Size(512, 4, 100)):
-        rungs = LadderPlan(0.5).sizes(target, parameters)
-        assert len(values(rungs, "width")) >= 3
-        assert values(rungs, "depth") == {target.depth}
-        with pytest.raises(InputError, match=f"^the target's depth is {target.depth}: .* leave depth out of axes"):
-            LadderPlan(0.5, ("width", "depth")).sizes(target, parameters)
-    for steps in (1, 12, 32):
-        with pytest.raises(InputError, match=f"^the target's steps is {steps}: .* leave steps out of axes"):
-            LadderPlan(0.5, ("width", "depth", "steps")).sizes(Size(512, 32, steps), parameters)
-    with pytest.raises(InputError, match=r"^the target's width is 8: "):
-        LadderPlan().sizes(Size(8, 4, 100), parameters)
+def test_a_planned_ladder_varies_the_axes_with_enough_smaller_sizes():
+    for depth in (1, 4):
+        rungs = LadderPlan(budget=0.5).rungs(Rung(512, depth, 100), parameters)
+        assert (values(rungs, "width"), values(rungs, "depth")) == ([16, 32, 64, 128], [depth])
+    with pytest.raises(InputError, match=r"^the target has too few sizes of a half"):
+        LadderPlan().rungs(Rung(8, 4, 100), parameters)
 
 
 def test_given_sizes_are_combined_and_others_are_the_targets():
-    rungs = LadderPlan(widths=(8, 16, 32), steps=(100, 200, 400)).sizes(TARGET, parameters)
+    rungs = LadderPlan(widths=(8, 16, 32), steps=(100, 200, 400)).rungs(TARGET, parameters)
     assert len(rungs) == 9
     assert {rung.depth for rung in rungs} == {32}
+    assert all(rung.parameters == parameters(rung) for rung in rungs)
 
 
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        ({"widths": (16,)}, "the ladder has one size: "),
-        ({"depths": (2, 2, 2)}, "the ladder has one size: "),
-        ({"widths": (16,), "depths": (4,), "steps": (100,)}, "the ladder has one size: "),
         ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values."),
+        ({"widths": (8, 16, 32)}, "the ladder has 3 sizes: a law of 3 unknowns and its error need 4."),
         ({"widths": (16, 32, 1024)}, "the ladder has width 1024, above the target's 512"),
-        ({"depths": (4, 8, 64)}, "the ladder has depth 64, above the target's 32"),
         ({"steps": (100, 200, 8000)}, "the ladder has steps 8000, above the target's 4000"),
-        ({"widths": (128, 256, 512)}, "the target is a rung of the ladder: "),
-        ({"depths": (8, 16, 32), "steps": (1000, 2000, 4000)}, "the target is a rung of the ladder: "),
+        ({"widths": (64, 128, 256, 512)}, "the target is a rung of the ladder: "),
         ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
-        ({"axes": ("hight",)}, "axes has 'hight': "),
         ({"budget": 0.0}, "budget is 0.0: "),
-        ({"budget": "5 days"}, "budget is '5 days': "),
-        ({"budget": "nan%"}, "budget is 'nan%': "),
-        ({"budget": "5"}, "budget is '5': "),
-        ({"budget": 5}, "budget is 5: "),
-        ({"budget": 0.1, "widths": (8, 16, 32)}, "budget and axes plan rungs, "),
-        ({"axes": ()}, "axes is '': "),
-        ({"axes": ("width", "width")}, "axes is 'width,width': "),
-        (
-            {"budget": 1e-7},
-            "budget is 1e-07: the smallest ladder, with seeds=3, needs 0.74",
-        ),
+        ({"budget": 0.1, "widths": (8, 16, 32)}, "budget plans rungs, "),
+        ({"budget": 1e-7}, "budget is 1e-07: the smallest ladder, with seeds=3, needs 0.0"),
         ({"seeds": 0}, "seeds is 0: "),
     ],
 )
 def test_a_wrong_ladder_is_refused(plan, sentence):
     with pytest.raises(InputError) as caught:
-        LadderPlan(**plan).sizes(TARGET, parameters)
+        LadderPlan(**plan).rungs(TARGET, parameters)
     assert str(caught.value).startswith(sentence)
 
 
@@ -107,17 +90,11 @@ def test_the_rungs_of_a_network_without_small_sizes_are_those_that_it_has():
 
         return network
 
-    assert {rung.depth for rung in LadderPlan().sizes(Size(512, 24, 100), at_least(3))} == {3, 6, 12}
-    assert {rung.depth for rung in LadderPlan().sizes(Size(512, 24, 100), at_least(12))} == {24}
+    assert values(LadderPlan().rungs(Rung(512, 24, 100), at_least(3)), "depth") == [3, 6, 12]
+    assert values(LadderPlan().rungs(Rung(512, 24, 100), at_least(12)), "depth") == [24]
     with pytest.raises(InputError) as caught:  # the target has no such size
-        LadderPlan().sizes(Size(512, 8, 4000), at_least(12))
+        LadderPlan().rungs(Rung(512, 8, 4000), at_least(12))
     assert str(caught.value) == "model.depth is too small."
-
-    def wide_or_deep(size):
-        return at_least(99 if size.width < 512 else 3)(size) if size.depth < 32 else parameters(size)
-
-    with pytest.raises(InputError, match=r"model.depth is too small\. Name the rungs, such as widths"):
-        LadderPlan().sizes(Size(512, 32, 100), wide_or_deep)
 
 
 def tuned():
@@ -131,9 +108,9 @@ def tuned():
 
 def test_a_rung_with_fewer_steps_has_the_rescaled_hyperparameters_and_one_with_as_many_is_the_tuned_run():
     config = tuned()
-    same = rung_config(config, 400, 23, Size(64, 8, 400), 64)
+    same = rung_config(config, 400, 23, Rung(64, 8, 400), 64)
     assert config_hash(same) == config_hash(config)
-    rung = rung_config(config, 400, 23, Size(16, 2, 100), 64)
+    rung = rung_config(config, 400, 23, Rung(16, 2, 100), 64)
     expected = rescaled_hyperparameters(
         Hyperparameters(0.01, 64, 400, warmup_steps=40, weight_decay=0.1), steps=100, optimizer="adamw"
     )
@@ -144,7 +121,7 @@ def test_a_rung_with_fewer_steps_has_the_rescaled_hyperparameters_and_one_with_a
 
 
 def test_the_sweep_of_a_ladder_trains_each_rung_with_every_seed_and_nothing_else():
-    sizes = [Size(16, 2, 100), Size(32, 4, 100), Size(32, 4, 400)]
+    sizes = [Rung(16, 2, 100), Rung(32, 4, 100), Rung(32, 4, 400)]
     configs = {size: rung_config(tuned(), 400, 23, size, 64) for size in sizes}
     runs = expand(ladder_sweep(configs, 2, "train"))
     trained = {
