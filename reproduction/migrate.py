@@ -21,7 +21,7 @@ from typing import Any
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.data import DataConfig
 from depthmup_flax.networks.import_paths import digests
-from depthmup_flax.storage.run_hash import RunNames, json_text, without_execution
+from depthmup_flax.storage.run_hash import json_text, run_hash_at, without_execution
 from depthmup_flax.storage.sweep_records import Record, SweepInfo
 from depthmup_flax.util.types import Json
 
@@ -99,19 +99,18 @@ def _sweep(directory: pathlib.Path) -> None:
     stored = {name: value for name, value in _renamed(json.loads(path.read_text())).items() if name not in _OLD_FIELDS}
     info = SweepInfo(**{**stored, "base": _config(stored["base"])})
     path.write_text(json.dumps(dataclasses.asdict(info), indent=1) + "\n")
-    names = RunNames(info.base)
     for file in [*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]:
         content = file.read_bytes()
         lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode().splitlines()
-        text = "".join(f"{json.dumps(_record(json.loads(line), names))}\n" for line in lines)
+        text = "".join(f"{json.dumps(_record(json.loads(line), info.base))}\n" for line in lines)
         file.write_bytes(gzip.compress(text.encode(), mtime=0) if file.suffix == ".gz" else text.encode())
 
 
-def _record(stored: Json, names: RunNames) -> Json:
+def _record(stored: Json, base: Json) -> Json:
     point = _renamed(stored["point"])
     point = {path: value for path, value in point.items() if DROPPED.get(path, _OTHER) != value}
     kept = {name: value for name, value in stored.items() if name not in _OLD_FIELDS}
-    return dataclasses.asdict(Record(**{**kept, "point": point, "run": names.hash(point)}))
+    return dataclasses.asdict(Record(**{**kept, "point": point, "run": run_hash_at(base, point)}))
 
 
 def _data_sets(path: pathlib.Path) -> None:

@@ -1,23 +1,19 @@
-"""Config files: Python with ``get_config()``, shipped ones by name. Errors name the user's file and line."""
+"""Config files: Python with ``get_config()``, shipped ones by name."""
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import importlib.util
 import inspect
 import os
 import pathlib
 import sys
-import sysconfig
-import traceback
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.util.errors import InputError, closest
+from depthmup_flax.util.errors import InputError, UserCodeError, closest
 
-TRACEBACK = "traceback"  # the flag that shows the calls behind an error
 _PACKAGE = pathlib.Path(__file__).parents[1]
 NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with get_config()"
 
@@ -103,17 +99,18 @@ def load(named: str) -> ConfigDict:
     """The locked config of ``FILE.py`` or ``FILE.py:argument``; ``get_config`` receives the argument.
 
     Raises:
-      InputError: the file cannot be read, or ``get_config`` fails or returns something else.
+      InputError: the file cannot be read, or ``get_config`` returns something else.
+      UserCodeError: it fails.
     """
     path, *arguments = named.split(":", 1)
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         raise InputError(f"config {named!r} cannot be read: {NAME_A_CONFIG}.")
     try:
         config = from_file(path, *arguments)
+    except InputError:
+        raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, InputError) and any(repr(argument) in str(error) for argument in arguments):
-            raise  # about the command line
-        raise InputError(_placed(error, path)) from error
+        raise UserCodeError(f"config {path} fails.") from error
     if not isinstance(config, ConfigDict):
         returned = "None (is its return missing?)" if config is None else f"a value of type {type(config).__name__}"
         raise InputError(
@@ -121,43 +118,3 @@ def load(named: str) -> ConfigDict:
             "depthmup_flax.config.default_config()."
         )
     return config.lock()
-
-
-def _placed(error: BaseException, path: str) -> str:
-    """A sentence about an error in a config file, with the innermost file and line of the user's code."""
-    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
-        return f"{_place(str(error.filename), error.lineno)}: {type(error).__name__}: {error.msg}."
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    place = _place(frames[-1].filename, frames[-1].lineno) if frames else ""
-    if isinstance(error, InputError):
-        return f"{place}: {error}" if place else str(error)
-    text = " ".join((_of_config_dict(error) or f"{type(error).__name__}: {error}").split()).rstrip(": .")
-    return f"{place or path}: {text}{'' if text.endswith('?') else '.'} --{TRACEBACK} shows the calls."
-
-
-def _place(file: str, line: int | None) -> str:
-    """``configs/my.py line 12``, relative to the working directory if below it."""
-    relative = os.path.relpath(file)
-    shown = file if relative.startswith("..") else relative
-    return f"{shown} line {line}" if line else shown
-
-
-@functools.cache
-def _is_users(file: str) -> bool:
-    """Whether a file is neither of Python, of a library, nor of this package, except its configs."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if file.startswith(os.path.join(package, "configs", "")):
-        return True
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not file.startswith(("<", package + os.sep, *(library + os.sep for library in libraries)))
-
-
-def _of_config_dict(error: BaseException) -> str | None:
-    """The text of ml_collections' error about a field that a config lacks."""
-    if not isinstance(error, (AttributeError, KeyError)):
-        return None
-    if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-        return None
-    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
-    name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
-    return f"config has no field {name}. {' '.join(hint)}"

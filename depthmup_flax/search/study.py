@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -13,7 +12,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,6 +56,7 @@ from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, closest, shown
+from depthmup_flax.util.messages import PACKAGE
 from depthmup_flax.util.types import ArrayTree, Json
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ class Study:
 
     Values of hyperparameters are keywords of the methods: short names such as ``learning_rate``, ``weight_decay``,
     ``warmup_steps``, ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole
-    fields of the config, ``**{"optimizer.schedule": "cosine"}``. Progress is shown on standard output, unless logging
-    shows it already.
+    fields of the config, ``**{"optimizer.schedule": "cosine"}``.
 
     Args:
       build: ``(width, depth, ...) -> network`` or `depthmup_flax.Task`. It may also take ``rule``, a `Parametrization`;
@@ -137,7 +136,7 @@ class Study:
         training examples, which these runs do not train on (``data.validation_fraction``). ``"test"``, ``"train"``:
         runs train on all. ``"auto"``: validation, but train for batches without end, and for a `Task` that has no
         evaluation. ``train`` always uses all training examples.
-      quiet: do not show the progress of runs.
+      quiet: leave `logging` alone; else a study shows progress on standard output, unless logging is configured.
       settings: values for all calls. ``{"model.audit": False}`` trains networks that lack multipliers of the rule.
 
     Raises:
@@ -161,6 +160,9 @@ class Study:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.quiet:
+            logging.basicConfig(format="%(message)s", stream=sys.stdout)  # does nothing if handlers are there
+            PACKAGE.setLevel(logging.INFO)
         self._config, self._load = self._base_config(), LoadOnce()
         validate(self._config)
         require_objective(self.objective)
@@ -274,17 +276,8 @@ class Study:
             search = search_of(config, named, seeds=seeds, trials=trials, extend=extend)
         else:
             search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
-        with self._shown():
-            return tune_proxy(
-                config,
-                search,
-                self._directory(search.figure, search.axes),
-                objective=objective,
-                lanes=lanes,
-                overwrite=overwrite,
-                on_record=on_record,
-                load=self._load,
-            )
+        options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
+        return tune_proxy(config, search, self._directory(search.figure, search.axes), objective=objective, **options)
 
     def sweep(
         self,
@@ -322,8 +315,7 @@ class Study:
         )
         directory = self._directory("sweep", [*search.axes, *(f"model.{name}" for name in varied)])
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "shard": shard}
-        with self._shown():
-            records = sweep(grid, directory, load=self._load, **options)
+        records = sweep(grid, directory, load=self._load, **options)
         return Swept(flat_records(records), directory, objective)
 
     def train(
@@ -344,11 +336,10 @@ class Study:
         """
         config = self.config(width, depth, **values)
         directory = self._of_size("train", config)
-        with self._shown():
-            for size, given in (("width", width), ("depth", depth)):
-                if given is None:
-                    log.info("%s is not given: it is the base's, %d", size, config.model[size])
-            result = train_and_evaluate(config, directory, overwrite=overwrite, writers=writers)
+        for size, given in (("width", width), ("depth", depth)):
+            if given is None:
+                log.info("%s is not given: it is the base's, %d", size, config.model[size])
+        result = train_and_evaluate(config, directory, overwrite=overwrite, writers=writers)
         return {**result, "workdir": str(directory)}
 
     def forecast(
@@ -374,8 +365,7 @@ class Study:
         """
         config = self.config(width, depth, **values)
         place = self._of_size("forecast", config)
-        with self._shown():
-            return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
+        return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
     def recipe(self, compute: float, **values: Any) -> Recipe:
         """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
@@ -386,8 +376,7 @@ class Study:
             `depthmup_flax.recipe`.
         """
         given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
-        with self._shown():
-            return recipe(self.config(**values), compute, load=self._load, **given)
+        return recipe(self.config(**values), compute, load=self._load, **given)
 
     def check(self, widths: Sequence[int] = (), depths: Sequence[int] = (), **values: Any) -> CheckReport:
         """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.
@@ -400,8 +389,7 @@ class Study:
         from depthmup_flax.search.coordinate_check import check_config
 
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
-        with self._shown():
-            return check_config(self.config(**values), widths=widths, depths=depths, **own)
+        return check_config(self.config(**values), widths=widths, depths=depths, **own)
 
     def make_optimizer(
         self, width: int | None = None, depth: int | None = None, **values: Any
@@ -468,25 +456,6 @@ class Study:
     def _of_size(self, kind: str, config: ConfigDict) -> pathlib.Path:
         model = config.model
         return self.workdir / f"{kind}_width{model.width}_depth{model.depth}_{config_hash(config)[:6]}"
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Shows what the package logs at level INFO, as plain lines, unless that level is enabled already."""
-        package = logging.getLogger("depthmup_flax")
-        if self.quiet or package.isEnabledFor(logging.INFO):
-            yield
-            return
-        handler, before = logging.StreamHandler(sys.stdout), (package.level, package.propagate)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        package.addHandler(handler)
-        package.setLevel(logging.INFO)
-        package.propagate = False  # handlers of other libraries at the root would show it again
-        try:
-            yield
-        finally:
-            package.removeHandler(handler)
-            package.setLevel(before[0])
-            package.propagate = before[1]
 
 
 def field_of(config: ConfigDict, name: str) -> str:

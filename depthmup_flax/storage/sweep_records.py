@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.files import as_path, reachable, read_lines
-from depthmup_flax.storage.run_hash import RunNames, without_execution
+from depthmup_flax.storage.run_hash import run_hash_at, without_execution
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
@@ -147,13 +147,12 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
     foreign: list[str] = []
     count = differing = 0
     for directory, info in sources:
-        names = RunNames(info.base)
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             read, warnings = read_record_file(path)
             notes += warnings
             count += len(read)
             for record in read:
-                if record.run != names.hash(record.point) or not _is_consistent(record):
+                if record.run != run_hash_at(info.base, record.point) or not _is_consistent(record):
                     foreign.append(f"{record.run} of {path}")
                     continue
                 other = records.get(record.run)

@@ -9,7 +9,7 @@ import numpy as np
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
 from depthmup_flax.storage.files import JsonLines
-from depthmup_flax.storage.run_hash import RunNames
+from depthmup_flax.storage.run_hash import run_hash_at
 from depthmup_flax.storage.sweep_records import Record, Sweep, SweepInfo, info_to_json
 
 X = "optimizer.learning_rate"
@@ -50,8 +50,7 @@ def sweep_of(loss, axes, *, title="A sweep", model=None, x=X):
     model = {"width": 64, "depth": 4, "base_width": 64, "base_depth": 4} if model is None else model
     info = SweepInfo("test", title, "smoke", x, {k: list(v) for k, v in axes.items()}, {"model": model})
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    names = RunNames(info.base)
-    return Sweep(info, [record(names.hash(point), point, loss(point)) for point in points], [])
+    return Sweep(info, [record(run_hash_at(info.base, point), point, loss(point)) for point in points], [])
 
 
 def write(directory, sweep):

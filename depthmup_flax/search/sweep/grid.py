@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.rule.optimizer import AVERAGES
-from depthmup_flax.storage.run_hash import EXECUTION, RunNames
+from depthmup_flax.storage.run_hash import EXECUTION
 from depthmup_flax.storage.sweep_records import (
     LEARNING_RATE,
     OBJECTIVES,
@@ -35,7 +35,6 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
 _PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
-_NAMES_OF_CODE = ("model.name", "data.name", "loss")  # which may name code of the user, whose digest is hashed
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
@@ -122,25 +121,20 @@ def expand(config: ConfigDict) -> list[Run]:
       InputError: an invalid axis or value, or a run that `depthmup_flax.config.fields.validate` refuses.
     """
     _validate(config)
-    info = sweep_info(config)
-    axes, names = list(info.axes), RunNames(info.base)
+    axes = list(sweep_info(config).axes)
     products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]
-    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True)), names) for grid, values in products]
+    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True))) for grid, values in products]
     return list({run.hash: run for run in runs}.values())
 
 
-def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any], names: RunNames | None = None) -> Run:
-    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`.
-
-    ``names``: of the base, for speed.
-    """
+def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
+    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`."""
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)
     configs.validate(config)
     point = {path: configs.get_field(config, path) for path in axes}
-    quick = names.hash(point) if names is not None and not set(axes) & set(_NAMES_OF_CODE) else None
-    return Run(quick or configs.config_hash(config), hyperparameters(config), point, config)
+    return Run(configs.config_hash(config), hyperparameters(config), point, config)
 
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
