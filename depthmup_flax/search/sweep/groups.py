@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
-from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
@@ -255,19 +255,11 @@ def describe(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
     if not groups:
         return "\n".join(lines)
-    rows, steps, units, absent = [], 0, 0, set()
+    rows, steps = [], 0
     for group in groups:
-        experiment, dataset = group.experiment, group.experiment.dataset
-        # The memory of weights and optimizer state.
-        mib = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes().carry)) / 2**20
+        experiment = group.experiment
         numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
-        rows.append((*(f"{number:,}" for number in numbers), f"{mib:,.2f}", group.label))
-        of_group = len(group.runs) * experiment.total_steps
-        steps += of_group
-        units += of_group * experiment.config.train.batch_size * dataset.units_per_example
-        if isinstance(dataset.train, BlankSplit):
-            absent.add(f"The data are not here: prepare {dataset.name} before the sweep.")
-    lines += Table(("runs", "steps", "parameters", "MiB", "group"), rows, ">>>><").lines
-    return "\n".join(
-        [*lines, f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all", *sorted(absent)]
-    )
+        rows.append((*(f"{number:,}" for number in numbers), group.label))
+        steps += len(group.runs) * experiment.total_steps
+    lines += Table(("runs", "steps", "parameters", "group"), rows, ">>>").lines
+    return "\n".join([*lines, f"{steps:,} steps in all"])

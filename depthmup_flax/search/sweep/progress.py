@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.storage.sweep_records import DIVERGED, MEANS_DIVERGED, Record
@@ -22,8 +21,7 @@ _ENDED_EVERY_S, _TRAINING_EVERY_S = 5.0, 60.0
 class SweepProgress:
     """Shows runs done, in training and diverged, the lowest training loss and the time left.
 
-    The time left assumes that the remaining cost, by `Experiment.cost`, takes as long as the cost so far, with its
-    compilations.
+    The time left assumes that the remaining cost, by `Experiment.cost`, takes as long as the cost so far.
 
     Args:
       groups: the whole grid of this shard.
@@ -36,7 +34,6 @@ class SweepProgress:
         self._best = math.inf  # lowest train_loss_avg
         self._cohort: Cohort | None = None  # in training
         self._first_step = 0  # of it, in this process
-        self._compiling, self._compiling_s = False, 0.0  # programs, and trying them
         self._started = self._shown = time.perf_counter()
         self._bar = progress.bar(1.0)
         self.add(groups, done)
@@ -52,15 +49,6 @@ class SweepProgress:
             self._cost += (len(group.runs) - len(recorded)) * group.experiment.cost
             self._count(recorded)
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Shows on a terminal that programs are compiled and tried, and counts the seconds."""
-        began, self._compiling = time.perf_counter(), True
-        self._show(_TRAINING_EVERY_S)
-        yield
-        self._compiling = False
-        self._compiling_s += time.perf_counter() - began
-
     def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
@@ -73,11 +61,7 @@ class SweepProgress:
         self._cohort, self._first_step = cohort, cohort.step
         cost = len(cohort.runs) * cohort.program.workload.cost
         self._cost -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
-        self._show(_TRAINING_EVERY_S)
-
-    def refresh(self) -> None:
-        """Shows the state of the cohort in training, if it is time."""
-        self._show(_TRAINING_EVERY_S)
+        self.show()
 
     def update(self, records: Sequence[Record], *, last: bool) -> None:
         """Counts ended runs, those of the cohort in training; always shows the ``last`` of a group."""
@@ -85,14 +69,12 @@ class SweepProgress:
             self._cost_done += self._trained(self._cohort, self._cohort.program.periods.total)
         self._cohort = None
         self._count(records)
-        self._show(0.0 if last else _ENDED_EVERY_S)
+        self.show(0.0 if last else _ENDED_EVERY_S)
 
     def finish(self) -> None:
-        """Shows the totals, and the part of the time in which nothing trained."""
+        """Shows the totals."""
         self.close()
         seconds = time.perf_counter() - self._started
-        if self._compiling_s:
-            log.info("compiling and trials took %.0f %% of %.0f s", 100 * self._compiling_s / seconds, seconds)
         counts = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED})"
         best = self._best_text(", lowest training loss ")
         log.info(f"{counts}{best}, {progress.clock(seconds)}", extra=messages.RESULT)
@@ -113,11 +95,12 @@ class SweepProgress:
         program = cohort.program
         return len(cohort.runs) * program.workload.cost * (step - self._first_step) / program.periods.total
 
-    def _show(self, every_s: float) -> None:
+    def show(self, every_s: float = _TRAINING_EVERY_S) -> None:
+        """Updates the bar; in a log, writes a line if the last one is ``every_s`` seconds old."""
         now = time.perf_counter()
         done = self._cost_done + (0.0 if self._cohort is None else self._trained(self._cohort, self._cohort.step))
         left = (now - self._started) * (self._cost - done) / done if done else math.nan
-        running, diverged = "  compiling" if self._compiling else "", self._diverged
+        running, diverged = "", self._diverged
         if self._cohort is not None:
             ended = len(self._cohort.outcomes)  # before their time
             running, diverged = f"  running {len(self._cohort.runs) - ended}", diverged + ended

@@ -214,26 +214,22 @@ class _Runner:
 
     def _train_group(self, group: Group, following: Group | None) -> None:
         runs = self._left(group)
-        with self.progress.compiling():
-            programs = self._programs(group)
-            resumed = self.unfinished.restore(runs, programs.get)
+        programs = self._programs(group)
+        resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
             log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)
             self._train(group, resumed, lambda alive: None)
             if not (runs := self._left(group)):
                 return
-        with self.progress.compiling():
-            program, seconds = choose_program(programs, runs, self.lanes, self.chosen)
+        program, seconds = choose_program(programs, runs, self.lanes, self.chosen)
         self.progress.start(group, len(runs), program, seconds)
         self.unfinished.delete()
         if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
             self.ahead = self.compiler.submit(self._compiled, following)
         parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
-            with self.progress.compiling():
-                cohort = Cohort.of(program, part)
-            shrink = _shrinking(programs, program, seconds, self.progress)
-            self._train(group, cohort, shrink, last=part is parts[-1])
+            shrink = _shrinking(programs, program, seconds)
+            self._train(group, Cohort.of(program, part), shrink, last=part is parts[-1])
 
     def _programs(self, group: Group) -> GroupPrograms:
         """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
@@ -257,7 +253,7 @@ class _Runner:
 
     def _after_call(self, cohort: Cohort) -> None:
         self.claim.check()
-        self.progress.refresh()
+        self.progress.show()
         self.unfinished.after_call(cohort)
 
     def _left(self, group: Group) -> list[Run]:
@@ -315,7 +311,7 @@ def _pays_ahead(mesh: Mesh) -> bool:
     return sharding.platform(mesh) != "cpu"
 
 
-def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, progress: SweepProgress) -> Shrink:
+def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) -> Shrink:
     """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
     devices, total_steps = programs.mesh.size, program.periods.total
 
@@ -326,8 +322,7 @@ def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float, pr
         worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
         if not worth or fewer >= program.per_device:
             return None
-        with progress.compiling():
-            return programs.get(fewer, one_seed)
+        return programs.get(fewer, one_seed)
 
     return shrink
 

@@ -91,16 +91,15 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
     assert f" {parameters:,} " in text
     assert "  depth 2\n" in text
     assert "0.001, 0.002" in text
-    base = small_sweep().base.train
-    assert f"{8 * base.steps:,} steps, {8 * base.steps * base.batch_size:,} images in all" in text
+    assert f"{8 * small_sweep().base.train.steps:,} steps in all" in text
     half = describe(small_sweep(grids={"rates": {path: GRID[path] for path in (RATE, "model.depth")}}), shard=(0, 2))
     assert "in 1 compiled groups in shard 0/2" in half
 
 
-def test_a_dry_run_needs_no_data_of_a_published_set_and_says_that_they_are_absent(tmp_path):
+def test_a_dry_run_needs_no_data_of_a_published_set(tmp_path):
     config = small_sweep(grids={"rates": GRID})
     config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
-    assert "The data are not here: prepare tfds:cifar10 before the sweep." in describe(config)
+    assert "8 runs" in describe(config)
     config.base.data.name = "tfds:no_such_set"
     with pytest.raises(InputError, match="no_such_set"):
         describe(config)
