@@ -15,9 +15,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import audited
@@ -37,7 +34,6 @@ from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
-from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.search.forecast.allocation import Recipe, recipe
 from depthmup_flax.search.forecast.forecasting import DEFAULT, TargetForecast, forecast
@@ -50,14 +46,13 @@ from depthmup_flax.search.tune.tuning import AUTO, prepare_objective, require_ob
 from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, closest, shown
 from depthmup_flax.util.messages import PACKAGE
-from depthmup_flax.util.types import ArrayTree, Json
+from depthmup_flax.util.types import Json
 
 if TYPE_CHECKING:
     from depthmup_flax.check.report import Report as CheckReport
@@ -66,11 +61,6 @@ log = logging.getLogger(__name__)
 
 _STEPS = 1000  # of a run
 _OCTAVES = 4  # on each side of the config's learning rate, where no values are given
-# In place of the audit's note, as a study makes the initial values itself.
-_INITIAL_VALUES = (
-    "initial values are not seen. tune, sweep and train give them the rule's standard deviations; in a loop of your "
-    "own:\nwrite: params = study.rescale_init(params, width, depth)"
-)
 _SHORT = {"rule": "parametrization.preset", "optimizer": "optimizer.name", "width": "model.width"}
 _KWARGS = "optimizer.kwargs."  # of a direction, which may have others than the config lists
 
@@ -236,8 +226,9 @@ class Study:
             found = network.audited(dataset.input_spec, rule)
         if found.audit is None:
             raise InputError(f"the forward pass {found.not_judged[0].text.removeprefix('it ')}")
-        notes = tuple(_INITIAL_VALUES if "rescale_init" in note else note for note in found.notes)
-        return dataclasses.replace(found.audit, notes=tuple(dict.fromkeys(notes)))
+        # A study gives the initial values itself.
+        notes = tuple(note for note in dict.fromkeys(found.notes) if "rescale_init" not in note)
+        return dataclasses.replace(found.audit, notes=notes)
 
     def tune(
         self,
@@ -390,45 +381,6 @@ class Study:
 
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
         return check_config(self.config(**values), widths=widths, depths=depths, **own)
-
-    def make_optimizer(
-        self, width: int | None = None, depth: int | None = None, **values: Any
-    ) -> optax.GradientTransformation:
-        """The optimizer of a network for your own loop: an optax one, for parameters in their library's containers.
-
-        Containers are ``variables["params"]`` of Linen, ``nnx.state(model, nnx.Param)``, ``eqx.filter(model,
-        eqx.is_inexact_array)``, Haiku's parameters, and what the ``init`` of a pair returns. Start from values of
-        ``rescale_init``.
-        """
-        experiment = self._network(self.config(width, depth, **values))
-        info = experiment.functions(experiment.rule).contained(experiment.info)
-        is_variable = lambda x: is_nnx(x, "Variable")  # nnx.Optimizer passes their arrays alone
-        info = jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, info, is_leaf=is_variable)
-        return make_optimizer(experiment.config, info, experiment.rule, experiment.total_steps)
-
-    def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
-        """Initial values for your own loop, as ``train`` has them: the rule's, from those that your code makes.
-
-        Without this, readouts and embeddings of wide networks start too small or too large; see
-        `depthmup_flax.rescale_init`.
-
-        Args:
-          params: new parameters of a network of this size, in the containers that ``make_optimizer`` takes.
-          width, depth: of the network; by default the base's.
-        """
-        experiment = self._network(self.config(width, depth))
-        contained, shapes = experiment.functions(experiment.rule).contained, experiment.variables["params"]
-        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, contained(shapes)):
-            raise InputError("params are those of another network: pass new parameters of this width and depth.")
-        factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
-        factors = contained(jax.tree_util.tree_map_with_path(factor, shapes))
-        return jax.tree.map(lambda x, times: x * times, params, factors)
-
-    def _network(self, config: ConfigDict) -> NetworkExperiment:
-        experiment = build_experiment(config, load=self._load)
-        if not isinstance(experiment, NetworkExperiment):
-            raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
-        return experiment
 
     @functools.cached_property
     def _compared(self) -> tuple[ConfigDict, str]:

@@ -261,5 +261,5 @@ def describe(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
         numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
         rows.append((*(f"{number:,}" for number in numbers), group.label))
         steps += len(group.runs) * experiment.total_steps
-    lines += Table(("runs", "steps", "parameters", "group"), rows, ">>>").lines
+    lines += Table(("runs", "steps", "parameters", "group"), rows, ">>><").lines
     return "\n".join([*lines, f"{steps:,} steps in all"])

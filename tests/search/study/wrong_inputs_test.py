@@ -72,10 +72,8 @@ WRONG = {  # call -> what the sentence names
     "the seed as an axis": (lambda: shared().tune(seed=(0, 1)), "seed is (0, 1)"),
     "a text for a number": (lambda: study().config(learning_rate="fast"), "optimizer.learning_rate is 'fast'"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "model.width is"),
-    "multipliers that are missing": (lambda: study(Plain).make_optimizer(32, 4), "model.audit=False"),
-    "the optimizer of a task": (lambda: study(task, hyper={"rate": 1}).make_optimizer(8, 2), "dm.Task"),
+    "multipliers that are missing": (lambda: study(Plain).train(32, 4), "model.audit=False"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task"),
-    "another network's values": (lambda: study().rescale_init({"a": X}, 16, 4), "params"),
     "records that are not there": (lambda: dm.read_records("/nowhere"), "'/nowhere'"),
     "all runs diverge": (
         lambda: study(loss=lambda z, y: z.sum() * np.inf).tune(**GRID, seeds=1, extend=0),
