@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -80,14 +79,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` for a message of argparse."""
-        match = re.match(r"argument (--[\w.]+): (.*)", message, re.DOTALL)
-        if match is None:
-            raise InputError(f"{message}.")
-        name, problem = match.groups()
-        value = re.fullmatch(r"invalid (\w+) value: '(.*)'", problem, re.DOTALL)
-        if value is None:
-            raise InputError(f"{name}: {problem}. --help explains it.")
-        raise InputError(f"{name} is {value[2]!r}: use {_EXPECTED[value[1]]}.")
+        raise InputError(f"{message.removeprefix('argument ')}. --help explains it.")
 
     def _unknown(self, name: str, given: flags.GivenConfig | None) -> str:
         from depthmup_flax.config.fields import closest_field
@@ -126,16 +118,6 @@ def shard(text: str) -> tuple[int, int]:
     if not 0 <= int(index) < int(count):
         raise ValueError
     return int(index), int(count)
-
-
-# Type of a flag -> what to use.
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "numbers": "whole numbers with commas, such as 64,128,256",
-    "lanes": "auto, all or a number",
-    "shard": "i/n with i from 0 to n - 1, such as 0/4",
-}
 
 
 def one_device_per_core() -> None:

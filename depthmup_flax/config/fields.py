@@ -195,7 +195,7 @@ def validate(config: ConfigDict) -> None:
     """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
     require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
-    _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name), "")
+    _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name))
     require_set(config)
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
@@ -241,28 +241,18 @@ def _require_at_least(lowest: float, path: str, value: object) -> None:
         raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}.")
 
 
-_OPEN = ("kwargs", "hyper")  # sections to which a config file may add fields
+_OPEN = ("optimizer.kwargs.", "hyper.")  # sections to which a config file may add fields
 
 
-def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
+def _require_same_fields(config: ConfigDict, default: ConfigDict) -> None:
     """`InputError` unless ``config`` has the fields of ``default`` and no others, except in sections of `_OPEN`."""
-    for name, value in config.items():
-        if name not in default:
-            others = [model for model in MODELS if path == "model." and name in model_fields(model)]
-            if others:
-                raise InputError(
-                    f"model.name is {config.name!r}, which has no field {name!r}: start the config from "
-                    f"default_config({config.name!r})."
-                )
-            known = [f"{path}{other}" for other in default]
-            raise InputError(f"config has no field '{path}{name}': {did_you_mean(f'{path}{name}', known)}")
-        if isinstance(default[name], ConfigDict) and name not in _OPEN:
-            if not isinstance(value, ConfigDict):
-                raise InputError(f"config.{path}{name} is {value!r}: it is a section. Set its fields.")
-            _require_same_fields(value, default[name], f"{path}{name}.")
-    for name in default:
-        if name not in config:
-            raise InputError(f"config lacks '{path}{name}': start from depthmup_flax.config.default_config().")
+    given, known = field_paths(config), field_paths(default)
+    for path in given:
+        if path not in known and not path.startswith(_OPEN):
+            raise InputError(f"config has no field {path!r}: {did_you_mean(path, known)}")
+    for path in known:
+        if path not in given and not path.startswith(_OPEN):
+            raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
 
 
 def make_parametrization(config: ConfigDict) -> Parametrization:

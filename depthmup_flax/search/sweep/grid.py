@@ -175,7 +175,6 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 
 def _validate(config: ConfigDict) -> None:
     configs.require_command(config, "sweep")
-    configs.validate(config.base)
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
         raise InputError(
             f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep trains whole networks on every device. Leave "

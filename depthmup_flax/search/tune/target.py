@@ -226,11 +226,9 @@ def derived_file(
         for path in field_paths(config)
         if path not in known or get_field(config, path) != get_field(parent, path)
     }
-    update = ["config.update_from_flattened_dict(", "    {"]
-    update += [f"        {path!r}: {value!r}," for path, value in changed.items()] + ["    }", ")"]
-    if changed.keys() - known:  # hyperparameters that the command line added
-        update = ["with config.unlocked():", *(f"    {line}" for line in update)]
-    body = textwrap.indent("\n".join([*statements, *update]), "    ")
+    statements += ["with config.unlocked():", "    config.update_from_flattened_dict({"]
+    statements += [*(f"        {path!r}: {value!r}," for path, value in changed.items()), "    })"]
+    body = textwrap.indent("\n".join(statements), "    ")
     return f'''"""{original.stem}, {origin}.
 
 {summary}
