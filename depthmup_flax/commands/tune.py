@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
     one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.tune.searches import default_names, search_of
-    from depthmup_flax.search.tune.target import Rescaling, next_training, tune_target
+    from depthmup_flax.search.tune.target import next_training, tune_target
     from depthmup_flax.search.tune.tuning import proxy_config
 
     target = args.config.resolved()
@@ -62,7 +62,8 @@ def main(args: argparse.Namespace) -> None:
         workdir_of(args, "runs/tune"),
         lanes=args.lanes,
         overwrite=args.overwrite,
-        rescaling=Rescaling(args.target_batch_size, args.target_steps),
+        batch_size=args.target_batch_size,
+        total_steps=args.target_steps,
         objective=args.objective,
         compare=args.compare,
     )

@@ -72,7 +72,7 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     if path in shipped_names():
         path = shipped_directory() / f"{path}.py"
     if not pathlib.Path(path).is_file():
-        raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
+        raise InputError(f"config file {str(path)!r} cannot be read: {NAME_A_CONFIG}.")
     name = f"{pathlib.Path(path).stem}_config"
     loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -83,15 +83,10 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise InputError(f"{path} has no function get_config(): define one that returns a config.")
-    signature = inspect.signature(get_config)
     try:
-        signature.bind(*arguments)
+        inspect.signature(get_config).bind(*arguments)
     except TypeError as error:
-        called = f"get_config({', '.join(signature.parameters)}) of {path}"
-        problem = (
-            f"does not take {arguments[0]!r}: it has no scale" if arguments else "needs an argument, FILE:ARGUMENT"
-        )
-        raise InputError(f"{called} {problem}.") from error
+        raise InputError(f"get_config() of {path}: {error}; FILE:NAME, or --config.scale=NAME, gives one.") from error
     return get_config(*arguments)
 
 
@@ -103,8 +98,6 @@ def load(named: str) -> ConfigDict:
       UserCodeError: it fails.
     """
     path, *arguments = named.split(":", 1)
-    if not os.path.isfile(path) or not os.access(path, os.R_OK):
-        raise InputError(f"config {named!r} cannot be read: {NAME_A_CONFIG}.")
     try:
         config = from_file(path, *arguments)
     except InputError:
@@ -112,9 +105,7 @@ def load(named: str) -> ConfigDict:
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"config {path} fails.") from error
     if not isinstance(config, ConfigDict):
-        returned = "None (is its return missing?)" if config is None else f"a value of type {type(config).__name__}"
         raise InputError(
-            f"get_config() of {path} returns {returned}: return a config, such as "
-            "depthmup_flax.config.default_config()."
+            f"get_config() of {path} returns {config!r}: return a config, such as that of default_config()."
         )
     return config.lock()

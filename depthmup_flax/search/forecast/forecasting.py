@@ -18,7 +18,7 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.target import Rescaling, rescale_target
+from depthmup_flax.search.tune.target import rescale_target
 from depthmup_flax.search.tune.tuning import AUTO, require_mup
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
@@ -229,7 +229,7 @@ def forecast(
     for length in sorted({rung.steps for rung in (*rungs, target)}):
         if (length, batch_size) != (built.total_steps, tuned.train.batch_size):
             config = tuned.copy_and_resolve_references()
-            table = rescale_target(tuned, built.total_steps, config, built.total_steps, Rescaling(batch_size, length))
+            table = rescale_target(tuned, built.total_steps, config, built.total_steps, batch_size, length)
             log.info("for %d steps of %d examples:\n%s", length, batch_size, table)
     directory = as_path(workdir)
     grid = ladder_sweep({rung: at(rung) for rung in rungs}, plan.seeds, loss)

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import default_config, field_paths, get_field
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung
 from depthmup_flax.search.sweep.grid import sweep_config
-from depthmup_flax.search.tune.target import Rescaling, rescale_target
+from depthmup_flax.search.tune.target import rescale_target
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError
 
@@ -133,7 +133,7 @@ def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Run
     config = tuned.copy_and_resolve_references()
     config.model.update(width=size.width, depth=size.depth)
     if (size.steps, batch_size) != (tuned_steps, tuned.train.batch_size):
-        rescale_target(tuned, tuned_steps, config, tuned_steps, Rescaling(batch_size, size.steps))
+        rescale_target(tuned, tuned_steps, config, tuned_steps, batch_size, size.steps)
         # The same part of the run: averaged over a whole short run, the loss would measure how early it falls.
         average = (tuned.train.average_steps or epoch_steps) * size.steps / tuned_steps
         config.train.average_steps = max(1, round(average))

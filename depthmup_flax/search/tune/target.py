@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import pathlib
@@ -47,25 +46,6 @@ log = logging.getLogger(__name__)
 _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 
 
-@dataclasses.dataclass(frozen=True)
-class Rescaling:
-    """The batch size and steps of the target; ``None``: its config's."""
-
-    batch_size: int | None = None
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"target.{name} is {value}: use a whole number of at least 1.")
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is given; else the target keeps the proxy's hyperparameters."""
-        return self != Rescaling()
-
-
 def tuned_hyperparameters(config: ConfigDict, total_steps: int) -> Hyperparameters:
     """Those of a run of ``config``; arguments of the optimizer that are not set have optax's values."""
     kwargs = {
@@ -78,7 +58,12 @@ def tuned_hyperparameters(config: ConfigDict, total_steps: int) -> Hyperparamete
 
 
 def rescale_target(
-    proxy: ConfigDict, proxy_steps: int, large: ConfigDict, large_steps: int, rescaling: Rescaling
+    proxy: ConfigDict,
+    proxy_steps: int,
+    large: ConfigDict,
+    large_steps: int,
+    batch_size: int | None = None,
+    steps: int | None = None,
 ) -> str:
     """Sets the fields of ``large`` that batch size and steps change; returns the table of `rescaling_table`.
 
@@ -86,14 +71,17 @@ def rescale_target(
       proxy: the tuned run, with the best values set.
       proxy_steps, large_steps: training steps that the two configs describe.
       large: the target, changed in place.
-      rescaling: what is asked for.
+      batch_size, steps: of the target; ``None``: its config's, and as many examples.
 
     Raises:
-      InputError: no rule is known for ``optimizer.name``.
+      InputError: one of them is below 1, or no rule is known for ``optimizer.name``.
     """
+    for field, value in (("batch_size", batch_size), ("steps", steps)):
+        if value is not None and value < 1:
+            raise InputError(f"target.{field} is {value}: use a whole number of at least 1.")
     tuned, name = tuned_hyperparameters(proxy, proxy_steps), proxy.optimizer.name
-    batch_size = rescaling.batch_size or large.train.batch_size
-    steps = rescaling.steps or max(1, round(large_steps * large.train.batch_size / batch_size))
+    batch_size = batch_size or large.train.batch_size
+    steps = steps or max(1, round(large_steps * large.train.batch_size / batch_size))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table has them
         target = rescaled_hyperparameters(tuned, batch_size=batch_size, steps=steps, optimizer=name)
@@ -114,7 +102,8 @@ def tune_target(
     *,
     lanes: int | None = None,
     overwrite: bool = False,
-    rescaling: Rescaling = Rescaling(),
+    batch_size: int | None = None,
+    total_steps: int | None = None,
     objective: str = AUTO,
     compare: Sequence[str] = (),
 ) -> pathlib.Path:
@@ -125,7 +114,7 @@ def tune_target(
       search: on the proxy.
       file: the target's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir, lanes, overwrite, objective: see `depthmup_flax.tune`.
-      rescaling: the target's batch size and steps.
+      batch_size, total_steps: of the target; hyperparameters follow them. ``None``: its config's.
       compare: presets under which the target is trained with the best values, too; see `compare_presets`.
     """
     proxy, large = target
@@ -134,10 +123,11 @@ def tune_target(
     built = build(large, load=load)
     built_proxy = build(proxy.copy_and_resolve_references(), load=load)
     steps, examples = (built_proxy.total_steps, built.total_steps), len(built.dataset.train)
-    if rescaling.wanted:  # fails before anything is trained
-        if (rescaling.batch_size or 0) > examples:
-            raise InputError(f"target.batch_size is {rescaling.batch_size}: use at most the {examples} examples.")
-        rescale_target(proxy, steps[0], large.copy_and_resolve_references(), steps[1], rescaling)
+    rescales = (batch_size, total_steps) != (None, None)
+    if rescales:  # fails before anything is trained
+        if (batch_size or 0) > examples:
+            raise InputError(f"target.batch_size is {batch_size}: use at most the {examples} examples.")
+        rescale_target(proxy, steps[0], large.copy_and_resolve_references(), steps[1], batch_size, total_steps)
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     log.info("proxy: %s", ", ".join(sizes))
     best = tune(proxy, search, workdir, objective=objective, lanes=lanes, overwrite=overwrite, load=load)
@@ -145,8 +135,8 @@ def tune_target(
     for path, value in best.fields.items():
         for config in (proxy, large):
             set_field(config, path, value)
-    if rescaling.wanted:
-        table = rescale_target(proxy, steps[0], large, steps[1], rescaling)
+    if rescales:
+        table = rescale_target(proxy, steps[0], large, steps[1], batch_size, total_steps)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
     tuned = best.directory / "tuned.py"
     with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's

@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 CHOICES = (AUTO, *OBJECTIVES)
+_COMPARED = {
+    VALIDATION: "the loss on held-out training examples, which the proxy does not train on",
+    TEST: "the loss on the test set, which therefore no longer measures the target's quality",
+    TRAIN: "the training loss",
+}
 FRACTION = 0.1  # of the training examples that are held out, where the config sets no other
 
 
@@ -54,7 +59,7 @@ def tune(
     load, proxy = load or LoadOnce(), proxy.copy_and_resolve_references()
     experiment = build(proxy.copy_and_resolve_references(), load=load)
     objective = prepare_objective(objective, proxy, experiment)
-    log.info("%s", objective_text(objective, experiment, proxy.data.validation_fraction))
+    log.info("objective: %s", _COMPARED[objective])
     search = search.without_unread(experiment)
     grid = sweep_config(
         proxy,
@@ -176,19 +181,3 @@ def _why_nothing_is_held_out(experiment: Experiment) -> str:
         rest = f"{held_out} of {train} training examples to hold out leave less than a batch"
         return f"train.batch_size is {workload.batch_size}: {rest}. Use at most {train - held_out}"
     return ""
-
-
-def objective_text(objective: str, experiment: Experiment, fraction: float) -> str:
-    """What runs are compared by, for the terminal; ``experiment``: of the proxy, before `prepare_objective`."""
-    dataset = experiment.dataset
-    if objective == VALIDATION:
-        held_out, rest = len(dataset.test), len(dataset.train)
-        if not experiment.config.data.validation_fraction:
-            held_out, rest = round(fraction * rest), rest - round(fraction * rest)
-        return (
-            f"objective: the loss on {held_out:,} of the {held_out + rest:,} training examples, which the proxy does "
-            "not train on; the test set is not used"
-        )
-    if objective == TEST:
-        return "objective: the loss on the test set, which therefore no longer measures the target's quality"
-    return "objective: the training loss"

@@ -10,7 +10,7 @@ from processes import ROOT, run_lines
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
 from depthmup_flax.search.tune.choice import best_choice, describe
-from depthmup_flax.search.tune.target import Rescaling, derived_file, rescale_target
+from depthmup_flax.search.tune.target import derived_file, rescale_target
 from depthmup_flax.search.tune.tuning import proxy_config
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -189,7 +189,7 @@ def rescaled(config, **flags):
     """``config`` after `rescale_target` from a run of 100 steps at batch size 32, and the table."""
     proxy, large = config.copy_and_resolve_references(), config.copy_and_resolve_references()
     proxy.train.update(batch_size=32, steps=100)
-    return large, rescale_target(proxy, 100, large, 100, Rescaling(**flags))
+    return large, rescale_target(proxy, 100, large, 100, **flags)
 
 
 def test_the_tuned_choice_is_rescaled_to_the_targets_batch_size_and_steps():
@@ -220,10 +220,10 @@ def test_only_arguments_of_the_optimizer_are_set():
 
 
 def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are_refused():
+    config = default_config()
     for name in ("batch_size", "steps"):
         with pytest.raises(InputError, match=f"target.{name} is 0"):
-            Rescaling(**{name: 0})
-    config = default_config()
+            rescaled(config, **{name: 0})
     config.optimizer.name = "lion"
     with pytest.raises(InputError, match="optimizer is 'lion', whose rule over batch size and steps is not known"):
         rescaled(config, batch_size=64)
