@@ -53,10 +53,6 @@ GRID = {"learning_rate": (0.1, 0.2)}
 WRONG = {  # call -> what the sentence names
     "a network in place of its class": (lambda: study(Net(8, 2, dm.PRESETS["sp"])), "build is Net"),
     "no depth": (lambda: study(lambda width: Net(width, 2, dm.PRESETS["sp"])), "'depth'"),
-    "a width that is ignored": (
-        lambda: study(lambda width, depth, rule: Net(8, depth, rule)).train(width=16, depth=4),
-        "width is 16",
-    ),
     "one split": (lambda: study(data=X), "data is"),
     "inputs and targets": (lambda: study(data=(X, Y)), "data is"),
     "a rule that is not there": (lambda: study(rule="depth-mup"), "did you mean 'depth_mup'"),
