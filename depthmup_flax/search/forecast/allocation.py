@@ -6,6 +6,7 @@ ladder were worse in five of six measurements, and are not offered: reproduction
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -116,16 +117,14 @@ def recipe(
         )
     config = sized(width, steps)
     before, after = tuned_hyperparameters(tuned, built.total_steps), tuned_hyperparameters(config, steps)
+    examples = before.batch_size * before.steps, after.batch_size * after.steps
     counts = (
         ("width", tuned.model.width, width, why["width"]),
         ("depth", tuned.model.depth, depth, why["depth"]),
-        ("parameters", built.parameters, parameters(width), ""),
-        ("examples", before.batch_size * before.steps, after.batch_size * after.steps, "the rest of the compute"),
+        ("parameters", built.parameters, parameters(width), f"times {parameters(width) / built.parameters:.3g}"),
+        ("examples", *examples, f"times {examples[1] / examples[0]:.3g}, the rest of the compute"),
     )
-    rows = [
-        (name, f"{old:,}", f"{new:,}", f"times {new / old:.3g}{reason and f'; {reason}'}")
-        for name, old, new, reason in counts
-    ]
+    rows = [(name, f"{old:,}", f"{new:,}", reason) for name, old, new, reason in counts]
     used = parameters(width) * steps * batch_size / built.cost
     lines = [*Table(("", "tuned", "recipe", "why"), rows, "<>><").lines, ""]
     lines += [rescaling_table(before, after, tuned.optimizer.name), ""]
@@ -143,12 +142,6 @@ def _width(tuned: int, goal: float, parameters: Callable[[int], int]) -> int:
                 parameters(tuned + grain)
                 break
     at = lambda grains: parameters(tuned + grains * grain)
-    if at(0) >= goal:
-        return tuned
-    low, high = 0, 1
-    while at(high) < goal:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if at(middle) < goal else (low, middle)
-    return tuned + grain * min((low, high), key=lambda grains: abs(math.log(at(grains) / goal)))
+    most = math.ceil(tuned * goal / (grain * at(0)))  # parameters grow at least like the width
+    enough = bisect.bisect_left(range(most), goal, key=at)
+    return tuned + grain * min((max(0, enough - 1), enough), key=lambda grains: abs(math.log(at(grains) / goal)))

@@ -60,18 +60,10 @@ class TargetForecast(Forecast):
     data: Json
     chance: float | None = None
 
-    @property
-    def largest(self) -> Rung:
-        """The rung with the highest cost."""
-        return max(self.rungs, key=lambda rung: rung.cost)
-
-    @property
-    def cost_ratio(self) -> float:
-        """Cost of a run of the target over that of the largest rung, in parameters times examples."""
-        return self.target.cost / self.largest.cost
-
     def __repr__(self) -> str:
-        (low, high), target, largest, name = self.interval, self.target, self.largest, LOSSES[self.objective]
+        (low, high), target, name = self.interval, self.target, LOSSES[self.objective]
+        largest = max(self.rungs, key=lambda rung: rung.cost)
+        cost_ratio = target.cost / largest.cost
         rungs = [
             (*(f"{number:,}" for number in (rung.width, rung.depth, rung.steps, rung.parameters)), f"{mean:.4g}", seeds)
             for rung in self.rungs
@@ -92,10 +84,10 @@ class TargetForecast(Forecast):
             seeds,
             f"target: width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples",
             f"forecast of one run: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
-            f"extrapolation: {beyond}cost {self.cost_ratio:.3g} times that of the largest "
+            f"extrapolation: {beyond}cost {cost_ratio:.3g} times that of the largest "
             f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)",
         ]
-        if self.cost_ratio > CHECKED_COST_RATIO:
+        if cost_ratio > CHECKED_COST_RATIO:
             lines.append(
                 f"Warning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
                 "the largest rung: this one lies beyond."
@@ -136,9 +128,10 @@ class TargetForecast(Forecast):
         (low, high), name = self.interval, LOSSES[self.objective]
         inside = loss is not None and low <= loss <= high
         error = None if loss is None else loss / self.loss - 1
-        reached = "the target diverged" if error is None else f"the target's {name} is {loss:.4g} (error {error:+.1%})"
+        reached = "the target diverged" if loss is None else f"the target's {name} is {loss:.4g}"
         interval = f"forecast {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-        return Checked(inside, loss, error, f"{'inside' if inside else 'outside'}: {reached}, {interval}")
+        text = f"{'inside' if inside else 'outside'}: {reached}, {interval}"
+        return Checked(inside, loss, error, text if error is None else f"{text} (error {error:+.1%})")
 
 
 @dataclasses.dataclass(frozen=True)

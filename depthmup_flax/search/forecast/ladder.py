@@ -63,8 +63,7 @@ class LadderPlan:
         given = {WIDTH: self.widths, DEPTH: self.depths, STEPS: self.steps}
         if any(given.values()):
             rungs = _combinations(target, {axis: values for axis, values in given.items() if values})
-            if problem := _problem(rungs, target):
-                raise InputError(problem)
+            _require_law(rungs, target)
             return [counted(rung) for rung in rungs]
         halved = {
             axis: sizes for axis in _SMALLEST if len(sizes := _halved(target, axis, parameters)) >= _FEWEST_VALUES
@@ -108,24 +107,20 @@ def _halved(target: Rung, axis: str, parameters: Callable[[Rung], int]) -> list[
     return sizes
 
 
-def _problem(rungs: Sequence[Rung], target: Rung) -> str:
-    """Why a law of these rungs cannot forecast the target, in a sentence; empty if it can."""
+def _require_law(rungs: Sequence[Rung], target: Rung) -> None:
+    """`InputError` if a law of these rungs cannot forecast the target."""
     for axis in AXES:
-        values, end = sorted({getattr(rung, axis) for rung in rungs}), getattr(target, axis)
-        if min(values) < 1:
-            return f"the ladder has {axis} {min(values)}: use whole numbers of at least 1."
+        values, end = {getattr(rung, axis) for rung in rungs}, getattr(target, axis)
         if max(values) > end:
-            return f"the ladder has {axis} {max(values)}, above the target's {end}: a forecast is of a larger network."
-        if values != [end] and len(values) < _FEWEST_VALUES:
-            listed = " and ".join(map(str, values))
-            return f"the ladder has {axis} {listed}, and the target {end}: a law needs {_FEWEST_VALUES} values."
+            raise InputError(f"the ladder has {axis} {max(values)}, above the target's {end}: use smaller rungs.")
+        if values != {end} and len(values) < _FEWEST_VALUES:
+            raise InputError(f"the ladder has {len(values)} values of {axis}: a law needs {_FEWEST_VALUES}.")
     steps, sizes = len({rung.steps for rung in rungs}), len({(rung.width, rung.depth) for rung in rungs})
-    unknowns = 1 + 2 * (steps > 1) + 2 * (sizes > 1)
-    if len(rungs) <= unknowns:
-        return f"the ladder has {len(rungs)} sizes: a law of {unknowns} unknowns and its error need {unknowns + 1}."
-    if (target.width, target.depth, target.steps) in {(rung.width, rung.depth, rung.steps) for rung in rungs}:
-        return "the target is a rung of the ladder: use smaller rungs, or a larger target."
-    return ""
+    fewest = 2 + 2 * (steps > 1) + 2 * (sizes > 1)  # one more than a law has unknowns
+    if len(rungs) < fewest:
+        raise InputError(f"the ladder has {len(rungs)} sizes: a law and its error need {fewest}.")
+    if dataclasses.replace(target, parameters=0) in rungs:
+        raise InputError("the target is a rung of the ladder: use smaller rungs, or a larger target.")
 
 
 def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Rung, batch_size: int) -> ConfigDict:
@@ -149,12 +144,12 @@ def ladder_sweep(configs: Mapping[Rung, ConfigDict], seeds: int, objective: str)
         if "stage_sizes" in config.model:
             config.model.stage_sizes = ()
     base = next(iter(configs.values()))
-    differ = [
-        path for path in field_paths(base) if len({repr(get_field(config, path)) for config in configs.values()}) > 1
-    ]
-    grids = {}
-    for size, config in configs.items():
-        grid = {path: (get_field(config, path),) for path in dict.fromkeys((*differ, LEARNING_RATE))}
-        seed_values = range(config.seed, config.seed + seeds)
-        grids[f"width{size.width}_depth{size.depth}_steps{size.steps}"] = {**grid, SEED: seed_values}
+    differ = [path for path in field_paths(base) if len({repr(get_field(one, path)) for one in configs.values()}) > 1]
+    grids = {
+        f"width{size.width}_depth{size.depth}_steps{size.steps}": {
+            **{path: (get_field(config, path),) for path in (*differ, LEARNING_RATE)},
+            SEED: range(config.seed, config.seed + seeds),
+        }
+        for size, config in configs.items()
+    }
     return sweep_config(base, grids, figure=FIGURE, title="The ladder of a forecast", scale=FIGURE, objective=objective)

@@ -63,12 +63,11 @@ def test_given_sizes_are_combined_and_others_are_the_targets():
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        ({"widths": (16, 32)}, "the ladder has width 16 and 32, and the target 512: a law needs 3 values."),
-        ({"widths": (8, 16, 32)}, "the ladder has 3 sizes: a law of 3 unknowns and its error need 4."),
+        ({"widths": (16, 32)}, "the ladder has 2 values of width: a law needs 3."),
+        ({"widths": (8, 16, 32)}, "the ladder has 3 sizes: a law and its error need 4."),
         ({"widths": (16, 32, 1024)}, "the ladder has width 1024, above the target's 512"),
         ({"steps": (100, 200, 8000)}, "the ladder has steps 8000, above the target's 4000"),
         ({"widths": (64, 128, 256, 512)}, "the target is a rung of the ladder: "),
-        ({"depths": (0, 2, 4)}, "the ladder has depth 0: "),
         ({"budget": 0.0}, "budget is 0.0: "),
         ({"budget": 0.1, "widths": (8, 16, 32)}, "budget plans rungs, "),
         ({"budget": 1e-7}, "budget is 1e-07: the smallest ladder, with seeds=3, needs 0.0"),
