@@ -19,18 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from ml_collections import ConfigDict
 
 from depthmup_flax.commands.parser import Parser, lanes, one_device_per_core
 from depthmup_flax.util.errors import InputError
-
-if TYPE_CHECKING:
-    import jax
-
-    from depthmup_flax.data.blank import PlannedData
 
 
 def define(parser: Parser) -> None:
@@ -50,41 +41,29 @@ def main(args: argparse.Namespace) -> int:
     for flag in ("classes", "examples", "vocabulary"):
         if (value := getattr(args, flag)) is not None and value < 1:
             raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
-    _prepare(args.topology)
     # Late imports: --help and a wrong flag answer at once.
+    from depthmup_flax.plan.topologies import HERE, device_memory, environment_for, topology_devices
+
+    os.environ.update(environment_for(args.topology, os.environ))  # before JAX starts
+    import jax
+
+    if args.topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
+        jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
     from depthmup_flax.data.blank import PlannedData, Sizes
-    from depthmup_flax.plan.programs import is_sweep
-    from depthmup_flax.plan.topologies import topology_devices
+    from depthmup_flax.plan.programs import compile_run, compile_sweep
+    from depthmup_flax.plan.summary import make_plan
 
     config = args.config.resolved()
-    if is_sweep(config):
+    is_sweep = "grids" in config
+    if args.lanes is not None and not is_sweep:
+        raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
+    if is_sweep:
         one_device_per_core()
     devices = topology_devices(args.topology, args.slices)
     load = PlannedData(Sizes(args.classes, args.examples, args.vocabulary))
-    return _plan_one(args, config, devices, load)
-
-
-def _prepare(topology: str) -> None:
-    """Settings for a compiler without devices; call before JAX starts."""
-    from depthmup_flax.plan.topologies import HERE, environment_for
-
-    os.environ.update(environment_for(topology, os.environ))
-    import jax
-
-    if topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
-        jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
-
-
-def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
-    from depthmup_flax.plan.programs import compile_run, compile_sweep, is_sweep
-    from depthmup_flax.plan.summary import make_plan
-    from depthmup_flax.plan.topologies import device_memory
-
-    if is_sweep(config):
+    if is_sweep:
         step = compile_sweep(config, devices, load, args.lanes, device_memory(devices[0]))
     else:
-        if args.lanes is not None:
-            raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
         step = compile_run(config, devices, load)
     plan = make_plan(step)
     print(json.dumps(plan.as_json()) if args.json else plan)

@@ -13,8 +13,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.util.errors import InputError, did_you_mean
-
 MAX_ROTATION = 10.0  # degrees
 MAX_SHEAR = 10.0  # degrees
 SCALE_RANGE = (0.8, 1.2)
@@ -37,15 +35,6 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
         return _scaled(images)
     assert key is not None  # "none" alone does without
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
-
-
-def check_augmentation(name: str, kind: str) -> None:
-    """InputError unless ``name`` is an augmentation of "images" or "text"; of "arrays" there is none."""
-    names = ("none", "shift") if kind == "text" else tuple(AUGMENTATIONS)
-    if kind == "arrays" and name != "none":
-        raise InputError(f"data.augment is {name!r}: the data are yours. Use none, and augment in prepare(key, batch).")
-    if name not in names:
-        raise InputError(f"data.augment is {name!r}: {did_you_mean(name, names)}")
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:

@@ -102,10 +102,6 @@ def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Ite
         real = start + places < len(split)
         examples = split.read(start + places[real])
         batch = {**examples, "mask": np.ones(int(real.sum()), np.float32)}
-        yield {field: values if real.all() else _fill(values, real) for field, values in batch.items()}
-
-
-def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    filled = np.zeros((len(real), *values.shape[1:]), values.dtype)
-    filled[real] = values
-    return filled
+        missing = len(real) - int(real.sum())  # at the end, since places ascend
+        filled = lambda x, missing=missing: np.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+        yield {field: filled(x) if missing else x for field, x in batch.items()}

@@ -59,7 +59,6 @@ class ImageFiles(Split):
     config: DataConfig
     fetch: Fetch
     order: np.ndarray  # int64 [N], the source position of each example
-    num_classes: int
     image_shape: tuple[int, int, int]  # of every decoded image
     listing: str = ""  # checksum of all names and labels, where these are known without reading examples
 
@@ -70,11 +69,6 @@ class ImageFiles(Split):
         """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of `crop_draws`, crop each image at random."""
         examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
         labels = np.array([example.label for example in examples], np.int32)
-        for wrong in np.flatnonzero((labels < 0) | (labels >= self.num_classes)):
-            raise InputError(
-                f"data.name is {self.config.name!r}: the label of {examples[wrong].where} is {labels[wrong]}, outside "
-                f"0..{self.num_classes - 1}. Correct or remove that example."
-            )
         crops = [None] * len(examples) if draws is None else list(draws)
         images = np.empty((len(examples), *self.image_shape), np.uint8)
         for place, image in enumerate(_pool().map(self._decoded, examples, crops)):

@@ -30,8 +30,7 @@ from depthmup_flax.util.types import Batch
 
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
-_CHUNK = 128  # images that are summed at a time: 500 MB for the statistics of 224x224 pixels
-_PART = 8  # and at once
+_CHUNK = 16  # images that are summed at a time: 20 MB for 224x224 pixels
 _GRAY = np.float64(127.5)  # sums about the middle of the scale lose no digits
 _DIGITS = tuple("0123456789")
 Files = list[tuple[str, int]]  # paths and labels
@@ -118,13 +117,11 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
     sums, count = np.zeros((2, 1)), 0
     for start in range(0, len(indices), _CHUNK):
         images = train.read(indices[start : start + _CHUNK])["image"]
-        for part in np.array_split(images, max(1, len(images) // _PART)):
-            # Of pixel - 127.5 and of its square, per channel, in float64: exact for bytes.
-            *_, width, channels = part.shape
-            rows = part.reshape(-1, width * channels) - _GRAY
-            columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
-            sums = sums + columns.reshape(2, width, channels).sum(1)
-        count += images[..., 0].size
+        # Of pixel - 127.5 and of its square, per channel, in float64: exact for bytes.
+        *_, width, channels = images.shape
+        rows = images.reshape(-1, width * channels) - _GRAY  # long rows: several times faster than channels alone
+        sums = sums + np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).reshape(2, width, channels).sum(1)
+        count += len(rows) * width
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0)) / 255
     return np.asarray((mean + _GRAY) / 255, np.float32), np.where(std < 1e-6, 1.0, std).astype(np.float32)
@@ -174,7 +171,7 @@ def load_folder(directory: str, config: DataConfig) -> ImageDataset:
     def split(files: Files) -> ImageFiles:
         fetch = lambda positions: [Encoded(repr(files[i][0]), *files[i]) for i in positions]
         listing = checksum_of_texts(f"{os.path.basename(path)} {label}" for path, label in files)
-        return ImageFiles(config, fetch, np.arange(len(files)), len(classes), (0, 0, 3), listing)
+        return ImageFiles(config, fetch, np.arange(len(files)), (0, 0, 3), listing)
 
     train, test, classes = list_folder(directory)
     return _of_files(config, (split(train), split(test)), tuple(classes))
@@ -261,7 +258,7 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
                 raise InputError(f"{field}: its files have no random access. Run {build} once.") from error
             if records[0][label_key] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
                 fetch = _fetch(records, keys, f"of the {candidate} split of tfds:{name}")
-                return ImageFiles(config, fetch, np.arange(len(records)), label.num_classes, (0, 0, channels))
+                return ImageFiles(config, fetch, np.arange(len(records)), (0, 0, channels))
         raise InputError(f"{field}: it has no labeled {' or '.join(candidates)} split. Choose another set.")
 
     return _of_files(config, (split("train"), split("test", "validation")), tuple(label.names))

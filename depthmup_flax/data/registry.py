@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from depthmup_flax.data import images
-from depthmup_flax.data.augmentation import check_augmentation
+from depthmup_flax.data.augmentation import AUGMENTATIONS
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.text import TOKENIZERS, load_text
 from depthmup_flax.data.user_data import load_python
@@ -87,7 +87,11 @@ def _fields(config: object) -> DataConfig:
 def checked_source(fields: DataConfig) -> tuple[Source, str]:
     """The source and the place of ``data.name``; InputError for fields that are wrong whatever the data."""
     source, place = find_source(fields.name)
-    check_augmentation(fields.augment, source.kind)
+    names = {"images": tuple(AUGMENTATIONS), "text": ("none", "shift"), "arrays": ("none",)}[source.kind]
+    if fields.augment not in names:
+        own = "the data are yours. Use none, and augment in prepare(key, batch)."
+        meant = own if source.kind == "arrays" else did_you_mean(fields.augment, names)
+        raise InputError(f"data.augment is {fields.augment!r}: {meant}")
     for field, default in DATA_DEFAULTS.items():
         value = getattr(fields, field)
         readers = [other.form for other in SOURCES.values() if field in other.reads]

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, chosen, placement
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
@@ -25,21 +24,10 @@ class Tokenizer:
 
     characters: str | None = None  # sorted; token i is the i-th. None: tokens are bytes of UTF-8
 
-    @classmethod
-    def of_characters(cls, text: str) -> tuple[np.ndarray, Tokenizer]:
-        """The tokens of ``text`` [N], and the tokenizer of its characters."""
-        tokenizer = cls("".join(map(chr, np.unique(_code_points(text)).tolist())))
-        return tokenizer.encode(text), tokenizer
-
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
         return 256 if self.characters is None else len(self.characters)
-
-    @property
-    def newline(self) -> int:
-        """The token of the newline, the default prompt; 0 if it is absent."""
-        return 10 if self.characters is None else max(0, self.characters.find("\n"))
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of ``text``: [N], of the smallest unsigned type; InputError for a character without a token."""
@@ -76,7 +64,6 @@ class TextDataset(Dataset):
 
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Tokens ``[B, context]`` and the token after each, ``[B, context]``, both int32."""
-        check_augmentation(augmentation, "text")
         tokens = batch["tokens"]
         if augmentation == "shift" and key is not None:
             tokens = shift(key, tokens, self.context)
@@ -114,12 +101,8 @@ def load_text(path: str, config: DataConfig) -> TextDataset:
             raise InputError(
                 f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."
             ) from error
-        if "\0" in text:
-            raise InputError(
-                f"{field}: that file has NUL characters, as UTF-16 and binary files do. Convert it to UTF-8, or set "
-                "data.tokenizer=byte."
-            )
-        tokens, tokenizer = Tokenizer.of_characters(text)
+        tokenizer = Tokenizer("".join(map(chr, np.unique(_code_points(text)).tolist())))
+        tokens = tokenizer.encode(text)
     parts = windows(tokens, config.context, config.name, config.validation_fraction)
     if config.validation_fraction:  # whose examples are the last part
         config = dataclasses.replace(config, validation_fraction=0.0, test_examples=0)

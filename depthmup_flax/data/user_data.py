@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.dataset import (
-    MEMORY_LIMIT,
     ArraySplit,
     DataConfig,
     Dataset,
@@ -291,9 +290,9 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
 
     A split is a pair ``(inputs, targets)`` or a dict of arrays, whose first axis is the example; inputs and targets may
     be dicts of arrays. Or it is an object with ``__len__`` and ``__getitem__``, whose records are such pairs or dicts
-    without that axis. ``train`` may be a function ``batches(seed) -> iterator of batches`` without end, ``test`` an
-    iterable of batches, which is read into memory, or None. ``prepare`` is a pure ``(key, batch) -> (inputs,
-    targets)`` in the compiled step, without key in evaluation; see `pair_or_batch` for the default.
+    without that axis. ``train`` may be a function ``batches(seed) -> iterator of batches`` without end, ``test`` None.
+    ``prepare`` is a pure ``(key, batch) -> (inputs, targets)`` in the compiled step, without key in evaluation; see
+    `pair_or_batch` for the default.
 
     Args:
       path: of the function or of what it would return, ``"module:name"`` or a name of `register`.
@@ -314,8 +313,8 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
             f"{where}: its result is {shown(found)}. It must be (train, test) or (train, test, prepare), with a "
             "function prepare(key, batch) -> (inputs, targets)."
         )
-    train_split, spec = _split(train, f"{where}: train", None, config)
-    test_split, _ = _split(test, f"{where}: test", spec, config)
+    train_split, spec = _split(train, f"{where}: train")
+    test_split, _ = _split(test, f"{where}: test", spec)
     if isinstance(train_split, BatchStream):
         for field in ("train_examples", "validation_fraction"):
             if getattr(config, field):
@@ -336,7 +335,7 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     return dataclasses.replace(dataset, num_classes=1 + highest, lowest_target=lowest)
 
 
-def _split(given: Any, where: str, like: ExampleSpec | None, config: DataConfig) -> tuple[Any, ExampleSpec]:
+def _split(given: Any, where: str, like: ExampleSpec | None = None) -> tuple[Any, ExampleSpec]:
     """The split that the user gives, for training or, with the spec of the training examples, for evaluation."""
     if given is None and like is not None:
         return ArraySplit(like.zeros(0)), like
@@ -349,39 +348,15 @@ def _split(given: Any, where: str, like: ExampleSpec | None, config: DataConfig)
     elif callable(given) and like is None:
         split = BatchStream(given, where)
         spec = split.spec
-    elif hasattr(type(given), "__iter__") and like is not None:
-        return _in_memory(given, where, like, config), like
     else:
         raise InputError(
             f"{where} is {shown(given)}: give a pair (inputs, targets) or a dict of arrays, or an object with __len__ "
             "and __getitem__; for training also a function batches(seed) that returns an iterator of batches, for "
-            "evaluation an iterable of batches, or None for none."
+            "evaluation None for none."
         )
     if like is not None:
         like.require(spec, where)
     return split, spec
-
-
-def _in_memory(batches: Iterable[Any], where: str, like: ExampleSpec, config: DataConfig) -> ArraySplit:
-    """An iterable of batches as one split, read until it has ``config.test_examples``, if not 0."""
-    parts: list[HostBatch] = []
-    held = size = 0
-    with calling(f"{where}.__iter__"):
-        for batch in batches:
-            arrays, spec = _flat(batch, f"{where}[{len(parts)}]", 1)
-            like.require(spec, f"{where}[{len(parts)}]")
-            parts.append(arrays)
-            held += len(next(iter(arrays.values())))
-            size += sum(x.nbytes for x in arrays.values())
-            if size > MEMORY_LIMIT:
-                raise InputError(f"{where} has more than {MEMORY_LIMIT >> 30} GiB, or no end: set data.test_examples.")
-            if 0 < config.test_examples <= held:
-                break
-    if not parts:
-        raise InputError(f"{where} has no batches: give some, or None for no evaluation.")
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in like.fields}
-    # `test_examples` that do not exist are refused with other limits.
-    return ArraySplit({name: x[: config.test_examples or None] for name, x in whole.items()})
 
 
 def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:

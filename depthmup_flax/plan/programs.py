@@ -151,26 +151,13 @@ def _share(program: LaneProgram | OutOfMemory, of_memory: float, memory: float |
     return math.inf if memory is None else of_memory * memory / program.bytes_per_device
 
 
-def is_sweep(config: ConfigDict) -> bool:
-    """Whether a config is a sweep's."""
-    return "grids" in config
-
-
-def out_of_memory(message: str) -> OutOfMemory | None:
-    """The numbers in a compiler's error; ``None`` if it is not about memory."""
-    size = lambda text: int(float(text[:-1]) * 1024 ** " KMGTP".index(text[-1]))
-    for pattern in _REFUSALS:
-        if found := re.search(pattern, message):
-            return OutOfMemory(**{name: size(text) for name, text in found.groupdict().items()})
-    return None
-
-
 def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
-    """The result of ``compile_it``, or the compiler's refusal."""
+    """The result of ``compile_it``, or the numbers in the compiler's error if it is about memory."""
     try:
         return compile_it()
     except jax.errors.JaxRuntimeError as error:
-        refusal = out_of_memory(str(error)) if "RESOURCE_EXHAUSTED" in str(error) else None
-        if refusal is None:
+        found = next(filter(None, (re.search(pattern, str(error)) for pattern in _REFUSALS)), None)
+        if found is None:
             raise
-        return refusal
+        size = lambda text: int(float(text[:-1]) * 1024 ** " KMGTP".index(text[-1]))
+        return OutOfMemory(**{name: size(text) for name, text in found.groupdict().items()})

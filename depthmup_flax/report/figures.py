@@ -1,10 +1,10 @@
-"""The figures of a report. A new one is a function that draws an analysis, and an entry in `FIGURES`."""
+"""The figures of a report. A new one is a function that draws an analysis, and an entry in `drawn`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -16,7 +16,6 @@ from matplotlib.lines import Line2D
 from depthmup_flax.report import style
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Variant
-from depthmup_flax.storage.sweep_records import TRAIN
 
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend: right of its panel
 
@@ -29,12 +28,6 @@ class Panel:
     axis: SizeAxis
     variant: Variant
     rows: list[tuple[Row, int, Color]]
-
-    def remark(self, remarks: Sequence[str]) -> None:
-        """Writes remarks on single sizes, such as ``64 not run``, into the upper right corner."""
-        if remarks:
-            place: dict[str, Any] = {"transform": self.axes.transAxes, "ha": "right", "va": "top"}
-            self.axes.text(0.97, 0.97, f"{self.axis.name} {', '.join(remarks)}", fontsize=8, wrap=True, **place)
 
 
 def panel_grid(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D] = ()) -> tuple[Figure, list[Panel]]:
@@ -65,14 +58,14 @@ def title_of(name: str) -> str:
     return name if len(name) < 40 else name.replace(", ", ",\n")
 
 
-def _seeds(analysis: Analysis) -> str:
+def seeds_of(analysis: Analysis) -> str:
     """What lines and shades show."""
     seeds = sorted({len(row.curve.seeds) for row in analysis.rows})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"
 
 
-def _mean_and_spread(axes: Axes, x: np.ndarray, losses: np.ndarray, color: Color, top: float) -> None:
+def mean_and_spread(axes: Axes, x: np.ndarray, losses: np.ndarray, color: Color, top: float) -> None:
     """A line through the means of losses (S, N), shaded by one standard deviation where the mean is below ``top``."""
     means = losses.mean(0)
     axes.plot(x, means, color=color, linewidth=1.5, marker="o", markersize=2.8)
@@ -86,7 +79,7 @@ def draw_transfer(analysis: Analysis) -> Figure:
     scale, rows = analysis.scale, [row for axis in analysis.axes for row in axis.rows(analysis.rows)]
     low, top, is_log = loss_limits(rows)
     best = f", each point at its best {analysis.other.name}" if analysis.other else ""
-    title = f"{analysis.loss_name.capitalize()} against {scale.name}{best}\n{_seeds(analysis)}"
+    title = f"{analysis.loss_name.capitalize()} against {scale.name}{best}\n{seeds_of(analysis)}"
     looks: dict[str, dict[str, Any]] = {
         "optimum": {"marker": "*", "markersize": 11, "markeredgecolor": "black"},
         "of the base": {"color": "0.45", "linestyle": "--"},
@@ -106,7 +99,7 @@ def draw_transfer(analysis: Analysis) -> Figure:
             axes.axvline(panel.variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0)
         for place, (row, _, color) in enumerate(panel.rows):
             curve = row.curve
-            _mean_and_spread(axes, scale.coordinate(curve.x), curve.losses, color, top)
+            mean_and_spread(axes, scale.coordinate(curve.x), curve.losses, color, top)
             means = curve.losses.mean(0)
             for mark, where in (("x", curve.diverged > 0), ("^", np.isfinite(means) & (means > top))):
                 at, line = scale.coordinate(curve.x[where]), 0.98 - 0.03 * place
@@ -186,91 +179,19 @@ def draw_optima(analysis: Analysis) -> Figure:
     return figure
 
 
-def draw_curves(analysis: Analysis) -> Figure:
-    """Training loss over steps, every size at the x of the grid that is best at the base."""
-    x = analysis.scale.name
-    title = f"Training loss over time, every size at the base's best {x} of the grid\n{_seeds(analysis)}"
-    figure, panels = panel_grid(analysis, title, "training loss")
-    shown = [
-        row.curve.slices[:, index].ravel()
-        for variant in analysis.variants
-        for row in variant.rows
-        if (index := row.curve.index(variant.transferred)) is not None and not row.curve.diverged[index] and row.trains
-    ]
-    losses = np.concatenate(shown) if shown else np.array([0.0, 1.0])
-    low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
-    is_log, margin = low > 0 and high > 20 * low, 0.05 * (high - low) or 1.0
-    low, high = (low / 1.2, high * 1.2) if is_log else (low - margin, high + margin)
-    for panel in panels:
-        transferred, remarks = panel.variant.transferred, []
-        for row, size, color in panel.rows:
-            index = row.curve.index(transferred)
-            if index is None:
-                remarks.append(f"{size} not run")
-                continue
-            slices = row.curve.slices[:, index]  # (S, T)
-            _mean_and_spread(panel.axes, row.curve.slice_ends, slices, color, high)
-            if row.curve.diverged[index]:
-                remarks.append(f"{size} diverged")
-            elif np.nanmin(slices.mean(0)) > high:
-                remarks.append(f"{size} above the panel")
-        if is_log:
-            style.log_y(panel.axes)
-        panel.axes.set_ylim(low, high)
-        panel.remark(remarks)
-        at = "" if transferred is None else f"\nbest {x} of the grid: {transferred:.3g}"
-        panel.axes.set_title(f"{title_of(panel.variant.name)}{at}".lstrip())
-        step_axis(panel.axes)
-    return figure
-
-
-def step_axis(axes: Axes) -> None:
-    """An axis of training steps."""
-    axes.set_xlabel("step")
-    axes.set_xlim(left=0)
-    axes.locator_params(axis="x", integer=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """A figure that a report may have. In its caption, ``{x}`` stands for the analysis's hyperparameter."""
-
-    name: str  # of its files, without suffix
-    draw: Callable[[Analysis], Figure]
-    shown: Callable[[Analysis], bool]  # whether an analysis has enough data for it
-    caption: str  # how to read it
-
-
-_several_values = lambda analysis: len(analysis.scale.values) > 1
-
-FIGURES = (  # the first that an analysis has is the page's main one
-    Drawing(
-        "transfer",
-        draw_transfer,
-        _several_values,
-        "Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. "
-        "The {x} transfers if the stars lie on the dashed line and larger networks have a lower loss.",
-    ),
-    Drawing(
-        "optima",
-        draw_optima,
-        lambda analysis: _several_values(analysis) and any(len(axis.sizes) > 1 for axis in analysis.axes),
-        "The best {x} of each size. A flat line means transfer; the slope is the exponent of size.",
-    ),
-    Drawing(
-        "curves",
-        draw_curves,
-        lambda analysis: analysis.loss == TRAIN,
-        "Every size trained with the grid's value nearest to the base's best {x}. With transfer, the curves coincide "
-        "early in training and larger networks end lower.",
-    ),
-)
-
-
 def drawn(analysis: Analysis) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Caption and files of each figure of an analysis."""
-    for figure in FIGURES:
-        if figure.shown(analysis):
-            with matplotlib.rc_context(style.STYLE):
-                files = style.pictures(figure.draw(analysis), figure.name)
-            yield figure.caption.format(x=analysis.scale.name), files
+    """Caption and files of each figure that an analysis has enough data for, the page's main one first."""
+    x = analysis.scale.name
+    figures = {
+        "transfer": (
+            draw_transfer,
+            f"Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. The {x} transfers if "
+            "the stars lie on the dashed line and larger networks have a lower loss.",
+        )
+    }
+    if any(len(axis.sizes) > 1 for axis in analysis.axes):
+        caption = f"The best {x} of each size. A flat line means transfer; the slope is the exponent of size."
+        figures["optima"] = draw_optima, caption
+    for name, (draw, caption) in figures.items() if len(analysis.scale.values) > 1 else ():
+        with matplotlib.rc_context(style.STYLE):
+            yield caption, style.pictures(draw(analysis), name)

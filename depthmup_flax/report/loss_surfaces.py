@@ -111,10 +111,6 @@ class Curve(Network):
     best_y: np.ndarray  # (X,)
     incomplete: bool  # a point of the surface has runs of some seeds only; points without runs may not be planned
 
-    def index(self, x: float | None) -> int | None:
-        """The index of a grid value; ``None`` if it was not run."""
-        return self.x.tolist().index(x) if x in self.x.tolist() else None
-
 
 def profile(surface: Surface) -> Curve:
     """The curve of the lowest mean over y for each x; with one y that is the loss itself."""

@@ -28,8 +28,7 @@ def comparison_of(directories: Sequence[pathlib.Path]) -> Sweep | None:
     """The comparison below one of a search's directories, if there is one with records."""
     below = [directory / COMPARISON for directory in directories]
     sweeps = (read_sweep([path]) for path in below if (path / "sweep.json").exists())
-    compares = lambda one: one.info.figure == COMPARISON and {PRESET, LEARNING_RATE, SEED} <= one.info.axes.keys()
-    return next((one for one in sweeps if compares(one) and one.records), None)
+    return next((one for one in sweeps if one.info.figure == COMPARISON and one.records), None)
 
 
 def comparison_data(sweep: Sweep) -> Json:

@@ -65,7 +65,7 @@ def make_report(
       tolerance: the regret that counts as small, as a share of what the base learned; see
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
-        training examples, ``validation``, without curves over time. ``None``: the sweep's objective.
+        training examples, ``validation``. ``None``: the sweep's objective.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is

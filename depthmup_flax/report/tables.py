@@ -26,13 +26,12 @@ from depthmup_flax.report.verdict import (
     verdicts,
 )
 from depthmup_flax.storage.run_hash import EXECUTION
-from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, SEED, TRAIN, Sweep, SweepInfo
+from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, TRAIN, Sweep, SweepInfo
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")
-_MOST_VALUES = 8  # of a setting that are listed
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _MEANINGS = {  # of the remarks on rows
     opt.EDGE_LOW: "the optimum may lie below the grid: extend the grid",
@@ -90,7 +89,7 @@ def as_data(
         "loss": analysis.loss,
         "other_loss": other.loss if other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
-        "settings": settings(info, analysis),
+        "settings": settings(info),
         "runs": len(records),
         "diverged": sum(int(surface.diverged.sum()) for surface in analysis.surfaces),
         "seeds": sorted({record.seed for record in records}),
@@ -297,10 +296,10 @@ def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
 
 def _slope_sentences(variant: Json, field: str) -> list[str]:
     """The fitted exponents of one variant of `as_data`."""
-    x, lines = axis_name(field), []
+    x, lines, listed = axis_name(field), list[str](), lambda sizes: ", ".join(map(str, sizes))
     for name, slope in variant["slopes"].items():
-        at = f"{'width' if name == 'depth' else 'depth'} {slope['fixed']}, {name} {_listed(slope['sizes']) or 'none'}"
-        at += f", without {_listed(slope['left_out'])}" if slope["left_out"] else ""
+        at = f"{'width' if name == 'depth' else 'depth'} {slope['fixed']}, {name} {listed(slope['sizes']) or 'none'}"
+        at += f", without {listed(slope['left_out'])}" if slope["left_out"] else ""
         if slope["value"] is None:
             lines.append(f"Best {x} against {name}: no exponent, which takes at least three sizes ({at}).")
             continue
@@ -308,10 +307,6 @@ def _slope_sentences(variant: Json, field: str) -> list[str]:
         interval = f"95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}" if ends else "no interval"
         lines.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}).")
     return lines
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def _explanation(data: Json, analysis: Analysis) -> list[str]:
@@ -355,21 +350,16 @@ def points_csv(analysis: Analysis) -> str:
     return Table((*sizes, *axes, "mean", "sd", "n", "diverged"), rows, "").csv()
 
 
-def settings(info: SweepInfo, analysis: Analysis) -> dict[str, str]:
-    """Sections of a sweep's config -> their fields that are set; of a field in which curves differ, all values.
-
-    The axes along each curve are left out.
-    """
-    hidden = {*EXECUTION, SEED, analysis.scale.axis, analysis.other.axis if analysis.other else "", *_SIZES}
-    points = [_flat(info.base) | surface.point for surface in analysis.surfaces]
+def settings(info: SweepInfo) -> dict[str, str]:
+    """Sections of a sweep's base config -> their fields that are set, without the axes."""
+    hidden = {*EXECUTION, *info.axes, *_SIZES}
     rows: dict[str, list[str]] = {}
-    for path in dict.fromkeys(path for point in points for path in point):
+    for path, value in _flat(info.base).items():
         section, _, field = path.partition(".")
-        values = [point[path] for point in points if path in point]
-        values = [value for k, value in enumerate(values) if value not in values[:k]]  # lists cannot be hashed
         off: tuple[Any, ...] = (None, "", [], *([] if section == "parametrization" else [0]))  # 0 switches most off
-        if hidden.isdisjoint((path, section)) and (len(values) > 1 or values[0] not in off):
-            rows.setdefault(section, []).append(f"{field}={_one(values)}" if field else _one(values))
+        if hidden.isdisjoint((path, section)) and value not in off:
+            text = " and ".join(map(str, value)) if isinstance(value, list) else number(value)
+            rows.setdefault(section, []).append(f"{field}={text}" if field else text)
     return {section: ", ".join(fields) for section, fields in rows.items()}
 
 
@@ -379,15 +369,6 @@ def _flat(tree: Json, path: str = "") -> Json:
     for name, value in tree.items():
         flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
     return flat
-
-
-def _one(values: Sequence[Any]) -> str:
-    """``adam``, ``adam or muon``, or ``0.25 to 4 (48 values)``."""
-    numbers = all(isinstance(value, (int, float)) for value in values)
-    if numbers and len(values) > _MOST_VALUES:
-        return f"{number(min(values))} to {number(max(values))} ({len(values)} values)"
-    shown = lambda value: " and ".join(map(str, value)) if isinstance(value, list) else number(value)
-    return " or ".join(map(shown, sorted(values) if numbers else values))
 
 
 def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:

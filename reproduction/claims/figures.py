@@ -1,4 +1,4 @@
-"""Figures of the papers that a user's report does not have: two hyperparameters, parameters, training time."""
+"""Figures of the papers that a user's report does not have: two hyperparameters, parameters, training time, losses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
 
 def save_figures(analysis: Analysis, out: pathlib.Path) -> None:
-    """Writes ``over_time``, ``heatmap`` and ``parameters`` as PNG and SVG, where an analysis has enough data."""
+    """Writes ``curves``, ``over_time``, ``heatmap`` and ``parameters``, where an analysis has enough data."""
     several = len(analysis.scale.values) > 1
     with matplotlib.rc_context(style.STYLE):
+        if analysis.loss == TRAIN:
+            save(draw_curves(analysis), out, "curves")
         if several and analysis.loss == TRAIN:
             save(draw_over_time(analysis), out, "over_time")
         if several and analysis.other is not None:
@@ -187,10 +189,71 @@ def draw_over_time(analysis: Analysis) -> Figure:
                 means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
                 best = opt.vertices(scale.coordinate(row.curve.x), means.T)
                 panel.axes.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)
-        panel.remark([f"{size} does not train" for row, size, _ in panel.rows if not row.trains])
+        _remark(panel, [f"{size} does not train" for row, size, _ in panel.rows if not row.trains])
         panel.axes.set_ylim(u[0] - 0.5, u[-1] + 0.5)
         label = panel.axes.get_ylabel()
         style.hyperparameter_axis(panel.axes.yaxis, scale)
         panel.axes.set_ylabel(label)
-        figures.step_axis(panel.axes)
+        _step_axis(panel.axes)
     return figure
+
+
+def draw_curves(analysis: Analysis) -> Figure:
+    """Training loss over steps, every size at the x of the grid that is best at the base."""
+    x = analysis.scale.name
+    title = f"Training loss over time, every size at the base's best {x} of the grid\n{figures.seeds_of(analysis)}"
+    figure, panels = figures.panel_grid(analysis, title, "training loss")
+    shown = [
+        row.curve.slices[:, index].ravel()
+        for variant in analysis.variants
+        for row in variant.rows
+        if row.trains
+        and (index := _index(row.curve, variant.transferred)) is not None
+        and not row.curve.diverged[index]
+        and not row.curve.diverged[index]
+        and row.trains
+    ]
+    losses = np.concatenate(shown) if shown else np.array([0.0, 1.0])
+    low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
+    is_log, margin = low > 0 and high > 20 * low, 0.05 * (high - low) or 1.0
+    low, high = (low / 1.2, high * 1.2) if is_log else (low - margin, high + margin)
+    for panel in panels:
+        transferred, remarks = panel.variant.transferred, []
+        for row, size, color in panel.rows:
+            index = _index(row.curve, transferred)
+            if index is None:
+                remarks.append(f"{size} not run")
+                continue
+            slices = row.curve.slices[:, index]  # (S, T)
+            figures.mean_and_spread(panel.axes, row.curve.slice_ends, slices, color, high)
+            if row.curve.diverged[index]:
+                remarks.append(f"{size} diverged")
+            elif np.nanmin(slices.mean(0)) > high:
+                remarks.append(f"{size} above the panel")
+        if is_log:
+            style.log_y(panel.axes)
+        panel.axes.set_ylim(low, high)
+        _remark(panel, remarks)
+        at = "" if transferred is None else f"\nbest {x} of the grid: {transferred:.3g}"
+        panel.axes.set_title(f"{figures.title_of(panel.variant.name)}{at}".lstrip())
+        _step_axis(panel.axes)
+    return figure
+
+
+def _step_axis(axes: Axes) -> None:
+    """An axis of training steps."""
+    axes.set_xlabel("step")
+    axes.set_xlim(left=0)
+    axes.locator_params(axis="x", integer=True)
+
+
+def _index(curve: Curve, x: float | None) -> int | None:
+    """The index of a grid value; ``None`` if it was not run."""
+    return curve.x.tolist().index(x) if x in curve.x.tolist() else None
+
+
+def _remark(panel: figures.Panel, remarks: Sequence[str]) -> None:
+    """Writes remarks on single sizes, such as ``64 not run``, into the upper right corner."""
+    if remarks:
+        place: dict[str, Any] = {"transform": panel.axes.transAxes, "ha": "right", "va": "top"}
+        panel.axes.text(0.97, 0.97, f"{panel.axis.name} {', '.join(remarks)}", fontsize=8, wrap=True, **place)

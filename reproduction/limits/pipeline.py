@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.data import stored_dataset
+from depthmup_flax.data import dataset_json
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util import imports as extras
@@ -135,7 +135,7 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
         raise InputError(f"{str(directory)!r} holds records of other work: choose another directory.")
     ours, data = json.loads(configs.to_json(config)), {}
     if "data" in config:
-        data = stored_dataset.to_json(image_set(config))
+        data = dataset_json.to_json(image_set(config))
     if overwrite:
         for old in records:
             old.unlink()

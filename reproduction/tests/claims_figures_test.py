@@ -38,7 +38,7 @@ def test_the_interval_of_a_positive_loss_is_that_of_its_logarithm():
 def test_a_sweep_of_two_hyperparameters_over_sizes_has_every_figure(tmp_path):
     axes = {"model.depth": (4, 8, 16), MULTIPLIER: (0.5, 1.0, 2.0), X: RATES[2::2], "seed": range(2)}
     save_figures(study_of(sweep_of(lambda point: None if point[X] > 0.1 else noisy(point), axes)), tmp_path)
-    assert {path.stem for path in tmp_path.iterdir()} == {"over_time", "heatmap", "parameters"}
+    assert {path.stem for path in tmp_path.iterdir()} == {"curves", "over_time", "heatmap", "parameters"}
 
 
 def test_a_planted_power_law_is_recovered():

@@ -92,9 +92,3 @@ def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monk
     message = error(load, name="tfds:cifar10")
     assert 'pip install "depthmup-flax[tfds]"' in message
     assert "tfds build cifar10 --file_format=array_record" in message
-
-
-def test_label_out_of_range_is_named_when_streaming(tmp_path):
-    prepare_tfds(tmp_path, "partly", "1.0.0", {"train": [1] * 4, "test": [-1, 2]}, (4, 4, 3), 10)
-    partly = load(name="tfds:partly", data_dir=str(tmp_path), placement="stream")
-    assert "of the test split of tfds:partly is -1, outside 0..9" in error(partly.test.arrays)

@@ -13,7 +13,7 @@ import pytest
 from data_sets import assert_batches_equal, error, load
 
 from depthmup_flax import data
-from depthmup_flax.data import stored_dataset
+from depthmup_flax.data import dataset_json
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.networks.import_paths import register
@@ -137,14 +137,6 @@ def test_batches_read_again_when_a_sweep_shrinks_do_not_begin_the_iterator_again
     assert begun == [2]
 
 
-def test_an_iterable_test_split_is_read_once_into_memory(given):
-    batches = ((X[start : start + 7], Y[start : start + 7]) for start in range(0, 40, 7))
-    dataset = given(batches_of, batches)
-    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, dataset.test.arrays()), (X, Y))
-    endless = given(PAIR[0], batches_of(0), test_examples=20)
-    assert len(endless.test) == 20
-
-
 def test_limits_keep_as_many_examples_of_any_split(given):
     for kind in KINDS.values():
         dataset = given(kind(*PAIR[0]), kind(*PAIR[1]), train_examples=12, test_examples=4)
@@ -215,9 +207,9 @@ def test_data_json_has_shapes_and_no_examples(given, own):
     split = {"a": X, "b": (Y, X)} if own else ({"a": X}, Y)
     prepare = [lambda key, batch: ((batch["a"], batch["b"][0]), batch["b"][1])] if own else []
     dataset = given(split, None, *prepare)
-    text = json.dumps(stored_dataset.to_json(dataset))
+    text = json.dumps(dataset_json.to_json(dataset))
     assert len(text) < 500
-    read = stored_dataset.from_json(json.loads(text))
+    read = dataset_json.from_json(json.loads(text))
     for field in ("name", "num_classes", "spec", "inputs", "targets", "input_spec", "input_kind"):
         assert getattr(read, field) == getattr(dataset, field)
     batch = dataset.train.read(np.arange(3))
@@ -315,7 +307,6 @@ def fails(*_):
         ((*PAIR, lambda key, batch: batch if key is not None else fails()), "prepare"),
         ((fails, None), "train(0)"),
         ((type("Source", (list,), {"__getitem__": fails})([1]), None), "train.__getitem__(0)"),
-        ((PAIR[0], map(fails, [1])), "test"),
     ],
 )
 def test_exceptions_of_the_user_keep_their_traceback_below_the_name_of_the_function(given, parts, named):

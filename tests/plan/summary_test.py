@@ -11,7 +11,7 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data.blank import PlannedData, Sizes
 from depthmup_flax.devices import sharding
 from depthmup_flax.plan import programs
-from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
+from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, unless_out_of_memory
 from depthmup_flax.plan.summary import make_plan, memory_of
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
@@ -78,7 +78,7 @@ def test_a_compiler_that_refuses_for_memory_gives_its_numbers(message, step):
         raise jax.errors.JaxRuntimeError(message)
 
     refusal = unless_out_of_memory(refused)
-    assert refusal == out_of_memory(message) == REFUSALS[message]
+    assert refusal == REFUSALS[message]
     memory = memory_of(dataclasses.replace(step, compiled=refusal), None)
     needed = 17.2 if refusal.used else 74.31
     assert memory.fits is False

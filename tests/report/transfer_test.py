@@ -86,7 +86,7 @@ def test_a_point_where_one_seed_diverged_is_missing_and_in_no_mean():
     sweep = sweep_of(loss, {X: RATES, "seed": range(3)})
     analysis = study_of(sweep)
     curve = profile(analysis.surfaces[0])
-    at = curve.index(2.0**-8)
+    at = curve.x.tolist().index(2.0**-8)
     assert math.isnan(curve.losses.mean(0)[at])
     (row,) = data_of(sweep)["variants"][0]["rows"]
     assert row["diverged"] == {"0.003906": "1/3"}

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
-from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
+from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, dataset_json
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
@@ -77,7 +77,7 @@ def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     stored = path / _DATA
     if not stored.exists():
         raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
-    return stored_dataset.from_json(read_json(stored, RESTORE))
+    return dataset_json.from_json(read_json(stored, RESTORE))
 
 
 def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrite: bool) -> None:
@@ -109,9 +109,9 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
 def require_same_data(stored: Json, data: Json, work: str) -> None:
     """Raises `InputError` if data, as they were stored and as they are, differ.
 
-    Both are from `depthmup_flax.data.stored_dataset.to_json`. ``work`` is for the sentence: "the run in 'runs/mine'".
+    Both are from `depthmup_flax.data.dataset_json.to_json`. ``work`` is for the sentence: "the run in 'runs/mine'".
     """
-    if changed := stored_dataset.changes(stored, data):
+    if changed := dataset_json.changes(stored, data):
         raise InputError(
             f"data.name is {data['name']!r}: its data have changed since {work} began "
             f"({changed}). Restore them to resume, choose another workdir, or set overwrite to start again."
