@@ -165,13 +165,6 @@ def test_real_text_has_65_characters_and_its_windows_read_as_shakespeare():
     assert first.startswith("First Citizen:\nBefore we proceed")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
-def test_a_text_of_wide_characters_is_refused_and_not_read_as_nul(encoding, tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_bytes(("the quick brown fox " * 40).encode(encoding))
-    assert "UTF-8" in error(load, file, context=8)
-
-
 def test_the_mark_at_the_start_of_a_text_is_no_character(tmp_path):
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / encoding).write_text("the quick brown fox " * 40, encoding=encoding)
