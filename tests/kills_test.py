@@ -14,7 +14,7 @@ from small_runs import a_sweep, assert_same_run, config
 
 import depthmup_flax as dm
 
-KILLS = int(os.environ.get("KILLS", "20"))  # of all kinds of work together, in the slow test
+KILLS = int(os.environ.get("KILLS", "12"))  # of all kinds of work together, in the slow test
 
 SEARCH = {
     "config.model": {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2},

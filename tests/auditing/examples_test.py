@@ -22,7 +22,6 @@ def load(name):
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        pytest.param("linen_resnet", {"width": 8, "stages": (1, 1)}, marks=pytest.mark.slow),  # the base itself
         pytest.param("linen_resnet", {"stages": (1, 2)}, marks=pytest.mark.slow),
         pytest.param("linen_scan_vit", {"depth": 2}, marks=pytest.mark.slow),
         pytest.param("nnx_transformer", {"depth": 1}, marks=pytest.mark.slow),

@@ -43,11 +43,9 @@ slow = pytest.mark.slow
     ("model", "layouts"),
     [
         ("res_mlp", [EVERY_AXIS]),
-        pytest.param("simple_resnet", [EVERY_AXIS], marks=slow),
         pytest.param("gpt", [EVERY_AXIS, "data 8"], marks=slow),
         pytest.param("llama", [EVERY_AXIS], marks=slow),
-        pytest.param("resnet", [EVERY_AXIS], marks=slow),
-        pytest.param("vit", [EVERY_AXIS], marks=slow),
+        pytest.param("simple_resnet", [EVERY_AXIS], marks=slow),  # with batch norm
     ],
 )
 def test_a_model_trains_on_eight_devices_as_on_one(model, layouts, on_eight_devices):

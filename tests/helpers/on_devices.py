@@ -44,9 +44,6 @@ def config_of(model, dropout=True):
     config.data.augment = "cifar" if model == "res_mlp" else "none"
     if model == "simple_resnet":
         config.model.norm = "batch"
-    elif model == "resnet":
-        config.model.update(width=8, norm="layer")
-        config.optimizer.update(name="momentum", learning_rate=0.05)
     elif model == "vit":
         config.model.update(patch_size=4, num_heads=2, dropout=0.1 if dropout else 0.0)
     elif model == "llama":

@@ -55,22 +55,6 @@ def test_a_run_killed_while_it_starts_trains_and_saves_ends_as_an_undisturbed_on
     assert_resumes_to_the_same_end(workdir, tmp_path / "last.log", undisturbed)
 
 
-@pytest.mark.slow
-def test_a_sweep_killed_between_its_records_has_the_records_of_an_undisturbed_one(tmp_path):
-    small = a_sweep(rates=3)
-    sweep(small, tmp_path / "whole", lanes=2)
-    process = processes.Process(tmp_path / "log", processes.sweep, small, tmp_path / "parts", lanes=2, keep_every_s=0.0)
-    records = tmp_path / "parts" / "records.jsonl"
-    while process.running() and not (records.exists() and records.stat().st_size):
-        time.sleep(0.01)
-    process.send(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, process.text()
-    assert 0 < len(records.read_text().splitlines()) < 12
-    sweep(small, tmp_path / "parts", lanes=2)
-    assert outcomes(tmp_path / "parts") == outcomes(tmp_path / "whole")
-    assert not list((tmp_path / "parts" / "unfinished").glob("*"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(number, undisturbed, tmp_path):
     process = processes.Process(tmp_path / "first.log", processes.train, config(), tmp_path / "run")

@@ -183,29 +183,6 @@ def test_eight_devices_train_like_one(tmp_path):
     assert accuracy == pytest.approx(last["test_accuracy"], abs=1e-6)
 
 
-@pytest.mark.slow
-def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
-    """Per device, a batch of 16 would be normalized two images at a time."""
-    config = tiny(
-        "simple_resnet",
-        model={"width": 8, "depth": 3, "norm": "batch"},
-        optimizer={
-            "name": "sgd",
-            "learning_rate": 0.05,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "weight_decay": 0.0,
-            "clip_rms": 0.0,
-        },
-        train={"steps": 3, "eval_every": 0},
-    )
-    one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
-    one, eight = ({**state["carry"]["collections"], **state["carry"]} for state in (one, eight))
-    assert {x.shape[-1] for x in jax.tree.leaves(one["batch_stats"])} == {1, 2, 4, 8}  # channels of the stages
-    for part in ("batch_stats", "params"):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
-
-
 def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12, "warmup_steps": 0, "clip_rms": 0.0})
     result = train_and_evaluate(config, tmp_path)

@@ -16,7 +16,7 @@ LIMITS = (
     "fresh/sasrec", "fresh/deep_o_net",
 )  # fmt: skip
 
-# A dozen that stand for the rest; the slow test has all.
+# A dozen that stand for the rest; the slow test has more.
 SAMPLE = {
     "branches/mamba": "none",
     "weightless/fft_mlp": "only_fft",
@@ -59,7 +59,7 @@ def test_there_are_enough_kinds():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in LIMITS])
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in LIMITS][::6])  # python -m zoo has all
 def test_the_audit_passes_right_models_and_no_wrong_one(name):
     found = list(itertools.islice(outcomes.outcomes(name), 2))  # right, and a mistake that turns; the command has more
     assert len(found) == 2

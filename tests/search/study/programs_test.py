@@ -8,9 +8,9 @@ import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 SIZES = {
-    "equinox_regression": {"width": 64, "depth": 8},
-    "nnx_text": {"width": 64, "depth": 4},
-    "linen_unet": {"width": 16, "depth": 4},
+    "equinox_regression": {"width": 48, "depth": 6},
+    "nnx_text": {"width": 48, "depth": 3, "text": __file__},
+    "linen_unet": {"width": 12, "depth": 3},
     "contrastive_two_towers": {"width": 64, "depth": 6},
 }
 
@@ -27,7 +27,7 @@ def load(name):
 def test_a_program_tunes_reports_and_trains(name, tmp_path, capsys):
     if name.startswith("equinox"):
         pytest.importorskip("equinox")
-    result = load(name).main(workdir=tmp_path, steps=10, seeds=2, **SIZES[name])
+    result = load(name).main(workdir=tmp_path, steps=2, seeds=2, **SIZES[name])
     assert result["status"] == "completed"
     assert math.isfinite(result["test_loss"])
     printed = capsys.readouterr().out

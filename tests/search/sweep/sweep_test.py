@@ -227,14 +227,6 @@ def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
 
 
 @pytest.mark.slow
-def test_lanes_with_muon_are_those_of_train_py(tmp_path):
-    base = small_base()
-    base.optimizer.name = "muon"
-    config = small_sweep(base, {"rates": {RATE: (1e-3, 4e-3), "seed": (0, 1)}})
-    assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path, rtol=1e-4)
-
-
-@pytest.mark.slow
 def test_diverged_runs_are_records_and_do_not_touch_their_neighbors(tmp_path):
     base = small_base()
     base.optimizer.name = "sgd"
@@ -356,6 +348,6 @@ def test_memory_does_not_grow_with_the_groups_of_a_sweep(tmp_path, monkeypatch):
         traces.append(sum(type(x).__name__ == "ClosedJaxpr" for x in gc.get_objects()))
 
     monkeypatch.setattr(runner._Runner, "_train_group", counting)
-    widths = {"model.width": (8, 9, 10, 11), RATE: (1e-3, 4e-3)}
+    widths = {"model.width": (8, 9, 10), RATE: (1e-3, 4e-3)}
     sweep(small_sweep(grids={"widths": widths}), tmp_path, lanes=0)
     assert traces[-1] <= 1.1 * traces[0]

@@ -27,7 +27,7 @@ def config(model, loss="users_code:loss", data="load", **fields):
 
 
 @pytest.mark.slow  # a Study of a Linen network does so against loops of optax
-@pytest.mark.parametrize("model", ["pair_net", "LinenNet", "NnxNet", "EqxNet", "haiku_net"])
+@pytest.mark.parametrize("model", ["NnxNet", "haiku_net"])
 def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
     run = config(model, loss="cross_entropy", data="load_classes")
     grid = {"optimizer.learning_rate": (0.01, 0.02), "seed": (0, 1)}
