@@ -5,7 +5,7 @@
     depthmup forecast --config=TUNED --compute=TIMES [FLAG ...]
 
 Examples:
-    depthmup forecast --config=digits_deep --budget=0.1
+    depthmup forecast --config=digits_deep --target.depth=32
     depthmup forecast --check=runs/large --workdir=runs/forecast/my
     depthmup forecast --config=digits --compute=16
 

@@ -65,9 +65,15 @@ class TargetForecast(Forecast):
         largest = max(self.rungs, key=lambda rung: rung.cost)
         cost_ratio = target.cost / largest.cost
         rungs = [
-            (*(f"{number:,}" for number in (rung.width, rung.depth, rung.steps, rung.parameters)), f"{mean:.4g}", seeds)
+            (
+                rung.width,
+                rung.depth,
+                f"{rung.steps:,}",
+                f"{rung.parameters:,}",
+                float(np.mean(rung.losses)),
+                len(rung.losses),
+            )
             for rung in self.rungs
-            for mean, seeds in [(np.mean(rung.losses), str(len(rung.losses)))]
         ]
         laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
         seeds = f"seeds differ by {self.seed_spread:.1%}"

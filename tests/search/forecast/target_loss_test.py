@@ -8,7 +8,6 @@ import pytest
 from processes import run_lines
 
 import depthmup_flax as dm
-from depthmup_flax.commands.app import module_and_parser
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.search.forecast.forecasting import FILE, TargetForecast, config_json, read, with_losses
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
@@ -80,13 +79,9 @@ def trained(directory, loss, config=None, status="completed", data=DATA):
     return directory
 
 
-def test_a_file_is_read_as_it_was_written_and_printed_by_the_report(tmp_path, capsys):
+def test_a_file_is_read_as_it_was_written(tmp_path):
     (tmp_path / FILE).write_text(json.dumps(dataclasses.asdict(GIVEN)))
-    (tmp_path / "workdir.json").write_text('{"kind": "forecast"}')
     assert read(tmp_path) == GIVEN
-    module, parser = module_and_parser("report")
-    module.main(parser.parsed([str(tmp_path)]))
-    assert capsys.readouterr().out.strip() == str(GIVEN)
     with pytest.raises(InputError, match="holds no forecast"):
         read(tmp_path / "nothing")
 
