@@ -57,19 +57,25 @@ def test_rungs_off_the_law_widen_the_interval_and_so_does_a_target_that_is_longe
     assert width(longer) > 2 * 1.95 * LONGER_ERROR
 
 
+POWERS = {
+    "parameters": lambda r, a, b, first, second: first * (r.parameters / 3000) ** -a,
+    "sum": lambda r, a, b, first, second: first * (r.width / 8) ** -a + second * (r.depth / 2) ** -b,
+    "product": lambda r, a, b, first, second: first * (r.width / 8) ** -a * second * (r.depth / 2) ** -b,
+}
+
+
 @pytest.mark.slow
-def test_the_95_percent_interval_covers_about_95_percent_of_losses():
-    """Over laws, noises and distances; 60 trials of 0.95 have a standard deviation of 2.8 %."""
-    random = np.random.default_rng(0)
-    inside = []
-    for trial in range(60):
-        irreducible, scale, power = random.uniform(0.2, 2), random.uniform(0.1, 1), random.uniform(0.2, 1.0)
-        noise = 10 ** random.uniform(-2.5, -1.5)
-        loss_of = lambda r, e=irreducible, s=scale, p=power: e + s * (r.parameters / 3000) ** -p
-        target = rung(*random.choice([(128, 64), (256, 32), (512, 128)]))
+@pytest.mark.parametrize("name", POWERS)
+def test_the_95_percent_interval_covers_about_95_percent_of_losses(name):
+    """Over laws, noises and distances; 200 trials of 0.95 have a standard deviation of 1.5 %."""
+    random, inside = np.random.default_rng(0), []
+    for trial in range(200):
+        irreducible, exponents, factors = random.uniform(0.2, 2), random.uniform(0.2, 1, 2), random.uniform(0.1, 1, 2)
+        loss_of = lambda r, e=irreducible, v=(*exponents, *factors): e + POWERS[name](r, *v)
+        target, noise = rung(*random.choice([(128, 64), (256, 32), (512, 128)])), 10 ** random.uniform(-2.5, -1.5)
         low, high = forecast_loss(measured(LADDER, loss_of, noise, trial), target).interval
         inside.append(low <= loss_of(target) * (1 + noise * random.standard_normal()) <= high)
-    assert np.mean(inside) >= 0.9
+    assert np.mean(inside) >= 0.92
 
 
 def test_a_law_over_width_and_depth_is_fitted_too():
