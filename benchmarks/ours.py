@@ -29,7 +29,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.workload import TrainState
+from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops
 
 Measure = Callable[[], dict[str, float]]
@@ -194,7 +194,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
     config.train.update(log_every=10**6)
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
-    program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
+    program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
     program.call_length.steps = most
     calls = host_calls(experiment.dataset, [config.seed], batch, 0, program.call_length)
     state, same = program.initial_state(), jax.device_put(next(calls))
@@ -222,7 +222,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     runs = expand(config)
     experiment, mesh = build(runs[0].config), lane_mesh()
     data = put_train_data(experiment.dataset, mesh)
-    program = LaneProgram(experiment.workload, runs, mesh, lanes, True, data)
+    program = LaneProgram(experiment, runs, mesh, lanes, True, data)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from depthmup_flax.search.tune.searches import Search, search_of
     from depthmup_flax.search.tune.tuning import proxy_config, tune
     from depthmup_flax.storage.sweep_records import read_records
-    from depthmup_flax.trainer.engine.workload import Task
+    from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
     from depthmup_flax.util.imports import __version__
@@ -128,7 +128,7 @@ __all__ = [
 _NAMES = {
     "util.errors": "InputError",
     "util.imports": "__version__",
-    "trainer.engine.workload": "Task",
+    "trainer.engine.task": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
     "search.forecast.allocation": "recipe",

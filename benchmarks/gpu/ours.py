@@ -42,7 +42,7 @@ def _step(case: Case, seconds: float) -> Measure:
     program.call_length.steps = min(STEPS, program.call_length.most)
     compiled = program.traced().lower().compile()
     state = program.initial_state()
-    call = jax.device_put(next(calls(program.workload.dataset, [0], case.batch, 0, program.call_length)))
+    call = jax.device_put(next(calls(program.experiment.dataset, [0], case.batch, 0, program.call_length)))
 
     def run(count: int) -> None:
         nonlocal state
@@ -76,7 +76,7 @@ def _lanes(case: Case, seconds: float) -> Measure:
         jax.block_until_ready(state)
 
     measure = repeated(run, seconds)
-    alone = ShardedProgram(group.experiment.workload, sharding.make_mesh(devices=jax.devices()[:1]), data)
+    alone = ShardedProgram(group.experiment, sharding.make_mesh(devices=jax.devices()[:1]), data)
     facts = {
         "parameters": group.experiment.parameters,
         "bytes": program.bytes_per_device,
@@ -132,7 +132,7 @@ def _program(config: ConfigDict, case: Case) -> tuple[ShardedProgram, Any]:
     experiment = build(config, load=lambda fields: random_data(fields, case))
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     data = put_train_data(experiment.dataset, mesh)
-    return ShardedProgram(experiment.workload, mesh, data), data
+    return ShardedProgram(experiment, mesh, data), data
 
 
 def random_data(fields: Any, case: Case) -> Dataset:

@@ -23,7 +23,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import LARGEST, build, require_memory
 from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.workload import TrainState
+from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def compile_run(
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
-    program = ShardedProgram(experiment.workload, mesh, data)
+    program = ShardedProgram(experiment, mesh, data)
     traced = program.traced()
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started

@@ -30,7 +30,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment, learning_rate
 from depthmup_flax.trainer.engine.from_config import build, require_memory
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.workload import TrainState
+from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.trainer.run_log import RunLog
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.directory import RunCheckpoints
@@ -184,7 +184,7 @@ class _Run:
     ) -> None:
         self._experiment, self._data, self._directory, self._claim = experiment, data, directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
-        self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
+        self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
         self._checkpoints = RunCheckpoints(experiment, directory / "checkpoints")
         restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
@@ -246,12 +246,11 @@ class _Run:
 
         With ``data.validation_fraction``, ``validation_loss`` and so on over the examples that it holds out.
         """
-        workload = self._experiment.workload
-        if not workload.evaluates:
+        if not self._experiment.evaluates:
             return {}
         with self._saving_if_data_fail():
             metrics = self.program.evaluate(self.state, lambda: self.preemption.asked)
-        return metrics.means(f"{workload.dataset.evaluated}_")
+        return metrics.means(f"{self._experiment.dataset.evaluated}_")
 
     def evaluate_and_save(self) -> dict[str, float]:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.trainer.engine.workload import Task
+from depthmup_flax.trainer.engine.task import Task
 
 
 class Net(nn.Module):

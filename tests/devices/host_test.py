@@ -98,7 +98,7 @@ def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization(opti
     config.model.update(width=16, depth=4)
     experiment = build(config)
     at_default, drawn = (
-        jax.device_get(jax.jit(lambda: experiment.workload.init({}), compiler_options=chosen)())
+        jax.device_get(jax.jit(lambda: experiment.init({}), compiler_options=chosen)())
         for chosen in ({LEVEL: "3"}, options())
     )
     jax.tree.map(np.testing.assert_array_equal, drawn, at_default)

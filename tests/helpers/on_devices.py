@@ -26,7 +26,7 @@ from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.trainer.engine.workload import batch_key
+from depthmup_flax.trainer.engine.task import batch_key
 
 STEPS = 4
 LAYOUTS = {
@@ -62,7 +62,7 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
     variables = variable_shapes(model, experiment.dataset.input_spec)
     replaced = dataclasses.replace(experiment, config=config, model=model, variables=variables)
-    return ShardedProgram(replaced.workload, mesh, put_train_data(experiment.dataset, mesh))
+    return ShardedProgram(replaced, mesh, put_train_data(experiment.dataset, mesh))
 
 
 def trained(experiment, mesh, accumulate=1, **fields):
@@ -268,7 +268,7 @@ def fused_attention_parts():
 
 def step_of(experiment):
     prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
-    step = experiment.workload.step({})
+    step = experiment.step({})
     return lambda state, batch: step(state, prepare(batch_key(0, state.step), batch))[0]
 
 
@@ -285,7 +285,7 @@ def memory():
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
-        program = ShardedProgram(experiment.workload, mesh, None)
+        program = ShardedProgram(experiment, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with contextlib.closing(program.calls(0)) as calls:

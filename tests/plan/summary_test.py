@@ -36,7 +36,7 @@ def step(config):
 
 def test_the_planned_program_is_the_one_that_training_compiles(config, step):
     experiment, mesh = build(config), sharding.make_mesh(config.mesh)
-    program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
+    program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
     instructions = lambda compiled: re.findall(r"^ +(?:ROOT )?%.*? = .*?\(", compiled.as_text(), re.MULTILINE)
     assert instructions(program.traced().lower().compile()) == instructions(step.compiled) != []
 

@@ -10,7 +10,7 @@ from small_runs import config
 
 from depthmup_flax.trainer import loop
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.workload import is_finite
+from depthmup_flax.trainer.engine.task import is_finite
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 
@@ -57,8 +57,8 @@ def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoi
 
 
 def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():
-    workload = build(config()).workload
-    state = workload.init({})
+    experiment = build(config())
+    state = experiment.init({})
 
     def with_first(tree, value):
         leaves, structure = jax.tree.flatten(tree)
@@ -67,11 +67,11 @@ def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_n
         return jax.tree.unflatten(structure, leaves)
 
     def finite_with(**carry):
-        return is_finite(workload.task, state.replace(carry=state.carry.replace(**carry)))
+        return is_finite(experiment.task, state.replace(carry=state.carry.replace(**carry)))
 
     assert finite_with()
     for value in (jnp.nan, jnp.inf, -jnp.inf):
         assert not finite_with(params=with_first(state.carry.params, value))
     assert not finite_with(opt_state=with_first(state.carry.opt_state, jnp.nan))
     assert finite_with(opt_state=with_first(state.carry.opt_state, jnp.inf))  # none yet
-    assert is_finite(workload.task, state.replace(last_loss=jnp.float32(jnp.nan)))
+    assert is_finite(experiment.task, state.replace(last_loss=jnp.float32(jnp.nan)))

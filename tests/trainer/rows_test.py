@@ -27,5 +27,5 @@ def test_products_of_our_networks_are_exact_unless_a_precision_is_asked_for(fiel
     run = config(matmul_precision=field)
     experiment = build(run)
     arguments = experiment.state_shapes(), abstract_batch(run, experiment.dataset)
-    jaxpr = str(jax.make_jaxpr(experiment.workload.step({}))(*arguments))
+    jaxpr = str(jax.make_jaxpr(experiment.step({}))(*arguments))
     assert set(re.findall(r"precision=(.*)", jaxpr)) == {f"(Precision.{written}, Precision.{written})"}

@@ -18,7 +18,7 @@ from depthmup_flax.config import default_config
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
 from depthmup_flax.trainer.engine.network import make_train_step
-from depthmup_flax.trainer.engine.workload import Means
+from depthmup_flax.trainer.engine.task import Means
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 PATTERN = "the rain in spain stays mainly in the plain.\n"

@@ -213,7 +213,7 @@ def forecast(
     target = Rung(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
     at = lambda rung: rung_config(tuned, built.total_steps, built.epoch_steps, rung, batch_size)
-    evaluated = (VALIDATION if tuned.data.validation_fraction else TEST,) if built.workload.evaluates else ()
+    evaluated = (VALIDATION if tuned.data.validation_fraction else TEST,) if built.evaluates else ()
     measured = (*evaluated, TRAIN)
     loss = measured[0] if objective == AUTO else objective
     if loss not in measured:

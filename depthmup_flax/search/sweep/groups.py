@@ -89,14 +89,14 @@ class GroupPrograms:
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
-        self.group, self.workload, self.mesh, self._data = group, group.experiment.workload, mesh, data
+        self.group, self.experiment, self.mesh, self._data = group, group.experiment, mesh, data
         self.compiled: dict[tuple[int, bool], LaneProgram] = {}
 
     def get(self, per_device: int, one_seed: bool) -> LaneProgram:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
         key = per_device, one_seed
         if key not in self.compiled:
-            self.compiled[key] = LaneProgram(self.workload, self.group.runs, self.mesh, *key, self._data)
+            self.compiled[key] = LaneProgram(self.experiment, self.group.runs, self.mesh, *key, self._data)
         return self.compiled[key]
 
     def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:
@@ -164,10 +164,11 @@ def first_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | Non
 
 def _shape(programs: GroupPrograms, runs: Sequence[Run]) -> Hashable:
     """Of the arrays of a step, and the numbers of runs and steps: what decides the best number of lanes."""
-    workload = programs.workload
-    leaves, structure = jax.tree.flatten(workload.shapes)
+    experiment = programs.experiment
+    leaves, structure = jax.tree.flatten(experiment.state_shapes())
     arrays = tuple((x.shape, str(x.dtype)) for x in leaves)
-    return len(runs), workload.periods.total, workload.batch_size, workload.convolves, structure, arrays
+    train = experiment.total_steps, experiment.config.train.batch_size
+    return len(runs), *train, experiment.convolves, structure, arrays
 
 
 def _on_cpu(programs: GroupPrograms) -> bool:
@@ -180,13 +181,13 @@ def _faster(
     """The best of programs with more lanes, or else with fewer, as long as each is faster than the one before."""
     worth = _WORTH_ON_ACCELERATOR
     if _on_cpu(programs):
-        worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if programs.workload.convolves else _WORTH
+        worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if programs.experiment.convolves else _WORTH
     options, best = candidates(len(runs), programs.mesh.size), first
     more = [option for option in options if option > first.per_device]
     fewer = [option for option in reversed(options) if option < first.per_device]
     for others in (more, fewer):
         for option in others:
-            left = len(runs) * best.workload.periods.total * seconds
+            left = len(runs) * best.experiment.total_steps * seconds
             other = _compiled(programs, runs, option) if left >= worth * best.compile_s else None
             if other is None or not _fits(other) or (measured := other.seconds_per_run_step(runs)) >= _GAIN * seconds:
                 break

@@ -59,7 +59,7 @@ class SweepProgress:
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
         self._cohort, self._first_step = cohort, cohort.step
-        cost = len(cohort.runs) * cohort.program.workload.cost
+        cost = len(cohort.runs) * cohort.program.experiment.cost
         self._cost -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self.show()
 
@@ -93,7 +93,7 @@ class SweepProgress:
     def _trained(self, cohort: Cohort, step: int) -> float:
         """The cost of what this process has trained of a cohort up to a step."""
         program = cohort.program
-        return len(cohort.runs) * program.workload.cost * (step - self._first_step) / program.periods.total
+        return len(cohort.runs) * program.experiment.cost * (step - self._first_step) / program.periods.total
 
     def show(self, every_s: float = _TRAINING_EVERY_S) -> None:
         """Updates the bar; in a log, writes a line if the last one is ``every_s`` seconds old."""

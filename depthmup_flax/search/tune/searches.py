@@ -118,8 +118,7 @@ def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
     """
     arguments = experiment.state_shapes(), abstract_batch(experiment.config, experiment.dataset)
     values = dict.fromkeys(paths, jax.ShapeDtypeStruct((), jnp.float32))
-    workload = experiment.workload
-    train = lambda values, state, batch: (workload.init(values).carry, workload.step(values)(state, batch)[0].carry)
+    train = lambda values, state, batch: (experiment.init(values).carry, experiment.step(values)(state, batch)[0].carry)
     jaxpr = jax.make_jaxpr(train)(values, *arguments)
     _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))
     read = {path for path, is_used in zip(sorted(values), used, strict=False) if is_used}  # leaves are sorted

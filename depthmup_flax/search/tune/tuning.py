@@ -161,7 +161,7 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
         objective = TRAIN if problem else VALIDATION
     if objective == VALIDATION and problem:
         raise InputError(f"objective is 'validation', and {problem}. Or use 'train'.")
-    if objective == TEST and not experiment.workload.evaluates:
+    if objective == TEST and not experiment.evaluates:
         raise InputError(f"objective is 'test', and {experiment.dataset.name!r} is not evaluated: use 'train'.")
     if objective == VALIDATION and not fraction:
         proxy.data.validation_fraction = FRACTION
@@ -171,13 +171,13 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
 
 def _why_nothing_is_held_out(experiment: Experiment) -> str:
     """The reason, and the remedy; "" if `FRACTION` of the training examples can be held out and evaluated."""
-    workload, dataset = experiment.workload, experiment.dataset
-    if workload.task.evaluate is None:
+    dataset, batch_size = experiment.dataset, experiment.config.train.batch_size
+    if experiment.task.evaluate is None:
         return "the task has no evaluate: give it one"
     if not dataset.has_epochs:
         return f"{dataset.name!r} gives batches without end, whose examples are all new: give a set of examples"
     train, held_out = len(dataset.train), round(FRACTION * len(dataset.train))
-    if not 0 < held_out <= train - workload.batch_size:
+    if not 0 < held_out <= train - batch_size:
         rest = f"{held_out} of {train} training examples to hold out leave less than a batch"
-        return f"train.batch_size is {workload.batch_size}: {rest}. Use at most {train - held_out}"
+        return f"train.batch_size is {batch_size}: {rest}. Use at most {train - held_out}"
     return ""

@@ -14,7 +14,7 @@ from flax import struct
 
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.devices import sharding
-from depthmup_flax.trainer.engine.workload import Periods
+from depthmup_flax.trainer.engine.task import Periods
 from depthmup_flax.util.types import Batch, HostBatch
 
 T = TypeVar("T")

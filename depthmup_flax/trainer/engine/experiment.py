@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -40,10 +41,20 @@ from depthmup_flax.trainer.engine.network import (
     state_of,
     without_boxes,
 )
+from depthmup_flax.trainer.engine.task import (
+    Hyper,
+    Means,
+    Periods,
+    Stepped,
+    Task,
+    TrainState,
+    counted,
+    new_state,
+    step_key,
+)
 from depthmup_flax.trainer.engine.user_model import UserNetwork, UserTask, rescaled
-from depthmup_flax.trainer.engine.workload import Hyper, Periods, Task, TrainState, Workload, new_state
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, InfoTree
+from depthmup_flax.util.types import ArrayTree, Batch, InfoTree
 
 
 def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
@@ -101,6 +112,8 @@ class Experiment(abc.ABC):
     info: InfoTree = dataclasses.field(default_factory=dict)  # `ParamInfo` of a network's parameters
     audited: Audited | None = None  # of a user's network
     init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
+    # Path of a parameter of our models -> its logical axes, by which it is sharded.
+    axes: Mapping[str, AxisNames] = dataclasses.field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -122,10 +135,40 @@ class Experiment(abc.ABC):
         """`hyperparameters` of the config."""
         return hyperparameters(self.config)
 
-    @functools.cached_property
+    @property
+    def periods(self) -> Periods:
+        """Of a single run."""
+        train = self.config.train
+        return Periods(self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a loop over steps would be slow on a CPU: a parameter has more axes than layers, in, out.
+
+        Of a user's network, by shapes alone.
+        """
+        leaves = jax.tree.leaves(getattr(self, "variables", {}).get("params"))
+        return max(map(len, self.axes.values() or (leaf.shape for leaf in leaves)), default=0) > 3
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate, and data for it."""
+        return self.task.evaluate is not None and len(self.dataset.test) > 0
+
+    @property
     @abc.abstractmethod
-    def workload(self) -> Workload:
-        """What the programs of `depthmup_flax.trainer.engine` train."""
+    def task(self) -> Task:
+        """What is trained."""
+
+    @property
+    def tpu_lanes_task(self) -> Task:
+        """A variant for lanes on a TPU."""
+        return self.task
+
+    @property
+    @abc.abstractmethod
+    def averaged(self) -> tuple[str, ...]:
+        """The metrics that are averaged over steps."""
 
     @abc.abstractmethod
     def state_shapes(self) -> TrainState:
@@ -135,22 +178,48 @@ class Experiment(abc.ABC):
     def parameter_table(self) -> str:
         """The parameters, for people."""
 
-    def _workload(self, **fields: Any) -> Workload:
-        config, train = self.config, self.config.train
-        eval_every = train.eval_every or self.epoch_steps
-        return Workload(
-            dataset=self.dataset,
-            prepare=functools.partial(self.dataset.prepare, config.data.augment),
-            batch_size=train.batch_size,
-            eval_batch_size=train.eval_batch_size,
-            periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
-            average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
-            hyperparameters=self.hyperparameters,
-            cost=self.cost,
-            shapes=self.state_shapes(),
-            matmul_precision=train.matmul_precision,
-            **fields,
-        )
+    def prepare(self, key: jax.Array | None, batch: Batch) -> Any:
+        """What the task reads of a batch; without a key for an evaluation."""
+        return self.dataset.prepare(self.config.data.augment, key, batch)
+
+    # The pure functions of a run. Random keys are folded from the seed and the step; ``values`` are the hyperparameters
+    # that replace the experiment's own.
+
+    def init(self, values: Hyper) -> TrainState:
+        """A fresh state."""
+        hyper = {**self.hyperparameters, **values}
+        return new_state(self.task.init(jax.random.key(hyper[SEED]), hyper), self.averaged)
+
+    def step(self, values: Hyper, *, tpu_lanes: bool = False) -> Callable[[TrainState, Any], Stepped]:
+        """The training step of a prepared batch."""
+        task = self.tpu_lanes_task if tpu_lanes else self.task
+        hyper = {**self.hyperparameters, **values}
+        average_from = max(0, self.total_steps - (self.config.train.average_steps or self.epoch_steps))
+
+        def step(state: TrainState, batch: Any) -> Stepped:
+            with self._precision():
+                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step))
+            return counted(state, carry, metrics, self.config.train.log_every, average_from), metrics
+
+        return step
+
+    def evaluate(self, values: Hyper) -> Callable[[TrainState, Batch], Means]:
+        """The metrics of a batch of the test split."""
+        hyper, task = {**self.hyperparameters, **values}, self.task
+
+        def evaluate(state: TrainState, batch: Batch) -> Means:
+            size, mask, prepared = len(jax.tree.leaves(batch)[0]), batch.get("mask"), self.prepare(None, batch)
+            assert task.evaluate is not None
+            with self._precision():
+                metrics = task.evaluate(state.carry, (prepared, mask) if task.masked else prepared, hyper)
+            return metrics if isinstance(metrics, Means) else Means.of_batch(metrics, size)
+
+        return evaluate
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """In which products are traced. A network that asks for a precision of its own only does so without this."""
+        precision = self.config.train.matmul_precision
+        return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
     def _notes(self) -> str:
         """What the audit says of a network that trains all the same, and which initial values are rescaled."""
@@ -193,19 +262,22 @@ class NetworkExperiment(Experiment):
 
     model: nn.Module | UserNetwork  # reads the output of dataset.prepare
     variables: Mapping[str, ArrayTree]  # shapes: "params" and other collections
-    axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
     optimizer: optax.GradientTransformation  # of the whole update
 
     @functools.cached_property
-    def workload(self) -> Workload:
+    def task(self) -> Task:
         """See `Experiment`."""
-        return self._workload(
-            task=self._task(),
-            averaged=self.loss.averaged,
-            axes=self.axes,
-            tpu_lanes_task=self._task(row_major_gradients),
-            convolves=_convolves(self.axes, self.variables["params"]),
-        )
+        return self._task()
+
+    @functools.cached_property
+    def tpu_lanes_task(self) -> Task:
+        """See `Experiment`."""
+        return self._task(row_major_gradients)
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """See `Experiment`."""
+        return self.loss.averaged
 
     @functools.cached_property
     def loss(self) -> Loss:
@@ -291,10 +363,15 @@ class StepExperiment(Experiment):
         leaves = jax.tree.leaves(state.get("params", state))
         return max(1, sum(leaf.size for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)))
 
-    @functools.cached_property
-    def workload(self) -> Workload:
+    @property
+    def task(self) -> Task:
         """See `Experiment`."""
-        return self._workload(task=self.user.task, averaged=self.user.averaged, axes={})
+        return self.user.task
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """See `Experiment`."""
+        return self.user.averaged
 
     def state_shapes(self) -> TrainState:
         """See `Experiment`."""
@@ -304,12 +381,6 @@ class StepExperiment(Experiment):
         """Path, shape and type of every array of the state."""
         leaves = jax.tree_util.tree_leaves_with_path(self.user.shapes)
         return "\n".join(f"{path_name(path)}  {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves)
-
-
-def _convolves(axes: Mapping[str, AxisNames], params: ArrayTree) -> bool:
-    """Whether a parameter has more axes than layers, in, out; of a user's network, by shapes alone."""
-    ranks = map(len, axes.values()) if axes else (len(leaf.shape) for leaf in jax.tree.leaves(params))
-    return max(ranks, default=0) > 3
 
 
 def hyperparameters(config: ConfigDict) -> dict[str, float]:

@@ -176,7 +176,6 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         model=network,
         info=found.info,
         variables={"params": params, **collections},
-        axes={},
         optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
         audited=found,
         init_factors=network.init_factors(dataset.input_spec, rule, found.info),
@@ -189,7 +188,7 @@ def _require_step(experiment: NetworkExperiment) -> None:
     """Traces a training step, in which the loss may fail or be impure."""
     config, dataset = experiment.config, experiment.dataset
     arguments = experiment.state_shapes(), abstract_batch(config, dataset)
-    require_pure(experiment.workload.step({}), arguments, config.model.name)
+    require_pure(experiment.step({}), arguments, config.model.name)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:

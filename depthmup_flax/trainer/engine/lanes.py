@@ -1,8 +1,8 @@
 """One compiled program that trains many runs at a time, in lanes: vectorized on each device, spread over devices.
 
-Runs share it if they differ only in the seed and other hyperparameters of one workload. ``per_device`` lanes are mapped
-by ``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is the
-plain training step.
+Runs share it if they differ only in the seed and other hyperparameters of one experiment. ``per_device`` lanes are
+mapped by ``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is
+the plain training step.
 
 Runs of one seed read the same examples. If possible, all lanes of a device have one seed: then the device prepares its
 examples once, and computes the first layers of all lanes in one product.
@@ -34,9 +34,10 @@ from depthmup_flax.trainer.engine.device_batches import (
     host_test_batches,
     read_ahead,
 )
+from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program
-from depthmup_flax.trainer.engine.workload import Hyper, Means, Stepped, TrainState, Workload, batch_key
+from depthmup_flax.trainer.engine.task import Hyper, Means, Stepped, TrainState, batch_key
 from depthmup_flax.util.types import ArrayTree, Batch
 
 _AXIS = "lanes"
@@ -48,10 +49,10 @@ WARM_CALLS, TIMED_CALLS, TIMED_S = 2, 20, 0.3
 
 @dataclasses.dataclass(frozen=True)
 class LaneRun:
-    """A run that shares a program with others of its workload."""
+    """A run that shares a program with others of its experiment."""
 
     hash: str  # its name
-    hyperparameters: Mapping[str, float]  # those of the workload, the seed included
+    hyperparameters: Mapping[str, float]  # those of the experiment, the seed included
 
     @property
     def seed(self) -> int:
@@ -127,10 +128,10 @@ class Lanes:
 
 
 class LaneProgram(Program):
-    """Trains up to ``capacity`` runs of one workload at a time, fewer if ``one_seed`` leaves lanes empty.
+    """Trains up to ``capacity`` runs of one experiment at a time, fewer if ``one_seed`` leaves lanes empty.
 
     Args:
-      workload, mesh, data: see `Program`; the mesh is from `lane_mesh`.
+      experiment, mesh, data: see `Program`; the mesh is from `lane_mesh`.
       runs: all that may be trained.
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
@@ -141,21 +142,22 @@ class LaneProgram(Program):
 
     def __init__(
         self,
-        workload: Workload,
+        experiment: Experiment,
         runs: Sequence[LaneRun],
         mesh: Mesh,
         per_device: int,
         one_seed: bool,
         data: Batch | None,
     ) -> None:
-        super().__init__(workload, mesh, data, dataclasses.replace(workload.periods, eval_every=0, checkpoint_every=0))
+        periods = dataclasses.replace(experiment.periods, eval_every=0, checkpoint_every=0)
+        super().__init__(experiment, mesh, data, periods)
         self.per_device, self.one_seed, self.capacity = per_device, one_seed, per_device * mesh.size
         self._seeds_per_device = 1 if one_seed else min(per_device, len({run.seed for run in runs}))
-        # The runs may agree in a value that is not the workload's, which may be that of a run of another shard.
-        differs = lambda name: any(run.hyperparameters[name] != workload.hyperparameters[name] for run in runs)
+        # The runs may agree in a value that is not the experiment's, which may be that of a run of another shard.
+        differs = lambda name: any(run.hyperparameters[name] != experiment.hyperparameters[name] for run in runs)
         self._names = sorted({SEED, *filter(differs, runs[0].hyperparameters)})
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
-        self._leading = mesh.size * self._seeds_per_device, workload.batch_size
+        self._leading = mesh.size * self._seeds_per_device, experiment.config.train.batch_size
         self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
         self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
         started = time.perf_counter()
@@ -186,11 +188,10 @@ class LaneProgram(Program):
     def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
         seeds = np.asarray(lanes.values.seeds_DU).tolist()
-        on_host = calls(self.workload.dataset, seeds, self.workload.batch_size, first_step, self.call_length)
+        dataset, size = self.experiment.dataset, self.experiment.config.train.batch_size
+        on_host = calls(dataset, seeds, size, first_step, self.call_length)
         place = self._place(self._split)
-        return read_ahead(
-            self.workload.dataset, (Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
-        )
+        return read_ahead(dataset, (Call(call.count, jax.device_put(call.examples, place)) for call in on_host))
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
@@ -203,13 +204,14 @@ class LaneProgram(Program):
 
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
         """``test_loss``, or ``validation_loss``, and other metrics of every lane; none without an evaluation."""
-        if not self.workload.evaluates:
+        if not self.experiment.evaluates:
             return [{} for _ in lanes.runs_K]
-        size, place = self.workload.eval_batch_size, self._place(P())
+        train, place = self.experiment.config.train, self._place(P())
+        size = train.eval_batch_size
         if self.per_device > 1:
             # Activations of all lanes are alive at once: no more of them than a training step has.
-            size = min(size, 2 * self.workload.batch_size)
-        dataset, masked = self.workload.dataset, self.workload.task.masked
+            size = min(size, 2 * train.batch_size)
+        dataset, masked = self.experiment.dataset, self.experiment.task.masked
         on_host = host_test_batches(dataset, min(size, len(dataset.test)), slice(None), masked=masked)
         on_devices = (jax.device_put(batch, place) for batch in on_host)
         with contextlib.closing(read_ahead(dataset, on_devices)) as batches:
@@ -254,7 +256,7 @@ class LaneProgram(Program):
         return Lanes(runs_K, lane_of, values)
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
-        return _mapped(self.workload.init, self.per_device)(values_V.values_K)
+        return _mapped(self.experiment.init, self.per_device)(values_V.values_K)
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
         def take(state: TrainState) -> TrainState:
@@ -271,10 +273,10 @@ class LaneProgram(Program):
         step = state.step[0] if several else state.step  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> Any:
-            return self.workload.prepare(batch_key(seed, step), batch_of(self.workload.dataset, data, examples))
+            return self.experiment.prepare(batch_key(seed, step), batch_of(self.experiment.dataset, data, examples))
 
         def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
-            return self.workload.step(values, tpu_lanes=on_tpu)(state, batch)
+            return self.experiment.step(values, tpu_lanes=on_tpu)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:  # the lanes share a prepared batch
@@ -285,7 +287,7 @@ class LaneProgram(Program):
         return jax.vmap(train)(state, values, batch_V)
 
     def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> Means:
-        on_batch = lambda state, values: self.workload.evaluate(values)(state, batch)
+        on_batch = lambda state, values: self.experiment.evaluate(values)(state, batch)
         return _mapped(on_batch, self.per_device)(state_V, values_V.values_K)
 
     def _on_devices(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:

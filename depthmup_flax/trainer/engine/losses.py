@@ -13,7 +13,7 @@ import numpy as np
 
 from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.import_paths import is_import_path, resolve
-from depthmup_flax.trainer.engine.workload import Means, Metrics
+from depthmup_flax.trainer.engine.task import Means, Metrics
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree
 
@@ -41,7 +41,7 @@ class Loss:
     Attributes:
       metrics: ``(outputs, targets) -> {"loss": [B, ...], ...}``, or means over the batch.
       averaged: their names.
-      masked: the metrics are of examples; see `depthmup_flax.trainer.engine.workload.Task`.
+      masked: the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`.
     """
 
     metrics: Callable[[Any, Any], Mapping[str, jax.Array]]

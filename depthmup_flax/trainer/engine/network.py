@@ -15,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY, Loss
-from depthmup_flax.trainer.engine.workload import (
+from depthmup_flax.trainer.engine.task import (
     Hyper,
     Means,
     Metrics,

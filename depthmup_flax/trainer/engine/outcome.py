@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
-from depthmup_flax.trainer.engine.workload import TrainState
+from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.

@@ -1,4 +1,4 @@
-"""The compiled programs of a workload, and those of one run, sharded over a mesh."""
+"""The compiled programs of an experiment, and those of one run, sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from depthmup_flax.trainer.engine.device_batches import (
     host_test_batches,
     read_ahead,
 )
-from depthmup_flax.trainer.engine.workload import Means, Periods, Stepped, TrainState, Workload, batch_key, evaluate
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.task import Means, Periods, Stepped, TrainState, batch_key, evaluate
 from depthmup_flax.util.errors import Preempted
 from depthmup_flax.util.types import ArrayTree, Batch, HostBatch
 
@@ -38,10 +39,10 @@ MOST_STEPS = 16
 
 
 class Program(abc.ABC):
-    """Initializes, trains and evaluates a workload, with the placement of a subclass.
+    """Initializes, trains and evaluates an experiment, with the placement of a subclass.
 
     Args:
-      workload: what is trained.
+      experiment: what is trained.
       mesh: of the devices.
       data: from `depthmup_flax.trainer.engine.device_batches.put_train_data`.
       periods: of the run, or of the runs.
@@ -56,9 +57,9 @@ class Program(abc.ABC):
     _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
     _evaluate: jax.stages.Wrapped  # (state, values, batch) -> Means
 
-    def __init__(self, workload: Workload, mesh: Mesh, data: Batch | None, periods: Periods) -> None:
-        self.workload, self.mesh, self.periods, self._data = workload, mesh, periods, data
-        self.call_length = CallLength(_most_steps(workload, mesh), periods)
+    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None, periods: Periods) -> None:
+        self.experiment, self.mesh, self.periods, self._data = experiment, mesh, periods, data
+        self.call_length = CallLength(_most_steps(experiment, mesh), periods)
         self._drawing = drawing_options(sharding.platform(mesh))
 
     def traced(self) -> jax.stages.Traced:
@@ -84,7 +85,7 @@ class Program(abc.ABC):
     def _arguments(self) -> tuple[TrainState, Any, Call, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""
         most = self.call_length.most
-        examples = abstract_examples(self.workload.dataset, (*[most] * (most > 1), *self._leading))
+        examples = abstract_examples(self.experiment.dataset, (*[most] * (most > 1), *self._leading))
         call = Call(self._placed(np.int32(0), P()), self._placed(examples, self._split))
         return self.abstract_state, self._abstract_values, call, self._data
 
@@ -94,15 +95,15 @@ class Program(abc.ABC):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
 
 
-def _most_steps(workload: Workload, mesh: Mesh) -> int:
-    """The most steps in a call of the workload's program.
+def _most_steps(experiment: Experiment, mesh: Mesh) -> int:
+    """The most steps in a call of the experiment's program.
 
     It is 1 for streamed examples, which arrive one batch at a time; for several processes, which agree after every step
     on whether to stop; and for convolutions on a CPU, which can be ten times slower in a loop. On a TPU a step in a
     loop takes 1.00 to 1.03 times a single call, by XLA's estimate; on a GPU small steps wait for the host.
     """
-    streamed, several = workload.dataset.placement == "stream", jax.process_count() > 1
-    pays = sharding.platform(mesh) != "cpu" or not workload.convolves
+    streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
+    pays = sharding.platform(mesh) != "cpu" or not experiment.convolves
     return MOST_STEPS if pays and not (streamed or several) else 1
 
 
@@ -111,21 +112,22 @@ class ShardedProgram(Program):
 
     _abstract_values = None  # the hyperparameters are constants of the program
 
-    def __init__(self, workload: Workload, mesh: Mesh, data: Batch | None) -> None:
-        super().__init__(workload, mesh, data, workload.periods)
-        self._shardings = sharding.state_shardings(workload.shapes, workload.axes, mesh)
-        self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), workload.shapes, self._shardings)
-        streamed = workload.dataset.placement == "stream"
-        self._leading = (workload.batch_size,) if streamed else (1, workload.batch_size)
+    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None) -> None:
+        super().__init__(experiment, mesh, data, experiment.periods)
+        shapes, size = experiment.state_shapes(), experiment.config.train.batch_size
+        self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
+        self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
+        streamed = experiment.dataset.placement == "stream"
+        self._leading = (size,) if streamed else (1, size)
         self._split = P(sharding.BATCH_AXES) if streamed else P()
-        self._one_step, self._evaluate_one = workload.step({}), workload.evaluate({})
+        self._one_step, self._evaluate_one = experiment.step({}), experiment.evaluate({})
         self._steps = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
         self._take: Callable[..., TrainState] = self._steps
         self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
         """A fresh state."""
-        init = functools.partial(self.workload.init, {})
+        init = functools.partial(self.experiment.init, {})
         return jax.jit(init, out_shardings=self._shardings, compiler_options=self._drawing)()
 
     def take(self, state: TrainState, call: Call) -> TrainState:
@@ -149,8 +151,8 @@ class ShardedProgram(Program):
         Streamed examples are read ahead and put on the devices while they compute. Batches do not depend on the
         placement or the number of processes.
         """
-        dataset, seed = self.workload.dataset, int(self.workload.hyperparameters[SEED])
-        size = self.workload.batch_size
+        dataset, seed = self.experiment.dataset, int(self.experiment.hyperparameters[SEED])
+        size = self.experiment.config.train.batch_size
         if dataset.placement != "stream":
             return calls(dataset, [seed], size, first_step, self.call_length)
         rows = sharding.local_rows(self.mesh, size)
@@ -164,9 +166,9 @@ class ShardedProgram(Program):
         The size of a batch is rounded up to a multiple of the mesh's parts of a batch. An incomplete batch is copied to
         every device.
         """
-        dataset, masked = self.workload.dataset, self.workload.task.masked
+        dataset, masked = self.experiment.dataset, self.experiment.task.masked
         parts = sharding.batch_shards(self.mesh)
-        size = parts * math.ceil(min(self.workload.eval_batch_size, len(dataset.test)) / parts)
+        size = parts * math.ceil(min(self.experiment.config.train.eval_batch_size, len(dataset.test)) / parts)
         rows = sharding.local_rows(self.mesh, size)
         whole = math.inf if masked else len(dataset.test) // size
 
@@ -189,9 +191,9 @@ class ShardedProgram(Program):
         batch = examples
         if data is not None:
             split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self.mesh))
-            batch = jax.tree.map(split, batch_of(self.workload.dataset, data, split(examples[0])))
-        key = batch_key(int(self.workload.hyperparameters[SEED]), state.step)
-        return self._one_step(state, self.workload.prepare(key, batch))
+            batch = jax.tree.map(split, batch_of(self.experiment.dataset, data, split(examples[0])))
+        key = batch_key(int(self.experiment.hyperparameters[SEED]), state.step)
+        return self._one_step(state, self.experiment.prepare(key, batch))
 
     def _evaluate_batch(self, state: TrainState, values: None, batch: Batch) -> Means:
         with sharding.activations_on(self.mesh):

@@ -23,7 +23,7 @@ from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.trainer.engine.workload import Hyper, Metrics, Task
+from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
 

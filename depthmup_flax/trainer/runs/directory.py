@@ -18,7 +18,7 @@ from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.workload import TrainState, is_finite
+from depthmup_flax.trainer.engine.task import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer, best_step, saved_steps
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import Json
@@ -173,7 +173,7 @@ class RunCheckpoints:
             except RunStopped:
                 self.wait()  # the last one with equal copies may still be being written
                 raise
-        self.finite = bool(is_finite(self._experiment.workload.task, state)) and int(state.nonfinite_step) < 0
+        self.finite = bool(is_finite(self._experiment.task, state)) and int(state.nonfinite_step) < 0
         if not self.finite:
             return
         meta = {

@@ -26,8 +26,8 @@ from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, reachable, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
+from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.trainer.engine.user_model import UserNetwork, fitted, restored_state
-from depthmup_flax.trainer.engine.workload import Task
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
 from depthmup_flax.util.errors import InputError

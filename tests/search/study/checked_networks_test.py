@@ -10,7 +10,7 @@ from flax import nnx
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.search.coordinate_check import check_config
-from depthmup_flax.trainer.engine.workload import Task
+from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.util.errors import InputError
 
 RNG = np.random.default_rng(0)

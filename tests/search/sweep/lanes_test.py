@@ -18,7 +18,7 @@ from depthmup_flax.search.sweep.groups import Chosen
 from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lane_mesh, lay_out, one_seed_fits, train
 from depthmup_flax.trainer.engine.network import row_major_gradients
-from depthmup_flax.trainer.engine.workload import Periods
+from depthmup_flax.trainer.engine.task import Periods
 from depthmup_flax.util.errors import InputError
 
 
@@ -151,11 +151,11 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
         measured = lambda runs: 1.0 / n
         return types.SimpleNamespace(
-            per_device=n, compile_s=0.0, bytes_per_device=0, workload=task, seconds_per_run_step=measured
+            per_device=n, compile_s=0.0, bytes_per_device=0, experiment=task, seconds_per_run_step=measured
         )
 
-    task = workload_of(steps=1000)
-    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task), expand(small_sweep())
+    task = experiment_of(steps=1000)
+    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, experiment=task), expand(small_sweep())
     most = 3
     assert groups.choose_program(programs, runs, lanes, Chosen())[0].per_device in (2, 3)
     most = 0
@@ -163,14 +163,15 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
         groups.choose_program(programs, runs, lanes, Chosen())
 
 
-def workload_of(steps, convolves=False, shapes=()):
-    return types.SimpleNamespace(periods=Periods(steps, 1), convolves=convolves, shapes=shapes, batch_size=1)
+def experiment_of(steps, convolves=False, shapes=()):
+    config = types.SimpleNamespace(train=types.SimpleNamespace(batch_size=1))
+    return types.SimpleNamespace(config=config, total_steps=steps, convolves=convolves, state_shapes=lambda: shapes)
 
 
 @dataclasses.dataclass
 class FakeProgram:
     per_device: int
-    workload: object
+    experiment: object
     per_lane: object
     compile_s: float = 0.0
     bytes_per_device: int = 0
@@ -181,9 +182,9 @@ class FakeProgram:
 
 def test_measuring_takes_more_lanes_only_where_they_are_faster():
     def chosen(per_lane, last=1, compile_s=0.0, convolves=False):
-        task = workload_of(1000, convolves)
+        task = experiment_of(1000, convolves)
         for_runs = lambda runs, n: FakeProgram(n, task, per_lane, compile_s)
-        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, experiment=task)
         return groups.choose_program(programs, list(range(64)), None, Chosen(last))[0].per_device
 
     assert groups.candidates(64, 1) == [1, 4, 16, 64]
@@ -212,11 +213,11 @@ def test_a_group_of_the_shape_of_another_begins_with_its_lanes_and_tries_no_othe
             return FakeProgram(n, task, lambda n: abs(math.log2(n / best)) + 1)
 
         compiled.clear()
-        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, workload=task)
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs, experiment=task)
         groups.choose_program(programs, list(range(64)), None, chosen)
         return list(compiled)
 
-    first, chosen = workload_of(1000), Chosen()
+    first, chosen = experiment_of(1000), Chosen()
     assert tried(first, chosen) == expected
-    assert tried(workload_of(1000), chosen) == [best]
-    assert len(tried(workload_of(1000, shapes=(np.zeros(3),)), chosen)) > 1
+    assert tried(experiment_of(1000), chosen) == [best]
+    assert len(tried(experiment_of(1000, shapes=(np.zeros(3),)), chosen)) > 1

@@ -75,7 +75,7 @@ def test_a_lane_begins_with_the_initial_values_of_its_preset():
     program, group = programs.get(2, one_seed=True), programs.group
     lanes = program.place(group.runs)
     params = program.init(lanes).carry.params
-    alone = {run.hash: build(run.config).workload.init({}).carry.params for run in group.runs}
+    alone = {run.hash: build(run.config).init({}).carry.params for run in group.runs}
     for run, lane in lanes.lane_of.items():
         jax.tree.map(lambda x, y, lane=lane: np.testing.assert_allclose(x[lane], y, rtol=1e-6), params, alone[run])
     # muP's readout starts at the base model's scale: 2^1/2 times as large here.
@@ -100,7 +100,7 @@ def test_the_step_of_a_single_run_has_no_exponents_to_compute():
         experiment = build(config)
         arguments = experiment.state_shapes(), abstract_batch(config, experiment.dataset)
         # Adam's bias correction alone has powers.
-        powers = str(jax.make_jaxpr(experiment.workload.step({}))(*arguments)).count(" pow ")
+        powers = str(jax.make_jaxpr(experiment.step({}))(*arguments)).count(" pow ")
         assert powers == 2, preset
 
 

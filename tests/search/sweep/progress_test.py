@@ -42,7 +42,7 @@ def cohort(runs, group, step=0, ended=0):
         runs=runs,
         step=step,
         outcomes=dict.fromkeys(range(ended)),
-        program=types.SimpleNamespace(workload=group.experiment, periods=types.SimpleNamespace(total=100)),
+        program=types.SimpleNamespace(experiment=group.experiment, periods=types.SimpleNamespace(total=100)),
     )
 
 

@@ -27,7 +27,7 @@ def program_for_a_tpu(config, lanes):
     dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128]), expand(sweep)
     experiment = build(runs[0].config, load=lambda _: dataset)
     mesh = lane_mesh(devices)
-    return LaneProgram(experiment.workload, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
+    return LaneProgram(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
 
 
 @pytest.mark.slow

@@ -59,8 +59,9 @@ def described(evaluates=True, has_epochs=True, test=5, train=100, batch_size=90)
     """What `prepare_objective` reads of an experiment."""
     dataset = types.SimpleNamespace(name="d", has_epochs=has_epochs, train=range(train))
     task = types.SimpleNamespace(evaluate=(lambda: None) if evaluates else None)
-    workload = types.SimpleNamespace(task=task, batch_size=batch_size, evaluates=evaluates and test > 0)
-    return types.SimpleNamespace(dataset=dataset, workload=workload, total_steps=70)
+    config = types.SimpleNamespace(train=types.SimpleNamespace(batch_size=batch_size))
+    evaluates = evaluates and test > 0
+    return types.SimpleNamespace(dataset=dataset, config=config, task=task, evaluates=evaluates, total_steps=70)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
-from depthmup_flax.trainer.engine.workload import evaluate
+from depthmup_flax.trainer.engine.task import evaluate
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
@@ -54,8 +54,8 @@ def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
 @pytest.mark.parametrize("model", ["EqxNet", pytest.param("haiku_net", marks=pytest.mark.slow)])
 def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
     def head(**fields):
-        workload = build(config(model, loss="cross_entropy", data="load_classes", **fields)).workload
-        params = jax.jit(lambda: workload.init({}))().carry.params
+        experiment = build(config(model, loss="cross_entropy", data="load_classes", **fields))
+        params = jax.jit(lambda: experiment.init({}))().carry.params
         (values,) = (x for x in jax.tree.leaves(params["head"]) if x.ndim == 2)
         return float(jnp.std(values))
 
@@ -86,9 +86,9 @@ def test_a_loss_of_the_batch_is_averaged_over_examples_whatever_the_batch_size(t
     for size in (23, 7):
         run.train.eval_batch_size = size
         experiment = build(run)
-        state = jax.jit(lambda experiment=experiment: experiment.workload.init({}))()
+        state = jax.jit(lambda experiment=experiment: experiment.init({}))()
         batches = host_test_batches(experiment.dataset, size, slice(None), masked=False)
-        losses.append(evaluate(lambda b, e=experiment, s=state: e.workload.evaluate({})(s, b), batches).means()["loss"])
+        losses.append(evaluate(lambda b, e=experiment, s=state: e.evaluate({})(s, b), batches).means()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -138,14 +138,14 @@ def test_a_wrong_config_of_a_users_network_is_one_sentence(changes, part):
 
 def test_squared_error_is_the_mean_over_examples_and_outputs():
     run = config("pair_net", loss="squared_error", data="load_thirds")
-    workload = build(run).workload
-    state = jax.jit(lambda: workload.init({}))()
-    batch = workload.dataset.train.read(np.arange(16))
-    x, y = workload.prepare(None, batch)
+    experiment = build(run)
+    state = jax.jit(lambda: experiment.init({}))()
+    batch = experiment.dataset.train.read(np.arange(16))
+    x, y = experiment.prepare(None, batch)
     experiment = build(run)
     outputs, _ = experiment.functions(experiment.rule).apply(
         state.carry.params, state.carry.collections, x, train=True, key=jax.random.key(0)
     )
-    after, metrics = jax.jit(workload.step({}))(state, (x, y))
+    after, metrics = jax.jit(experiment.step({}))(state, (x, y))
     assert float(metrics["loss"]) == pytest.approx(float(np.mean((np.asarray(outputs) - y) ** 2)), rel=1e-5)
     assert int(after.step) == 1

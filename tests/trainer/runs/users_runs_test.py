@@ -13,7 +13,7 @@ from flax import nnx
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.networks.import_paths import register
-from depthmup_flax.trainer.engine.workload import Task
+from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
