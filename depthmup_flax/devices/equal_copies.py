@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +50,9 @@ def require_equal_copies(state: ArrayTree) -> None:
     everywhere = NamedSharding(mesh, PartitionSpec())
     table = np.asarray(jax.device_get(_of_each_device(leaves, mesh, specs, everywhere)))
     found = [
-        (path_name(path), devices, equal)
-        for path, spec, column in zip(paths, specs, table.T, strict=True)
-        for devices, equal in _differing(column.reshape(mesh.devices.shape), spec, mesh)
+        (path_name(path), *differing)
+        for path, leaf, column in zip(paths, leaves, table.T, strict=True)
+        for differing in _differing(leaf, dict(zip(mesh.devices.flat, column.tolist(), strict=True)))
     ]
     if not found:
         return
@@ -83,23 +83,17 @@ def _of_each_device(
     return jax.lax.with_sharding_constraint(rows, everywhere)
 
 
-def _differing(numbers: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[tuple[list[jax.Device], int]]:
+def _differing(leaf: jax.Array, numbers: dict[jax.Device, int]) -> Iterator[tuple[list[jax.Device], int]]:
     """For each part of an array whose copies differ: the devices in the minority, and the size of the majority.
 
-    ``numbers``: the fingerprint on each device, in the shape of the mesh. Without a majority: all devices, and 0.
+    ``numbers``: the fingerprint on each device. Without a majority: all devices of the part, and 0.
     """
-    split = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
-    copies = [axis for axis, name in enumerate(mesh.axis_names) if name not in split]
-    first = numbers[tuple(slice(0, 1) if axis in copies else slice(None) for axis in range(numbers.ndim))]
-    if (numbers == first).all():
-        return []
-    size = math.prod(numbers.shape[axis] for axis in copies)
-    together = [np.moveaxis(x, copies, range(len(copies))).reshape(size, -1).T for x in (numbers, mesh.devices)]
-    found: list[tuple[list[jax.Device], int]] = []
-    for values, devices in zip(*together, strict=True):  # of one part
-        ((majority, count), *_) = Counter(values.tolist()).most_common(1)
-        if 2 * count > size > count:
-            found.append(([d for d, value in zip(devices, values, strict=True) if value != majority], count))
-        elif count < size:
-            found.append((list(devices), 0))
-    return found
+    holders: dict[str, list[jax.Device]] = {}
+    for device, part in leaf.sharding.devices_indices_map(leaf.shape).items():
+        holders.setdefault(str(part), []).append(device)
+    for devices in holders.values():
+        ((majority, count), *others) = Counter(numbers[device] for device in devices).most_common()
+        if others and 2 * count > len(devices):
+            yield [device for device in devices if numbers[device] != majority], count
+        elif others:
+            yield devices, 0

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import stat
 import threading
 from types import FrameType
 from typing import Self
@@ -18,11 +17,10 @@ _CALLS = itertools.count(1)
 
 
 class Preemption:
-    """A context in which SIGTERM (from a scheduler), SIGHUP (a closed terminal) and the first Ctrl-C only set `asked`.
+    """A context in which SIGTERM (from a scheduler) and the first Ctrl-C only set `asked`.
 
-    With several processes JAX's preemption service handles SIGTERM in any of them and chooses the step, SIGHUP is
-    passed on as SIGTERM, and SIGINT is not handled. SIGHUP stays ignored under ``nohup``. Outside the main thread the
-    context does nothing.
+    With several processes JAX's preemption service handles SIGTERM in any of them and chooses the step, and SIGINT is
+    not handled. Outside the main thread the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -30,12 +28,9 @@ class Preemption:
         self._previous_handlers: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            if jax.process_count() == 1:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    self._previous_handlers[number] = signal.signal(number, self._note)
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-                self._previous_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _as_sigterm)
+        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous_handlers[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,12 +54,3 @@ class Preemption:
             with contextlib.suppress(OSError):  # a closed terminal
                 os.write(2, b"preempted: saving the state; press Ctrl-C to exit at once\n")
         self._signal = number
-
-
-def _as_sigterm(number: int, frame: FrameType | None) -> None:
-    """Passes SIGHUP on, and redirects output from the closed terminal to the null device."""
-    with contextlib.suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nowhere:
-        for file in (1, 2):
-            if stat.S_ISCHR(os.fstat(file).st_mode):
-                os.dup2(nowhere.fileno(), file)
-    os.kill(os.getpid(), signal.SIGTERM)

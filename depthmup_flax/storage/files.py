@@ -1,7 +1,7 @@
 """Files of a work directory that stay complete when the process is killed: on a disk, or in a bucket (``gs://``).
 
 A bucket writes and replaces whole objects, each in one step, and cannot append: files that grow are kept in `Scratch`,
-or written as one object per part.
+or in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import secrets
 import shutil
 import tempfile
 import time
@@ -121,18 +120,16 @@ def delete_tree(directory: pathlib.Path) -> None:
 
 
 class JsonLines:
-    """An append-only file with one JSON object per line; in a bucket, each `write` makes a new object beside ``path``.
+    """An append-only file with one JSON object per line; in a bucket each `write` replaces the whole object.
 
     Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
-    its newline. In a bucket ``records.jsonl`` becomes ``records.20261123T120000-1f2e3d4c-000001.jsonl``: when this
-    writer started, a random number, and the part, so that names sort in the order of writing. A compressed file is
-    refused: a new file beside it would repeat its work.
+    its newline. A compressed file is refused: a new file beside it would repeat its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._path, self._parts = path, 0
+        self._path = path
         if is_bucket(path):
-            self._writer = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+            self._text = path.read_text() if path.exists() else ""
             return
         compressed = path.with_name(path.name + ".gz")
         if compressed.exists():
@@ -151,9 +148,8 @@ class JsonLines:
         """Appends a line per value; returns when they are on disk."""
         text = "".join(json.dumps(value) + "\n" for value in values)
         if is_bucket(self._path):
-            self._parts += 1
-            name = f"{self._path.stem}.{self._writer}-{self._parts:06d}{self._path.suffix}"
-            self._path.with_name(name).write_text(text)
+            self._text += text
+            self._path.write_text(self._text)
         else:
             self._file.write(text)
             self._file.flush()

@@ -145,40 +145,23 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
     records: dict[str, Record] = {}
     notes: list[str] = []
     foreign: list[str] = []
-    count = differing = 0
+    count = 0
     for directory, info in sources:
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             read, warnings = read_record_file(path)
             notes += warnings
             count += len(read)
             for record in read:
-                if record.run != run_hash_at(info.base, record.point) or not _is_consistent(record):
+                if record.run != run_hash_at(info.base, record.point):
                     foreign.append(f"{record.run} of {path}")
                     continue
-                other = records.get(record.run)
-                differing += other is not None and _result(other) != _result(record)
                 records[record.run] = record
     if foreign:
         notes.append(
             f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do "
             f"not fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
         )
-    if differing:
-        notes.append(
-            f"runs that are recorded twice with different results: {differing}. The last record of each counts."
-        )
     return records, notes
-
-
-def _is_consistent(record: Record) -> bool:
-    """Whether the numbers that a record repeats from its point are those of the point."""
-    point, seed, width, depth = record.point, record.seed, record.width, record.depth
-    stated = (point.get(SEED, seed), point.get("model.width", width), point.get("model.depth", depth))
-    return stated == (seed, width, depth)
-
-
-def _result(record: Record) -> tuple[object, ...]:
-    return record.status, record.train_loss_avg, record.steps
 
 
 def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:

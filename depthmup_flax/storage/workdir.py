@@ -160,30 +160,16 @@ def require_kind(workdir: pathlib.Path, kind: str, remedy: str) -> None:
     with reachable([workdir]):
         if not workdir.is_dir():
             raise InputError(f"{name} {'is a file' if workdir.exists() else 'does not exist'}: {remedy}.")
-        try:
-            present = kind_of(workdir)
-        except UnknownWork as error:
-            raise InputError(f"{name} holds no {wanted}, but {error.file!r} of other work: {remedy}.") from error
+        present = kind_of(workdir)
     if present != kind:
         holds = f"no {wanted}" if present is None else f"{NAMES[present]}, not {NAMES[kind]}"
         raise InputError(f"{name} holds {holds}: {remedy}.")
 
 
-class UnknownWork(InputError):
-    """A directory holds a ``file`` that another program may have written."""
-
-    def __init__(self, workdir: pathlib.Path, file: str) -> None:
-        holds = f"holds {file!r}, which another program may have written"
-        super().__init__(f"workdir {str(workdir)!r} {holds}: choose another directory.")
-        self.file = file
-
-
 def kind_of(workdir: pathlib.Path) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
 
-    Raises:
-      UnknownWork: files of unknown work exist.
-      InputError: the mark is damaged.
+    `InputError` if it holds files of unknown work, or a damaged mark.
     """
     mark = workdir / MARK
     if mark.exists():
@@ -194,15 +180,11 @@ def kind_of(workdir: pathlib.Path) -> str | None:
     for name, kind in _UNMARKED.items():
         if (workdir / name).exists():
             return kind
-    unknown = (path for name in _UNKNOWN for path in workdir.glob(name) if not _is_empty(path))
-    if (found := next(unknown, None)) is not None:
-        raise UnknownWork(workdir, found.name)
+    for path in (path for name in _UNKNOWN for path in workdir.glob(name)):
+        if not path.is_dir() or any(path.iterdir()):  # an empty folder may be the user's, for checkpoints
+            holds = f"holds {path.name!r}, which another program may have written"
+            raise InputError(f"workdir {str(workdir)!r} {holds}: choose another directory.")
     return None
-
-
-def _is_empty(path: pathlib.Path) -> bool:
-    """Whether it is a folder without files, or a link to one, such as a user's for checkpoints on a larger disk."""
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _mark(workdir: pathlib.Path, kind: str) -> None:

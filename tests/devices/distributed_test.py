@@ -149,10 +149,8 @@ def test_the_rows_of_all_hosts_are_disjoint_and_complete(hosts):
     ("given", "sentence"),
     [
         (("host:1", 2, None), "process_id is None: set all of --coordinator=HOST:PORT"),
-        (("host", 2, 0), "coordinator is 'host': use HOST:PORT"),
         (("host:1", 0, 0), "num_processes is 0, process_id is 0: set all"),
         (("host:1", 2, 2), "process_id is 2: set all"),
-        (("no-such-host.invalid:1", 2, 1), "coordinator is 'no-such-host.invalid:1': use HOST:PORT"),
     ],
 )
 def test_an_address_that_is_not_complete_is_refused(given, sentence):

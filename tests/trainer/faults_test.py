@@ -55,11 +55,10 @@ def test_a_run_killed_while_it_starts_trains_and_saves_ends_as_an_undisturbed_on
     assert_resumes_to_the_same_end(workdir, tmp_path / "last.log", undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(number, undisturbed, tmp_path):
+def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(undisturbed, tmp_path):
     process = processes.Process(tmp_path / "first.log", processes.train, config(), tmp_path / "run")
     process.wait_for("step 20/240")
-    process.send(number)
+    process.send(signal.SIGTERM)
     assert process.wait() == errors.PREEMPTED, process.text()
     step = int(process.text().partition("preempted after step ")[2].split(",")[0])
     assert 20 <= step < 240
