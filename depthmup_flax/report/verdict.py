@@ -55,11 +55,6 @@ class Yardstick:
         """Whether most of the grid would pass, so that passing says nothing; or the base learned nothing."""
         return not self.tolerance > 0 or self.passing > _MOST_PASSING * self.grid
 
-    def __str__(self) -> str:
-        """``1.3 of the grid's 8 octaves would pass, power 0.98``."""
-        power = "" if self.power is None else f", power {self.power:.2f}"
-        return f"{self.passing:.2g} of the grid's {self.grid:.2g} {self.unit} would pass{power}"
-
 
 def tolerance_of(variant: Variant, share: float) -> float:
     """That share of what the variant's base learned; NaN if it is unknown."""

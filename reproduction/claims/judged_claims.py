@@ -91,7 +91,7 @@ class JudgedClaim:
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
         text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {rounded_loss(self.bound)}"
-        ruler = str(self.measured_by) if self.measured_by else ""
+        ruler = _passing(self.measured_by) if self.measured_by else ""
         return "; ".join(filter(None, (text, self.drift, ruler, self.note)))
 
     @property
@@ -255,6 +255,12 @@ def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
         (variant, earlier) for variant in variants for earlier in analysis.variants[: analysis.variants.index(variant)]
     ]
     return next(filter(None, (same_runs(analysis, *pair, axis) for pair in pairs)), "")
+
+
+def _passing(ruler: Yardstick) -> str:
+    """``1.3 of the grid's 8 octaves would pass, power 0.98``."""
+    power = "" if ruler.power is None else f", power {ruler.power:.2f}"
+    return f"{ruler.passing:.2g} of the grid's {ruler.grid:.2g} {ruler.unit} would pass{power}"
 
 
 def _undecided(seeds: int, what: str, needed: int | None) -> str:
