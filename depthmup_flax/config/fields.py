@@ -135,32 +135,19 @@ def model_section(name: str) -> dict[str, Any]:
                 f"model.name is {name!r}: it takes no {size!r}. Name a function build(width, depth, ...) that returns "
                 "the model."
             )
-    given = {field: _default(value) for field, value in own.items() if _is_settable(value)}
-    sizes = {size: value for size, value in _SIZES.items() if size not in given or _is_unset(given[size])}
+    unset = lambda default: default is None or default is user_fields.MISSING
+    plain = lambda default: unset(default) or isinstance(default, _PLAIN)  # code keeps functions, types and arrays
+    given: dict[str, Any] = {}
+    for field, default in own.items():
+        if plain(default) or (isinstance(default, (tuple, list)) and all(map(plain, default))):
+            given[field] = tuple(default) if isinstance(default, list) else default
     return {
-        **given,
-        **sizes,
+        **{field: placeholder(object) if unset(default) else default for field, default in given.items()},
+        **{size: value for size, value in _SIZES.items() if unset(given.get(size))},
         "audit": True,  # refuse to train if the audit finds that multipliers are missing
         "audited_output": placeholder(object),  # of several outputs, the one that the audit reads: an index or a key
         "rescale_init": True,  # give initial values the rule's standard deviations, as dm.rescale_init does
     }
-
-
-def _is_unset(value: Any) -> bool:
-    return isinstance(value, FieldReference) and value.get() is None
-
-
-def _is_settable(default: Any) -> bool:
-    """Whether a config can hold a default; functions, types and arrays stay as the code has them."""
-    if default is user_fields.MISSING or default is None or isinstance(default, _PLAIN):
-        return True
-    return isinstance(default, (tuple, list)) and all(isinstance(item, _PLAIN) for item in default)
-
-
-def _default(value: Any) -> Any:
-    if value is user_fields.MISSING or value is None:
-        return placeholder(object)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def require_set(config: ConfigDict) -> None:

@@ -42,7 +42,7 @@ from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_confi
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
-from depthmup_flax.search.tune.tuning import AUTO, prepare_objective, require_objective
+from depthmup_flax.search.tune.tuning import AUTO, prepare_objective
 from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN
@@ -155,7 +155,6 @@ class Study:
             PACKAGE.setLevel(logging.INFO)
         self._config, self._load = self._base_config(), LoadOnce()
         validate(self._config)
-        require_objective(self.objective)
         if self.workdir is None:
             self.workdir = tempfile.mkdtemp(prefix="depthmup-")
             atexit.register(shutil.rmtree, self.workdir, ignore_errors=True)

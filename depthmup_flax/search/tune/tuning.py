@@ -132,12 +132,6 @@ def require_mup(preset: str) -> None:
         )
 
 
-def require_objective(objective: str) -> None:
-    """Raises `InputError` for what is not of `CHOICES`."""
-    if objective not in CHOICES:
-        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")
-
-
 def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
     """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
 
@@ -154,7 +148,8 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
     Raises:
       InputError: runs cannot measure it.
     """
-    require_objective(objective)
+    if objective not in CHOICES:
+        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")
     fraction = proxy.data.validation_fraction
     problem = "" if fraction else _why_nothing_is_held_out(experiment)
     if objective == AUTO:

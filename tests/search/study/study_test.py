@@ -1,6 +1,8 @@
 """A Study tunes, sweeps and trains a network of this process as its user's own loop would, and resumes."""
 
 import functools
+import logging
+import sys
 
 import equinox as eqx
 import jax
@@ -171,14 +173,14 @@ def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     assert dm.read_records(parts[0].directory)["directory"] == ["."] * 6
 
 
-def test_a_study_shows_its_progress_unless_the_session_shows_it_already(capsys, caplog):
-    study = classification()
-    study.tune(learning_rate=RATES[:1], seeds=1, extend=0, lanes=1)
-    assert "1 run" in capsys.readouterr().out
-    caplog.set_level("INFO", logger="depthmup_flax")
-    study.tune(learning_rate=RATES[:2], seeds=1, extend=0, lanes=1)
-    assert capsys.readouterr().out == ""
-    assert "2 runs" in caplog.text
+def test_a_study_shows_progress_unless_logging_is_configured_or_it_is_quiet(monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    classification(quiet=True)
+    assert logging.root.handlers == []
+    for _ in range(2):
+        classification()
+        (handler,) = logging.root.handlers
+    assert handler.stream is sys.stdout
 
 
 class Regression(eqx.Module):
