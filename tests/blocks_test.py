@@ -137,7 +137,7 @@ def test_plain_orbax_reads_a_run_without_this_package(place):
 SHORT = {
     "train": ["--config.train.steps=4", "--config.train.eval_every=4", "--config.train.log_every=2"],
     "sweep": ["--config.scale=smoke"],
-    "tune": ["--proxy.steps=4", "--octaves=1", "--seeds=2", "--trials=3", "--lanes=all"],
+    "tune": ["--config.model.depth=6", "--proxy.steps=4", "--octaves=1", "--seeds=2", "--trials=3", "--lanes=all"],
     "forecast": ["--config.train.steps=8", "--seeds=1", "--lanes=all"],
     "check": ["--widths=", "--depths=2,4", "--steps=1", "--seeds=2"],
 }

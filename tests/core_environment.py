@@ -10,9 +10,10 @@ import pkgutil
 import re
 import subprocess
 import sys
-import textwrap
 
-from depthmup_flax import check
+import jax.numpy as jnp
+
+import depthmup_flax as dm
 
 ROOMS = ("rule", "networks", "auditing", "check", "nn", "models", "util")
 FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib")
@@ -33,11 +34,17 @@ def front_page_example(root):
     return names
 
 
-def docstring_example(module):
-    code = textwrap.dedent(module.__doc__.split("::\n", 1)[1])
-    names = {}
-    exec(code, names)
-    return names
+def coordinate_check():
+    """The report on a small network."""
+    x, rule = jnp.ones((4, 8)), dm.get_parametrization()
+
+    def build(width, depth):
+        model = dm.ResMLP(3, width=width, depth=depth, base_width=16, base_depth=2, rule=rule)
+        info = dm.param_info(model, model.base(), x)
+        return dm.checked_network(model, x, info=info, optimizer=dm.adamw(1e-3, info, rule))
+
+    widths, labels = (16, 32, 64), jnp.arange(4) % 3
+    return dm.coord_check(build, labels, rule=rule, width=16, depth=2, widths=widths, steps=1, seeds=2)
 
 
 def commands_say_what_to_install():
@@ -56,8 +63,7 @@ def main():
     assert not present, f"not an environment with the core alone: it has {', '.join(present)}"
     import_all()
     front_page_example(pathlib.Path(__file__).parents[1])
-    report = docstring_example(check)["report"]
-    assert report.ok is not None
+    assert coordinate_check().quantities
     commands_say_what_to_install()
     installed = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax", "numpy"))
     print(f"The core runs with {', '.join(installed)}.")
