@@ -90,7 +90,7 @@ def data():
 
 
 def main(workdir=None, steps: int = 400, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
-    """Tunes the small towers, reports on their depth, trains the large ones; returns their result."""
+    """Tunes the small towers, trains the large ones; returns their result."""
     study = dm.Study(
         build,
         data,
@@ -100,11 +100,8 @@ def main(workdir=None, steps: int = 400, width: int = 128, depth: int = 12, seed
         batch_size=100,
         workdir=workdir,
     )
-    rates = dm.powers_of_two(-11, -6)
-    best = study.tune(learning_rate=rates, temperature=(0.01, 0.03, 0.1), seeds=seeds)
+    best = study.tune(learning_rate=dm.powers_of_two(-11, -6), temperature=(0.01, 0.03, 0.1), seeds=seeds)
     print(best)
-    temperature = best["temperature"]
-    print(study.sweep(depths=(depth,), learning_rate=rates, temperature=temperature, seeds=seeds).report())
     result = study.train(width, depth, **best)
     matched = result["test_metrics"]["test_matched"]
     print(f"width {width}, depth {depth}: {100 * matched:.0f} % of 297 test images find their other half")

