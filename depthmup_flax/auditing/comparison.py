@@ -69,12 +69,9 @@ class Comparison:
             return (found.pop() if len(found) == 1 else None), wanted.pop()
         if path not in self.products.paths:
             return None, None
-        of = (
-            self.products.around
-            if info is not None and info.role in (Role.HIDDEN, Role.OUTPUT)
-            else self.products.behind
-        )
-        return of(path), self._of_readout(info) if info is not None and info.role is Role.OUTPUT else 1.0
+        if info is None or info.role not in (Role.HIDDEN, Role.OUTPUT):
+            return self.products.behind(path), 1.0
+        return self.products.around(path), self._of_readout(info) if info.role is Role.OUTPUT else 1.0
 
     def _of_readout(self, info: ParamInfo) -> float:
         return float(self.rule.readout_multiplier(info.width_in))

@@ -20,7 +20,7 @@ from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import init_shapes, param_info
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -165,23 +165,21 @@ def _larger(
     if width != base_width and depth != base_depth:
         own.outputs(inputs)
         return sizes, own
-    tried: list[str] = []
-    error: Exception | None = None
+    failures: dict[str, Exception] = {}
     # Sizes that differ from the base's, at the network's own where that differs.
     grown = lambda times, size, base: size if size != base else times * size
     for larger in dict.fromkeys(tuple(map(grown, times, sizes, base_sizes)) for times in _MULTIPLES):
         try:
             model = functions(larger)
             model.outputs(inputs)
-        except (UserCodeError, InputError) as failed:
-            tried.append(f"{larger[0]} x {larger[1]}")
-            error = failed
-            continue
-        return larger, model
+            return larger, model
+        except (UserCodeError, InputError) as error:
+            failures[f"{larger[0]} x {larger[1]}"] = error
+    last = list(failures.values())[-1]
     raise InputError(
         f"model.width is {width} and model.depth is {depth}: roles are read from a larger network, but "
-        f"{own.name} fails at width x depth {', '.join(tried)} ({error}). Make one of these sizes work."
-    ) from error
+        f"{own.name} fails at width x depth {', '.join(failures)} ({last}). Make one of these sizes work."
+    ) from last
 
 
 def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:
@@ -206,14 +204,7 @@ def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) 
             f"parameter {min(missing)!r} has no counterpart at width {larger[0]}, depth {larger[1]}: build all sizes "
             "from the same code."
         )
-    is_wider, is_deeper = (a != b for a, b in zip(sizes, larger, strict=True))
-
-    def own_info(path: str) -> ParamInfo:
-        changed: dict[str, Any] = {"shape": own[path]}
-        if is_wider:
-            changed |= {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0}
-        if is_deeper:
-            changed["depth_ratio"] = 1.0
-        return dataclasses.replace(infos[pairs[path]], **changed)
-
-    return jax.tree.unflatten(structure, map(own_info, own))
+    changed: dict[str, Any] = {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0} if sizes[0] != larger[0] else {}
+    changed |= {"depth_ratio": 1.0} if sizes[1] != larger[1] else {}
+    new = [dataclasses.replace(infos[pairs[path]], shape=shape, **changed) for path, shape in own.items()]
+    return jax.tree.unflatten(structure, new)

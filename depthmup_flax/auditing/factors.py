@@ -144,17 +144,12 @@ class Homogeneity:
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
             if node.op in SCALES and len(reads) == 1 and reads_root:
                 self.norms[i] = reads[0]
-            elif i not in products and reads:
-                self._read(i, reads)
-
-    def _read(self, i: int, reads: Sequence[int]) -> None:
-        if (degree := self._degree(i, reads)) is None:
-            return
-        size = self._size_of(i, reads)
-        if degree == 0:
-            self.norms[i], self.sizes[i] = max(reads, key=lambda j: self.degrees[j]), size
-        else:
-            self.roots[i], self.degrees[i], self._size[i] = self.roots[reads[0]], degree, size
+            elif i not in products and reads and (degree := self._degree(i, reads)) is not None:
+                size_of_entries = self._size_of(i, reads)
+                if degree == 0:
+                    self.norms[i], self.sizes[i] = max(reads, key=lambda j: self.degrees[j]), size_of_entries
+                else:
+                    self.roots[i], self.degrees[i], self._size[i] = self.roots[reads[0]], degree, size_of_entries
 
     def _size_of(self, i: int, reads: Sequence[int]) -> float:
         """How large entries are in powers of their root's: a sum of ``n`` squares is ``n`` times a square."""

@@ -128,7 +128,10 @@ class Traced:
 
     def places(self) -> dict[str, Hashable]:
         """Path -> its place in the forward pass: the branch that it is in, up to its layer, and which weight it is."""
-        way = {path: self._way(path) for path in sorted(self.uses, key=lambda path: self.uses[path][0].node)}
+        way: dict[str, Hashable] = {}  # how the forward pass uses each parameter, whatever its name and layer
+        for path, uses in sorted(self.uses.items(), key=lambda item: item[1][0].node):
+            kinds = tuple(sorted({(use.kind, use.first) for use in uses}))
+            way[path] = self.inside[path], path in self.readouts, kinds
         of_branch: dict[int, list[str]] = {}
         for path in way:
             if self.inside[path] and self.branches_of[path]:
@@ -138,11 +141,6 @@ class Traced:
             ways = tuple(way[path] for path in paths)
             result |= {path: (ways, n) for n, path in enumerate(paths)}
         return result
-
-    def _way(self, path: str) -> Hashable:
-        """How the forward pass uses a parameter, whatever its name and layer."""
-        kinds = tuple(sorted({(use.kind, use.first) for use in self.uses[path]}))
-        return self.inside[path], path in self.readouts, kinds
 
     def without(self, branches: Collection[Branch]) -> Traced:
         """The facts with some branches taken for parts of the stream."""
@@ -213,12 +211,15 @@ class _Reader:
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
+        # How often one layer of a stack, or a parameter without layers, is used.
+        times = lambda use: use.times / math.prod(self.shapes[use.path][k] for k in use.picked)
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
+        products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}
         absorbed = [*(terms for _, terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
-            times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
+            times={path: sum(map(times, uses)) for path, uses in by_path.items()},
             inside=inside,
             branches=[self._branch(s, ends) for s in self.streams.main],
             branches_of=ends,
@@ -227,7 +228,7 @@ class _Reader:
             before_readouts=self._own(()),
             inputs=self._inputs(),
             scores=self._scores(absorbed),
-            at_output=self._at_output(),
+            at_output=self._of_uses(self.factors.deep(products)).keys() - {""},
             projections=self._projections(inside),
             unread=self._unread_operations(),
             has_tokens=self.uses.has_tokens,
@@ -235,10 +236,6 @@ class _Reader:
             unread_sums=self._unread_sums(),
             links=frozenset(s.ends for s in self.streams.sums if s.ends),
         )
-
-    def _times(self, use: Use) -> float:
-        """How often one layer of a stack, or a parameter without layers, is used."""
-        return use.times / math.prod(self.shapes[use.path][k] for k in use.picked)
 
     def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
         """Whether each parameter is in branches alone, and the sums of the main stream that these end in."""
@@ -346,11 +343,6 @@ class _Reader:
                     reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
         return joined(result)
-
-    def _at_output(self) -> frozenset[str]:
-        """`Traced.at_output`."""
-        products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}
-        return frozenset(self._of_uses(self.factors.deep(products))) - {""}
 
     def _is_similarity(self, i: int) -> bool:
         """Whether a node is a product of two activations that both end in products with parameters."""

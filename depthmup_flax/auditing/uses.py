@@ -216,11 +216,6 @@ class Uses:
             before = len(free)
         return tuple(made_of)
 
-    def _is_diagonal(self, node: Node, place: int) -> bool:
-        """Whether a product multiplies entry by entry, as a scale by ``einsum("...k,k->...k")`` does."""
-        contracted, batched = _sides(node, place)
-        return not contracted and len(batched) == len(self._graph.nodes[node.inputs[place]].shape)
-
     def _meets(self, i: int, node: Node, ins: Sequence[str]) -> list[Use]:
         """The uses of parameters in an operation with activations."""
         others = [j for j, kind in zip(node.inputs, ins, strict=True) if kind == ACTIVATION]
@@ -238,8 +233,10 @@ class Uses:
         for place, j in of_params:
             for v in self._views[j]:
                 at = functools.partial(_use_at(i, node, v), first=first, view=j, operand=operand)
-                if node.op == "dot_general" and not self._is_diagonal(node, place):
-                    result.append(_product(v, *_sides(node, place), at))
+                sides = _sides(node, place) if node.op == "dot_general" else ((), ())
+                # Not entry by entry, as a scale by einsum("...k,k->...k").
+                if node.op == "dot_general" and (sides[0] or len(sides[1]) < len(self._graph.nodes[j].shape)):
+                    result.append(_product(v, *sides, at))
                 elif node.op == "conv_general_dilated":
                     _, *into = node.params["dimension_numbers"].rhs_spec  # all but the output: channels and window
                     result.append(_product(v, into, [], at))
