@@ -33,21 +33,13 @@ _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """What the audit says about a network.
+    """What the audit says about a network."""
 
-    Attributes:
-      info: `ParamInfo` of every parameter, in the structure of ``ModelFunctions.init``'s parameters.
-      findings: what is certainly missing or wrong.
-      not_judged: what was not read.
-      notes: initial values to set, and what else to know.
-      audit: the whole result, of the network itself or, where that has a base size, of a larger one; its ``print``.
-        ``None`` if an annotated network cannot be traced.
-    """
-
-    info: InfoTree
-    findings: tuple[Finding, ...]
+    info: InfoTree  # in the structure of the parameters of `ModelFunctions.init`
+    findings: tuple[Finding, ...]  # what is certainly missing or wrong
     not_judged: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # initial values to set, and what else to know
+    # Of the network itself or, where that has a base size, of a larger one; `None` if an annotated one is not traced.
     audit: Audit | None
 
     @property

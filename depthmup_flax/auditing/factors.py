@@ -51,17 +51,15 @@ class Numbers:
 
         It is called for all constants of a graph, in its order.
         """
-        self._factors[i] = result = self._read(i)
-        return result
-
-    def _read(self, i: int) -> float | None:
         node, kind = self._nodes[i], self._kinds[i]
+        result = node.value
         if node.op in DRAWS or any(j in self._random for j in node.inputs):
             self._random.add(i)
-            return self._of_mask(i, node)
-        if node.value is None and kind in (CONST, STATE):
-            return self._computed(i, node)
-        return node.value
+            result = self._of_mask(i, node)
+        elif result is None and kind in (CONST, STATE):
+            result = self._computed(i, node)
+        self._factors[i] = result
+        return result
 
     def _of_mask(self, i: int, node: Node) -> float | None:
         """The number that a mask is multiplied by, apart from its keep rate; ``None`` of other random arrays."""

@@ -221,7 +221,7 @@ class _Reader:
             uses=by_path,
             times={path: sum(map(times, uses)) for path, uses in by_path.items()},
             inside=inside,
-            branches=[self._branch(s, ends) for s in self.streams.main],
+            branches=[self._branch(s, ends) for s in self.streams.sums if s.node not in self.streams.nested],
             branches_of=ends,
             readouts=readouts,
             factors=self._own(readouts),
@@ -295,7 +295,7 @@ class _Reader:
         (kept,) = self.factors.terms[s.node][s.node]
         carried = frozenset(f / kept for f in self._carried.get(s.node, ()) if kept)
         stream = self.streams.parallel[s.node]
-        within = [t.loops for t in self.streams.sums if s.node in self.streams.around(t)]
+        within = [t.loops for t in self.streams.sums if s.node in self.streams.nested.get(t.node, ())]
         inner = sum(math.prod(length for _, length in loops) for loops in within) / times
         return Branch(
             after, total, shortcut, kept, carried, normalized, paths, times, s.node, s.projected, stream, inner

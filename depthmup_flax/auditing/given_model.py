@@ -14,7 +14,7 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.networks.adapters import Call, Function, Linen, abstract, adapter_of
-from depthmup_flax.networks.calls import array_text
+from depthmup_flax.networks.calls import shapes_of
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
@@ -65,15 +65,10 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     except Exception as error:
         message = (str(error).strip().splitlines() or [""])[0]
         raise InputError(
-            f"the call {argument}(x) with x = {_typed(inputs)} failed, {type(error).__name__}: {message}. The parts of "
-            "a tuple are the model's arguments; audit passes keyword arguments on."
+            f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: {message}. The parts "
+            "of a tuple are the model's arguments; audit passes keyword arguments on."
         ) from error
     return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
-
-
-def _typed(x: Any) -> str:
-    """``float32[2, 8]``, ``{'image': float32[2, 8]}``: arrays in an error."""
-    return str(jax.tree.map(array_text, x)).replace("'", "")
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -87,7 +82,7 @@ def selected(result: Any, output: Output) -> Any:
     try:
         return result[output]
     except (KeyError, IndexError, TypeError) as error:
-        names = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else _typed(result)
+        names = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else shapes_of(result)
         raise InputError(f"output is {output!r}, but the model returns {names}: name one of its results.") from error
 
 

@@ -190,11 +190,8 @@ def _cudnn_attention(params: Mapping[str, Any]) -> Callable[..., Any]:
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, *_: jax.Array) -> jax.Array:
         q, k, v = (x.swapaxes(1, 2) if heads_first else x for x in (q, k, v))  # [batch, length, heads, features]
-        groups = q.shape[2] // k.shape[2]
-        k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-        scores = params["scale"] * jnp.einsum("bthd,bshd->bhts", q, k)
-        weights = jax.nn.softmax(scores + bias if has_bias else scores)
-        out = jnp.einsum("bhts,bshd->bthd", weights, v)
+        options = {"scale": params["scale"], "implementation": "xla"}
+        out = jax.nn.dot_product_attention(q, k, v, bias if has_bias else None, **options)
         return out.swapaxes(1, 2) if heads_first else out
 
     return attention

@@ -43,8 +43,8 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: leaves are shapes, ``info`` was made for other parameters, a parameter has no counterpart in the base
-        model, or is constant in one model alone; traced, such a parameter becomes NaN.
+      InputError: ``info`` was made for other parameters, a parameter has no counterpart in the base model, or is
+        constant in one model alone; traced, such a parameter becomes NaN.
     """
     return multiplied(params, init_factors(params, base_params, info, rule))
 
@@ -103,17 +103,10 @@ def multiplied(params: ArrayTree, factors: Mapping[str, Any]) -> ArrayTree:
 
 
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:
-    values = value_of(leaf), value_of(base_leaf)
-    for value in values:
-        if isinstance(value, jax.ShapeDtypeStruct):
-            raise InputError(
-                f"parameter {path!r} is a ShapeDtypeStruct, which has no values: pass the initialized parameters of "
-                "both models (in a coordinate check, use network.rescaled)."
-            )
     wanted = rule.init_ratio(info)
     if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
-    array, base = map(jnp.asarray, values)
+    array, base = jnp.asarray(value_of(leaf)), jnp.asarray(value_of(base_leaf))
     constant, base_constant = (jnp.max(x) == jnp.min(x) for x in (array, base))
     std, base_std = (jnp.std(x.astype(jnp.float32)) for x in (array, base))
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).

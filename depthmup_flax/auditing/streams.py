@@ -50,7 +50,7 @@ class StreamPaths:
         plain: Collection[int],
         alike: Collection[frozenset[str]],
     ):
-        self.graph, self.kinds, self.needed, self._alike, self._at = (
+        self.graph, self.kinds, self.needed, self.alike, self._at = (
             graph,
             uses.kinds,
             graph.needed(),
@@ -225,7 +225,7 @@ class StreamPaths:
                 first = self.graph.nodes[start]  # a loop carries the sum to its next round in place of this array
                 goes_on = node in kept or self._continues(start)
                 goes_on = goes_on or (first.op == "carry" and self._copies(first.params["next"], node))
-                is_branch = bool(ends) and (goes_on or ends in self._alike)
+                is_branch = bool(ends) and (goes_on or ends in self.alike)
             if is_branch:
                 return self._sum(node, shortcut, branch, start, ends=ends)
         return None
@@ -235,11 +235,6 @@ class StreamPaths:
         weights = lambda i: {series(use.path) for use in self._at.get(i, ()) if use.kind == PRODUCT}
         ends = lambda i: self.kinds[i] != ACTIVATION or bool(weights(i))
         return frozenset().union(*map(weights, self.graph.upstream(node, ends)))
-
-    def known(self, node: int) -> ResidualSum | None:
-        """The sum of an array of a stream and a branch that is that of other layers."""
-        found = self.link(node, ()) if self._alike else None
-        return found if found is not None and found.ends in self._alike else None
 
     def first(self, node: int, kept: Collection[int]) -> ResidualSum | None:
         """The first sum of a stream, whose stem no other operation reads."""
@@ -323,15 +318,6 @@ class Streams:
     parallel: Mapping[int, int]  # node of a sum -> the number of its stream; one that starts from another's end is it
     unread_sums: tuple[float, int]  # the most that one stream has outside of branches, and the last of them
 
-    @property
-    def main(self) -> list[ResidualSum]:
-        """The sums that are not inside another's branch."""
-        return [s for s in self.sums if s.node not in self.nested]
-
-    def around(self, s: ResidualSum) -> frozenset[int]:
-        """The nodes of the sums whose branches a sum is inside."""
-        return self.nested.get(s.node, frozenset())
-
 
 def residual_streams(
     graph: Graph,
@@ -402,7 +388,8 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
         if found is None and avoid[i] == -1 and i not in plain:
             found = paths.link(i, kept) or paths.projection(i) or paths.first(i, kept)
         elif found is None and i not in plain:  # the last sum of a stream that only another's branch reads
-            found = paths.known(i)
+            link = paths.link(i, ()) if paths.alike else None
+            found = link if link is not None and link.ends in paths.alike else None
         found = None if found is not None and paths.is_again(found) else found
         if found is not None:
             kept.add(found.start)

@@ -43,14 +43,13 @@ def shapes_of(*trees: Any) -> str:
     """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``; for a tree of many, ``181 arrays``."""
     several = [jax.tree.leaves(tree) for tree in trees]
     return ", ".join(
-        f"{len(leaves)} arrays" if len(leaves) > _MOST_LEAVES else ", ".join(map(array_text, leaves))
+        f"{len(leaves)} arrays" if len(leaves) > _MOST_LEAVES else ", ".join(map(_array_text, leaves))
         for leaves in several
         if leaves
     )
 
 
-def array_text(leaf: Any) -> str:
-    """``float32[64, 8]``, or a number or text."""
+def _array_text(leaf: Any) -> str:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__

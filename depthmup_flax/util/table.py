@@ -16,19 +16,14 @@ _SIDES = {"<": "left", ">": "right"}
 class Table:
     """Rows below named columns: `print` shows plain text that does not depend on the terminal, a notebook HTML.
 
-    Attributes:
-      columns: names; none for a table without a head.
-      rows: cells; text and HTML show a float with four digits and ``None`` as nothing, CSV has all digits.
-      aligns: ``<`` (left) or ``>`` (right) for each column.
-      caption: a line above it.
-      ruled: whether lines are drawn around the rows of the text.
+    Text and HTML show a float with four digits and ``None`` as nothing; CSV has all digits.
     """
 
-    columns: Sequence[str]
+    columns: Sequence[str]  # none for a table without a head
     rows: Sequence[Sequence[Any]]
-    aligns: str
-    caption: str = ""
-    ruled: bool = False
+    aligns: str  # < (left) or > (right) for each column
+    caption: str = ""  # a line above it
+    ruled: bool = False  # lines are drawn around the rows of the text
 
     @property
     def lines(self) -> list[str]:
