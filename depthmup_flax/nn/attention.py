@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from depthmup_flax.devices.sharding import inner, inner_part, on_parts, target_platform, traced_platform
 from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
-from depthmup_flax.nn.fused_attention import fused_attention, fuses
+from depthmup_flax.nn.fused_attention import Form, fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -181,7 +181,8 @@ def attention(
     if part is not None and _takes_cudnn(head_dim, q_BxTxN.dtype) and q_BxTxN.shape[1] % 2 == 0:
         return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal, tokens), q_BxTxN, k_BxTxM, v_BxTxM)
     if part is not None and traced_platform() == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
-        kernel = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        form = Form(head_dim, float(scale), causal)
+        kernel = lambda q, k, v: fused_attention(q, k, v, form)
         k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
         return on_parts(kernel, q_BxTxN, k, v)
     q, k, v = (_by_head(x[:, :tokens], head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -38,38 +38,34 @@ def _block_width(features: int, head_dim: int) -> int:
     return filled if filled % head_dim == 0 and features % filled == 0 and filled % LANES == 0 else features
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def fused_attention(
-    q_BxTxN: jax.Array,
-    k_BxTxN: jax.Array,
-    v_BxTxN: jax.Array,
-    head_dim: int,
-    scale: float,
-    causal: bool = False,
-    interpret: bool = False,
-) -> jax.Array:
+class Form(NamedTuple):
+    """What the kernels are compiled for; ``interpret`` runs their operations on any platform, for tests."""
+
+    head_dim: int
+    scale: float
+    causal: bool = False
+    interpret: bool = False
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def fused_attention(q_BxTxN: jax.Array, k_BxTxN: jax.Array, v_BxTxN: jax.Array, form: Form) -> jax.Array:
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
     Logits, their softmax and all sums are in float32; weights are rounded to the dtype of ``v`` for the product with
-    it, as in `jax.nn.dot_product_attention`. No forward-mode derivatives. ``interpret`` runs the kernel's operations on
-    any platform, for tests.
+    it, as in `jax.nn.dot_product_attention`. No forward-mode derivatives.
     """
-    return _call(_forward, (q_BxTxN, k_BxTxN, v_BxTxN), 1, head_dim, scale, causal, interpret)[0]
+    return _call(_forward, (q_BxTxN, k_BxTxN, v_BxTxN), 1, form)[0]
 
 
-def _fused_fwd(
-    q: jax.Array, k: jax.Array, v: jax.Array, head_dim: int, scale: float, causal: bool, interpret: bool
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return fused_attention(q, k, v, head_dim, scale, causal, interpret), (q, k, v)
+def _fused_fwd(q: jax.Array, k: jax.Array, v: jax.Array, form: Form) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return fused_attention(q, k, v, form), (q, k, v)
 
 
-def _fused_bwd(
-    head_dim: int, scale: float, causal: bool, interpret: bool, qkv: tuple[jax.Array, ...], g: jax.Array
-) -> tuple[jax.Array, ...]:
+def _fused_bwd(form: Form, qkv: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, ...]:
     from jax.experimental.pallas import tpu as pltpu  # late: it is large, and other platforms do not need it
 
-    sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], head_dim)), jnp.float32)
-    return tuple(_call(_backward, (*qkv, g), 3, head_dim, scale, causal, interpret, (sums, sums)))
+    sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], form.head_dim)), jnp.float32)
+    return tuple(_call(_backward, (*qkv, g), 3, form, (sums, sums)))
 
 
 fused_attention.defvjp(_fused_fwd, _fused_bwd)
@@ -79,10 +75,7 @@ def _call(
     kernel: Callable[..., None],
     arrays_BxTxN: tuple[jax.Array, ...],
     outputs: int,
-    head_dim: int,
-    scale: float,
-    causal: bool,
-    interpret: bool,
+    form: Form,
     scratch: tuple[Any, ...] = (),
 ) -> list[jax.Array]:
     """Runs ``kernel`` on blocks of some examples and heads."""
@@ -91,19 +84,18 @@ def _call(
 
     like = arrays_BxTxN[0]
     size, tokens, features = like.shape
-    width = _block_width(features, head_dim)
+    width = _block_width(features, form.head_dim)
     examples = max(n for n in range(1, size + 1) if size % n == 0 and (n == 1 or n * tokens * width <= _BLOCK))
     block = pl.BlockSpec((examples, tokens, width), lambda i, j: (i, 0, j))
     # The compiler schedules by this estimate: two products forward, five backward.
-    logits = size * tokens * tokens * (features // head_dim) // (2 if causal else 1)
+    logits = size * tokens * tokens * (features // form.head_dim) // (2 if form.causal else 1)
     cost = pl.CostEstimate(
-        flops=2 * logits * head_dim * (2 if outputs == 1 else 5),
+        flops=2 * logits * form.head_dim * (2 if outputs == 1 else 5),
         transcendentals=logits,
         bytes_accessed=(len(arrays_BxTxN) + outputs) * like.nbytes,
     )
-    options: dict[str, Any] = {"head_dim": head_dim, "scale": scale, "causal": causal}
     return pl.pallas_call(
-        functools.partial(kernel, **options),
+        functools.partial(kernel, form),
         grid=(size // examples, features // width),
         in_specs=[block] * len(arrays_BxTxN),
         out_specs=[block] * outputs,
@@ -111,46 +103,33 @@ def _call(
         scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         cost_estimate=cost,
-        interpret=interpret,
+        interpret=form.interpret,
         name=f"fused_attention{kernel.__name__}",
     )(*arrays_BxTxN)
 
 
-def _forward(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *, head_dim: int, scale: float, causal: bool) -> None:
+def _forward(form: Form, q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any) -> None:
     examples, tokens, _ = q_ref.shape
 
     def attend(i: jax.Array, _: None) -> None:
-        for rows, seen in _row_blocks(tokens, causal):
+        for rows, seen in _row_blocks(tokens, form.causal):
             q, k, v = q_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
-            of_head = functools.partial(_output, q, k, v, scale, rows.start if causal else None)
-            (out,) = _sum_over_heads(of_head, (q,), head_dim, tokens)
+            of_head = functools.partial(_output, q, k, v, form.scale, rows.start if form.causal else None)
+            (out,) = _sum_over_heads(of_head, (q,), form.head_dim, tokens)
             out_ref[i, rows] = out.astype(out_ref.dtype)
 
     jax.lax.fori_loop(0, examples, attend, None)
 
 
-def _backward(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    g_ref: Any,
-    dq_ref: Any,
-    dk_ref: Any,
-    dv_ref: Any,
-    dk_sum: Any,
-    dv_sum: Any,
-    *,
-    head_dim: int,
-    scale: float,
-    causal: bool,
-) -> None:
+def _backward(form: Form, *refs: Any) -> None:
+    q_ref, k_ref, v_ref, g_ref, dq_ref, dk_ref, dv_ref, dk_sum, dv_sum = refs
     examples, tokens, _ = q_ref.shape
 
     def attend(i: jax.Array, _: None) -> None:
-        for rows, seen in _row_blocks(tokens, causal):
+        for rows, seen in _row_blocks(tokens, form.causal):
             q, g, k, v = q_ref[i, rows], g_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
-            of_head = functools.partial(_gradients, q, k, v, g, scale, rows.start if causal else None)
-            dq, dk, dv = _sum_over_heads(of_head, (q, k, v), head_dim, tokens)
+            of_head = functools.partial(_gradients, q, k, v, g, form.scale, rows.start if form.causal else None)
+            dq, dk, dv = _sum_over_heads(of_head, (q, k, v), form.head_dim, tokens)
             dq_ref[i, rows] = dq.astype(dq_ref.dtype)
             for sums, part in ((dk_sum, dk), (dv_sum, dv)):
                 sums[seen] = part if rows.stop == tokens else sums[seen] + part

@@ -314,10 +314,6 @@ def _shifts(x: jax.Array, fill: float) -> list[jax.Array]:
     sizes = [-(-size // STRIDE) for size in x.shape[1:3]]
     totals = [max(STRIDE * (size - 1) + WINDOW - whole, 0) for size, whole in zip(sizes, x.shape[1:3], strict=True)]
     padded = jnp.pad(x, ((0, 0), *((n // 2, n - n // 2) for n in totals), (0, 0)), constant_values=fill)
-    rows, columns = (_slices(size) for size in sizes)
+    starts = range(WINDOW)
+    rows, columns = ([slice(i, i + STRIDE * (size - 1) + 1, STRIDE) for i in starts] for size in sizes)
     return [padded[:, row, column] for row, column in itertools.product(rows, columns)]
-
-
-def _slices(size: int) -> list[slice]:
-    """The slices of an axis, one for each place in a window, that have ``size`` entries."""
-    return [slice(start, start + STRIDE * (size - 1) + 1, STRIDE) for start in range(WINDOW)]

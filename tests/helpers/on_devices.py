@@ -245,7 +245,8 @@ def fused_attention_parts():
     """Attention's value and gradients with the kernel of TPUs on several meshes, and the shapes of a device's parts."""
     q, k, v, g = (jax.random.normal(key, (8, 5, 256), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4))
     found = {}
-    interpreted = functools.partial(fused_attention.fused_attention, interpret=True)
+    kernel = fused_attention.fused_attention
+    interpreted = lambda q, k, v, form: kernel(q, k, v, form._replace(interpret=True))
     with (
         mock.patch.object(attention, "traced_platform", return_value="tpu"),
         mock.patch.object(attention, "fused_attention", interpreted),

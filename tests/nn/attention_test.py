@@ -128,7 +128,7 @@ def test_normalized_queries_start_at_random_and_others_at_zero(qk_norm, query_st
 
 @pytest.mark.slow
 def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
-    interpreted = functools.partial(fused_attention, interpret=True)
+    interpreted = lambda q, k, v, form: fused_attention(q, k, v, form._replace(interpret=True))
     monkeypatch.setattr(attention_module, "traced_platform", lambda: "tpu")
     monkeypatch.setattr(attention_module, "fused_attention", interpreted)
     q, k, v = (

@@ -45,7 +45,7 @@ def test_the_kernel_is_softmax_attention_and_so_are_its_gradients(tokens, featur
 
     @jax.jit
     def both(*arrays):
-        fused = lambda q, k, v: fused_attention.fused_attention(q, k, v, *form.values(), True)
+        fused = lambda q, k, v: fused_attention.fused_attention(q, k, v, fused_attention.Form(**form, interpret=True))
         return [value_and_gradients(f, *arrays) for f in (fused, functools.partial(by_xla, **form))]
 
     for mine, expected in zip(*both(*operands(tokens, features)), strict=True):
@@ -57,7 +57,9 @@ def test_in_bfloat16_the_kernel_is_as_near_to_the_exact_values_as_xla_is():
     """Both round the softmax's weights, and the gradients of the logits, to bfloat16 for their products."""
     arrays, form = operands(197, 128, jnp.bfloat16), {"head_dim": 64, "scale": 0.125, "causal": False}
     exact = value_and_gradients(functools.partial(by_xla, **form), *(x.astype(jnp.float32) for x in arrays))
-    fused = value_and_gradients(lambda q, k, v: fused_attention.fused_attention(q, k, v, *form.values(), True), *arrays)
+    fused = value_and_gradients(
+        lambda q, k, v: fused_attention.fused_attention(q, k, v, fused_attention.Form(**form, interpret=True)), *arrays
+    )
     theirs = value_and_gradients(functools.partial(by_xla, **form), *arrays)
     for mine, other, truth in zip(fused, theirs, exact, strict=True):
         off = [float(jnp.sqrt(jnp.mean((x.astype(jnp.float32) - truth) ** 2))) for x in (mine, other)]

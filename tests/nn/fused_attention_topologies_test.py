@@ -6,7 +6,7 @@ import pytest
 import tpu_compiler  # noqa: F401  (skips where there is none)
 from jax.sharding import SingleDeviceSharding
 
-from depthmup_flax.nn.fused_attention import fused_attention, fuses
+from depthmup_flax.nn.fused_attention import Form, fused_attention, fuses
 from depthmup_flax.plan.topologies import topology_devices
 
 
@@ -37,7 +37,7 @@ def test_the_kernels_compile_within_the_16_mib_of_a_v4(lanes, tokens, features, 
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device))
 
     def gradients(q, k, v, g):
-        attend = lambda q, k, v: fused_attention(q, k, v, head_dim, 0.125, causal)
+        attend = lambda q, k, v: fused_attention(q, k, v, Form(head_dim, 0.125, causal))
         value, pull = jax.vjp(jax.vmap(attend) if lanes > 1 else attend, *(x if lanes > 1 else x[0] for x in (q, k, v)))
         return value, pull(g if lanes > 1 else g[0])
 
