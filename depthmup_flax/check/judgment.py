@@ -15,20 +15,18 @@ from depthmup_flax.check.records import (
     MOST_UPDATE,
     OTHER_VECTORS,
     OUTPUT,
-    SCORES,
     Table,
     Trend,
     fit_trend,
 )
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
+from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, ZERO, Fit, fit_power
 
 # Verdicts on an exponent, compared with the expected one.
 FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"
 FINITE = "finite size"  # no mistake explains the exponent, which approaches the expected one
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
-ATTENTION_SCALE = "attention scale"
 # Kinds of a weight, besides those of activations.
 START, UPDATE, DECAY = "start", "update", "decay"
 
@@ -39,7 +37,7 @@ class Quantity:
 
     axis: str  # "width" or "depth"
     group: str  # the parameters that train
-    kind: str  # "activation" (before training), "change" (after it), `ATTENTION_SCALE`, or one of a weight
+    kind: str  # "activation" (before training), "change" (after it), or one of a weight
     name: str  # of the activation or weight, or `FEATURES`
     step: int  # optimizer steps taken
     fit: Fit
@@ -183,7 +181,7 @@ class _Judge:
             of_stream = float(0.5 - self.rule.alpha - self.rule.gamma) if self.is_gate(group) else 0.0
             quantities += self.changes(group, FEATURES, in_branch, min(slowest, of_stream), expected)
             quantities += self.changes(group, OUTPUT, in_branch, slowest, expected)
-        return quantities + (self.attention_scales() if self.axis == "width" else [])
+        return quantities
 
     def may_vanish(self, group: str) -> bool:
         """Whether theory lets the effect of a group that trains alone shrink through a random readout.
@@ -342,26 +340,3 @@ class _Judge:
         if name != OUTPUT or from_zero or verdict_of(fit_power(whole), self.tolerance) in (GROWS, EXPLODES):
             return whole
         return self.table.values(self.axis, group, "aligned", name, step)
-
-    def attention_scales(self) -> list[Quantity]:
-        """The ratio of the changes of attention's output and of its scores: flat, as the attention scale times d is.
-
-        d is the head dimension; queries train alone. Scores are averages over d before the scale, the output follows
-        it. The ratio does not depend on the alignment of queries and keys, which settles only at head dimensions above
-        the number of tokens. ``1/sqrt(d)``, which ``standard`` uses, gives +1/2.
-        """
-        quantities = []
-        for name in self.table.names(self.axis, EVERYTHING, "activation"):
-            parent, _, last = name.rpartition("/")
-            groups = (g.rpartition("/") for g in sorted(self.layers.branch_groups))
-            queries = [f"{above}/{own}" for above, _, own in groups if above == parent and "q" in own]
-            if last != SCORES or not queries:
-                continue
-            changes = [self.table.values(self.axis, queries[0], "change", n, 1) for n in (name, parent)]
-            if not all(changes) or any(not 0 < v < HUGE for by in changes for seeds in by.values() for v in seeds):
-                continue
-            scores, outputs = changes
-            ratios = {s: [o / c for o, c in zip(outputs[s], scores[s], strict=True)] for s in scores}
-            theory = 0.5 if self.rule.width != "mup" else 0.0
-            quantities.append(self.quantity(queries[0], ATTENTION_SCALE, parent, 1, ratios, theory))
-        return quantities

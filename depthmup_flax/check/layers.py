@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from depthmup_flax.check.networks import QUERIES_AND_KEYS, Traced
+from depthmup_flax.check.networks import Traced
 from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -19,6 +19,7 @@ from depthmup_flax.rule.traits import matrix_updates
 Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
 _Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)
 
+_QUERIES_AND_KEYS = ("query", "key", "q", "k", "q_proj", "k_proj")  # names of modules
 _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
 
 
@@ -118,7 +119,7 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
         branch_groups=frozenset(inside),
         branch_activations=frozenset(branch_activations),
         readout_activations=frozenset(readout_activations),
-        score_groups=frozenset(group for group in inside if group.rpartition("/")[2] in QUERIES_AND_KEYS),
+        score_groups=frozenset(group for group in inside if group.rpartition("/")[2] in _QUERIES_AND_KEYS),
         once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
         matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )

@@ -13,7 +13,7 @@ import optax
 
 from depthmup_flax.auditing.given_model import Output, selected
 from depthmup_flax.auditing.initial_scale import init_factors, multiplied
-from depthmup_flax.check.records import OUTPUT, SCORES
+from depthmup_flax.check.records import OUTPUT
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.info_trees import flatten_info
@@ -109,7 +109,7 @@ def checked_network(
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, activations = captured(params)
-        return selected(outputs, output), activations | _scores(activations)
+        return selected(outputs, output), activations
 
     return Network(init, apply, info, optimizer, Source(audited, x, output, kwargs, base))
 
@@ -165,22 +165,3 @@ def traced(network: Network) -> Traced:
     convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
     activations = {**result[1], OUTPUT: outputs}
     return Traced(network, activations, convolves, count_flops(jaxpr), len(equations))
-
-
-_KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}
-QUERIES_AND_KEYS = frozenset(_KEY_OF_QUERY) | frozenset(_KEY_OF_QUERY.values())  # names of modules
-
-
-def _scores(activations: Activations) -> Activations:
-    """Products of queries and keys ``[..., T, heads, head_dim]``, averaged over the last axis, for every attention.
-
-    Their rank exceeds that of the attention's output by one, unlike that of a stack of layers.
-    """
-    scores = {}
-    for name, q in activations.items():
-        parent, _, query = name.rpartition("/")
-        k = activations.get(f"{parent}/{_KEY_OF_QUERY.get(query, '')}")
-        if parent in activations and q.ndim == activations[parent].ndim + 1 and k is not None and k.shape == q.shape:
-            q, k = (x.astype(jnp.float32) for x in (q, k))
-            scores[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
-    return scores

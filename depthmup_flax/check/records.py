@@ -14,7 +14,6 @@ from depthmup_flax.util.power_fits import HUGE, Fit, fit_power, student_t
 
 OUTPUT = "output"
 LEAST_UPDATE, MOST_UPDATE = "least_update", "most_update"
-SCORES = "scores"  # last part of an activation's name: products of queries and keys, before the attention scale
 
 # Groups of parameters that train together. A weight's own group has the path of its module.
 EVERYTHING = "everything"  # all parameters, from a readout at zero
@@ -94,9 +93,8 @@ class Table:
         return list(dict.fromkeys(key[3] for key in keys if key[:3] == (axis, group, quantity)))
 
     def features(self, axis: str) -> list[str]:
-        """``activations`` without hidden ones and the attention's scores, which are judged by a ratio instead."""
-        names = (name for name in self.activations[axis] if name not in self._hidden)
-        return [name for name in names if name.rpartition("/")[2] != SCORES]
+        """``activations`` without hidden ones."""
+        return [name for name in self.activations[axis] if name not in self._hidden]
 
     def steps(self, axis: str, group: str, quantity: str) -> list[int]:
         """The recorded steps."""

@@ -17,7 +17,6 @@ import numpy as np
 from depthmup_flax.auditing.verdict import summary
 from depthmup_flax.check.causes import Cause, Reading
 from depthmup_flax.check.judgment import (
-    ATTENTION_SCALE,
     CONVERGES,
     DECAY,
     FEATURES,
@@ -139,7 +138,6 @@ class Report:
 
 def _cells(q: Quantity) -> tuple[str, ...]:
     what = {
-        ATTENTION_SCALE: f"{ATTENTION_SCALE} x head dimension, {q.name}",
         "activation": f"activation {q.name}",
         "change": f"change of {q.name}" + ("" if q.group == EVERYTHING else f", training {q.group} alone"),
         START: f"initial {q.name}",

@@ -59,9 +59,6 @@ class SelfAttention(nn.Module):
         q = inner(project("query", num_heads, config.sigma if config.qk_norm else 0.0))
         k, v = (inner(project(name, kv_heads, config.sigma)) for name in ("key", "value"))
         q, k = (self._prepared(f"{name}_norm", x, head_dim, tokens) for name, x in (("query", q), ("key", k)))
-        # The coordinate check infers the attention's scale from these.
-        self.sow("intermediates", "q", _by_head(q[:, :tokens], head_dim))
-        self.sow("intermediates", "k", _by_head(_for_each_head(k[:, :tokens], head_dim, num_heads), head_dim))
         scale = config.rule.attention_scale(head_dim, config.base_head_dim or head_dim)
         attend = functools.partial(attention, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
         mixed = attend(q, k, v, tokens=tokens)

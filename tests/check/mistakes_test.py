@@ -396,8 +396,6 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_grows(usual_s
 
     with recorded(f"attention_{usual_scale}"):
         report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
-    for scale in (q for q in report.quantities if q.kind == "attention scale"):  # measured where no code is read
-        assert scale.fit.slope == pytest.approx(0.5 if usual_scale else 0.0, abs=0.1)
     if usual_scale:
         assert causes(report)["attention_scale"] == ("attention/key/kernel", "attention/query/kernel")
     else:
