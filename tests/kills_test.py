@@ -6,7 +6,6 @@ import random
 import signal
 import time
 
-import flax.linen as nn
 import numpy as np
 import processes
 import pytest
@@ -39,31 +38,15 @@ def tune(workdir):
     return processes.command("-m", "depthmup_flax", "tune", *words, f"--workdir={workdir}", keep_every_s=0.0)
 
 
-class Net(nn.Module):
-    """A residual network under Depth-muP with the base 4 x 2."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width)(x)
-        for _ in range(self.depth):
-            h = h + (2 / self.depth) ** 0.5 * nn.Dense(self.width)(nn.relu(h))
-        return nn.Dense(2)(h * 4 / self.width)
-
-
-def net(width, depth):
-    return Net(width, depth)
-
-
 def study(workdir):
+    from user_networks import RuleNet
+
     from depthmup_flax.search.sweep import runner
 
     runner.sweep.__kwdefaults__["keep_every_s"] = 0.0
     x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
-    data, loss = ((x[:15], x[:15]), (x[15:], x[15:])), lambda outputs, targets: ((outputs - targets) ** 2).mean()
-    studied = dm.Study(net, data, loss=loss, base=(4, 2), steps=8, batch_size=5, workdir=workdir)
+    data, loss = ((x[:15], x[:15]), (x[15:], x[15:])), lambda outputs, targets: ((outputs[:, :2] - targets) ** 2).mean()
+    studied = dm.Study(RuleNet, data, loss=loss, base=(8, 2), steps=8, batch_size=5, workdir=workdir)
     studied.tune(learning_rate=(0.05, 0.1, 0.2), seeds=2, extend=0, lanes=2)
     return 0
 

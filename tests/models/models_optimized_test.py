@@ -1,5 +1,6 @@
 """What needs optimized programs: compiling in a time free of depth, scanned convolutions, and a depth of 1024."""
 
+import functools
 import time
 
 import flax.linen as nn
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from drawn import descend
 
 import depthmup_flax as dm
 
@@ -70,17 +72,6 @@ def test_depth_1024_still_learns_in_bfloat16():
         loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(
             model.apply({"params": p}, x), y
         ).mean()
-
-        @jax.jit
-        def train(params, loss=loss, optimizer=optimizer):
-            def step(carry, _):
-                params, state = carry
-                value, grads = jax.value_and_grad(loss)(params)
-                updates, state = optimizer.update(grads, state, params)
-                return (optax.apply_updates(params, updates), state), value
-
-            return jax.lax.scan(step, (params, optimizer.init(params)), None, length=10)[1]
-
-        finals.append(train(params))
+        finals.append(jax.jit(functools.partial(descend, loss, optimizer, steps=10))(params))
     assert finals[0][-1] < 0.5 * finals[0][0]
     np.testing.assert_allclose(finals[1], finals[0], rtol=0.1, atol=0.05)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from drawn import drawn
+from drawn import descend, drawn
 
 import depthmup_flax as dm
 from depthmup_flax.models import create_model
@@ -269,13 +269,7 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(mod
             logits, _ = model.apply({"params": params, **rest}, x, train=True, mutable=["batch_stats"])
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-        def step(carry, _):
-            params, state = carry
-            value, grads = jax.value_and_grad(loss)(params)
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), value
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), None, length=3)[1]
+        return descend(loss, optimizer, params, 3)
 
     rates, seeds = jnp.array([0.003, 0.03]), jnp.array([0, 1])
     together = jax.jit(jax.vmap(train))(rates, seeds)

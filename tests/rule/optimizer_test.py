@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from drawn import descend
 
 import depthmup_flax as dm
 from depthmup_flax.rule.directions import direction
@@ -90,15 +91,7 @@ def loss_fn(model):
 
 
 def losses(model, params, optimizer, steps):
-    loss = loss_fn(model)
-
-    def step(carry, _):
-        params, state = carry
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), value
-
-    return jax.jit(lambda c: jax.lax.scan(step, c, None, length=steps))((params, optimizer.init(params)))[1]
+    return jax.jit(lambda params: descend(loss_fn(model), optimizer, params, steps))(params)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lion", "rmsprop", "adabelief"])
