@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from depthmup_flax.check.causes import causes_in_rule, groups_alone, read_code
@@ -20,7 +19,7 @@ from depthmup_flax.check.judgment import judge, settled
 from depthmup_flax.check.layers import SizedNetwork, collect_layers, named_alike
 from depthmup_flax.check.measure import Loss, Measurement
 from depthmup_flax.check.networks import Network, Traced, traced
-from depthmup_flax.check.records import EVERYTHING, OUTPUT, Record, Size, Table
+from depthmup_flax.check.records import OUTPUT, Record, Size, Table
 from depthmup_flax.check.report import Report, notes
 from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.rule.info_trees import param_count
@@ -135,12 +134,9 @@ def train_networks(measurements: Sequence[Measurement], say: Callable[[str], Non
         compiled = [pool.submit(measurement.lowered().compile) for measurement in distinct.values()]
         for done, (measurement, pending) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
             size = measurement.size
-            records[size[2:]] = new = measurement.records(pending.result())
-            last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
-            say(
-                f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth}: outputs changed by "
-                f"{np.mean(last[size.size]):.3g} in {measurement.steps} steps ({time.monotonic() - start:.0f} s)"
-            )
+            records[size[2:]] = measurement.records(pending.result())
+            seconds = time.monotonic() - start
+            say(f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth} ({seconds:.0f} s)")
     return [
         dataclasses.replace(record, axis=measurement.size.axis, size=measurement.size.size)
         for measurement in measurements

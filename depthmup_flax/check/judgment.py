@@ -336,7 +336,8 @@ class _Judge:
         if name == FEATURES:
             return self.table.feature_changes(self.axis, group, step, self.features(group))
         whole = self.table.values(self.axis, group, "change", name, step)
-        from_zero = group == EVERYTHING and self.table.fit(self.axis, group, "activation", name, 0).state == ZERO
+        start = self.table.values(self.axis, group, "activation", name, 0)
+        from_zero = group == EVERYTHING and fit_power(start).state == ZERO
         if name != OUTPUT or from_zero or verdict_of(fit_power(whole), self.tolerance) in (GROWS, EXPLODES):
             return whole
         return self.table.values(self.axis, group, "aligned", name, step)

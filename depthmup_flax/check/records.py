@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup_flax.util.power_fits import HUGE, Fit, fit_power, student_t
+from depthmup_flax.util.power_fits import HUGE, fit_power, student_t
 
 OUTPUT = "output"
 LEAST_UPDATE, MOST_UPDATE = "least_update", "most_update"
@@ -103,10 +103,6 @@ class Table:
     def values(self, axis: str, group: str, quantity: str, name: str, step: int) -> dict[int, list[float]]:
         """Size -> one value per seed."""
         return self._values.get((axis, group, quantity, name, step), {})
-
-    def fit(self, axis: str, group: str, quantity: str, name: str, step: int) -> Fit:
-        """The exponent of one quantity over an axis."""
-        return fit_power(self.values(axis, group, quantity, name, step))
 
     def feature_changes(self, axis: str, group: str, step: int, names: Sequence[str]) -> dict[int, list[float]]:
         """The change of the features ``names``, as `values`; infinite if one explodes, {} if none changes.

@@ -9,20 +9,18 @@ import jax
 
 from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork
-from depthmup_flax.nn.blocks import LayerConfig, stacked
+from depthmup_flax.nn.blocks import ActivationConfig, stacked
 from depthmup_flax.nn.layers import NONLINEARITIES, STEM, mean_subtraction
 from depthmup_flax.util.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class _Config(LayerConfig):
+class _Config(ActivationConfig):
     """`ResMLP`'s fields that its blocks read."""
 
-    nonlinearity: str = "relu"
     pre_nonlin: bool = False
     mean_subtraction: bool = True
     block_depth: int = 1
-    zero_init_branch: bool = False
 
 
 class ResMLP(ResidualNetwork, Classifier):
@@ -67,7 +65,7 @@ class ResMLP(ResidualNetwork, Classifier):
         stem = config.dense(self.width, STEM, name="stem")
         h = stem(x.reshape(x.shape[0], -1).astype(self.param_dtype)).astype(self.param_dtype)
         h, _ = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(config, name="blocks")(stream(h), None)
-        return self.logits(NONLINEARITIES[self.nonlinearity](h) if self.pre_nonlin else h, self.num_classes)
+        return self.logits(config.phi(h) if self.pre_nonlin else h, self.num_classes)
 
 
 class _Block(nn.Module):
@@ -89,8 +87,7 @@ class _Branch(nn.Module):
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
-        config = self.config
-        phi = NONLINEARITIES[config.nonlinearity]
+        config, phi = self.config, self.config.phi
         z = config.normalization("norm")(h)
         for i in range(config.block_depth):
             sigma = 0.0 if config.zero_init_branch and i == config.block_depth - 1 else config.sigma

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import flax.linen as nn
@@ -10,7 +9,7 @@ import jax
 
 from depthmup_flax.devices.sharding import inner, stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork, require
-from depthmup_flax.nn.blocks import LayerConfig, stacked
+from depthmup_flax.nn.blocks import ActivationConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv, max_pool
 from depthmup_flax.util.errors import InputError
 
@@ -18,22 +17,10 @@ STAGES = 4  # of ResNet by default, each with half the resolution and twice the 
 POOLINGS = 3  # of SimpleResNet: each halves the image; a convolution then doubles the channels
 
 
-@dataclasses.dataclass(frozen=True)
-class _Config(LayerConfig):
-    """A convolutional network's fields that its blocks read."""
-
-    nonlinearity: str = "relu"
-    zero_init_branch: bool = False
-
-    def phi(self, x: jax.Array) -> jax.Array:
-        """The nonlinearity."""
-        return NONLINEARITIES[self.nonlinearity](x)
-
-
 class _NormedConv(nn.Module):
     """Convolution and norm, in the dtype of the residual stream; ``ends_branch`` as ``zero_init_branch`` means it."""
 
-    config: _Config
+    config: ActivationConfig
     features: int
     axes: tuple[str, str] = HIDDEN
     window: int = 3
@@ -102,7 +89,7 @@ class SimpleResNet(ConvNetwork, Classifier):
                 f"SimpleResNet got an input of shape {x.shape}: three poolings need images [B, H, W, C] of at least "
                 "8 x 8 pixels. Set data.image_size."
             )
-        config = self.config(_Config, train=train)
+        config = self.config(ActivationConfig, train=train)
         channels = self.width // 2**POOLINGS
         h = _NormedConv(config, channels, STEM, name="stem")(x.astype(self.param_dtype))
         for i, length in enumerate(segment_lengths(self.depth)):
@@ -125,7 +112,7 @@ def segment_lengths(depth: int) -> list[int]:
 class _Block(nn.Module):
     """One residual block of `SimpleResNet`; carries the stream and records it in ``intermediates``."""
 
-    config: _Config
+    config: ActivationConfig
 
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -186,7 +173,7 @@ class ResNet(ConvNetwork, Classifier):
                 f"ResNet got an input of shape {x.shape}: {len(sizes)} stages after the {self.stem} stem need images "
                 f"[B, H, W, C] of at least {smallest} x {smallest} pixels. Set data.image_size or model.stem."
             )
-        config = self.config(_Config, train=train)
+        config = self.config(ActivationConfig, train=train)
         window, stride = (7, 2) if large else (3, 1)
         stem = _NormedConv(config, self.width, STEM, window, stride, name="stem")
         h = stem(x.astype(self.param_dtype))
@@ -214,7 +201,7 @@ class _TwoConvBlock(nn.Module):
     With ``down``, the first of a stage: half the resolution, twice the channels, and no record.
     """
 
-    config: _Config
+    config: ActivationConfig
     down: bool = False
 
     @nn.compact

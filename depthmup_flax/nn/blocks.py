@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import target_platform
-from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
+from depthmup_flax.nn.layers import HIDDEN, NONLINEARITIES, Dense, Norm, ResidualBranch
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.types import Dtype
@@ -52,19 +52,28 @@ class LayerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ActivationConfig(LayerConfig):
+    """Residual blocks with a named nonlinearity, whose last weights may start at zero."""
+
+    nonlinearity: str = "relu"
+    zero_init_branch: bool = False
+
+    def phi(self, x: jax.Array) -> jax.Array:
+        """The nonlinearity."""
+        return NONLINEARITIES[self.nonlinearity](x)
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayerConfig):
     """A stack of attention and feed-forward branches.
 
     Attributes:
-      num_heads: of dimension width / ``num_heads``.
       num_kv_heads: heads of keys and values, a divisor of ``num_heads``; 0: as many as ``num_heads``.
       base_head_dim: the base model's head dimension; 0: this model's.
       causal: a position attends to itself and to earlier ones.
       rotary: sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid
         are not. Empty: no rotation. See `depthmup_flax.nn.attention.rotary_angles`.
       mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
-      dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
-      stream_dtype: of the stream between blocks; "": that of the input.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
 
     The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
