@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from benchmarks import plain
 from benchmarks.timing import RATE, repeated, timed
+from benchmarks.train_step import make_train_step
 from depthmup_flax import sweep_config
 from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import default_config
@@ -27,7 +28,6 @@ from depthmup_flax.trainer.engine.device_batches import calls as host_calls
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops

@@ -14,6 +14,7 @@ import pytest
 from interruption import interrupted_before
 from small_runs import assert_same_run, last_state
 
+from benchmarks.train_step import make_train_step
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config, to_json
 from depthmup_flax.data import load as read_data
@@ -21,7 +22,6 @@ from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.storage.workdir import RUN, claimed
 from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 from depthmup_flax.trainer.runs.trained import load_run

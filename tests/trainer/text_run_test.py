@@ -13,11 +13,11 @@ from data_sets import error, load
 from interruption import interrupted_before
 from small_runs import assert_same_run
 
+from benchmarks.train_step import make_train_step
 from depthmup_flax import data
 from depthmup_flax.config import default_config
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.network import make_train_step
 from depthmup_flax.trainer.engine.task import Means
 from depthmup_flax.trainer.loop import train_and_evaluate
 

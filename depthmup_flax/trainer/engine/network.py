@@ -14,23 +14,14 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY, Loss
+from depthmup_flax.trainer.engine.losses import Loss
 from depthmup_flax.trainer.engine.task import (
     Hyper,
     Means,
     Metrics,
     Task,
-    TrainState,
-    TrainStep,
-    batch_key,
-    counted,
-    new_state,
-    step_key,
 )
-from depthmup_flax.util.types import ArrayTree, Batch
-
-# A key (None: no augmentation) and a batch -> inputs [B, ...] and targets [B, ...].
-Prepare = Callable[[jax.Array | None, Batch], tuple[Any, Any]]
+from depthmup_flax.util.types import ArrayTree
 
 
 @struct.dataclass
@@ -139,30 +130,3 @@ def row_major_gradients(optimizer: optax.GradientTransformation) -> optax.Gradie
         )
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-def make_train_step(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    *,
-    prepare: Prepare,
-    seed: int,
-    log_every: int = 1,
-    average_from: int = 0,
-    accumulate: int = 1,
-) -> tuple[Callable[..., TrainState], TrainStep]:
-    """``init(input_spec)`` and ``step(state, batch)`` of one of our models on raw batches, for a loop of one's own."""
-    functions = our_functions(model), optimizer
-
-    def task(example: Any) -> Task:
-        return network_task(lambda hyper: functions, example, CROSS_ENTROPY, accumulate=accumulate)
-
-    def init(example: Any) -> TrainState:
-        return new_state(task(example).init(jax.random.key(seed), {}), CROSS_ENTROPY.averaged)
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        prepared = prepare(batch_key(seed, state.step), batch)
-        carry, metrics = task(None).step(state.carry, prepared, {}, step_key(seed, state.step))
-        return counted(state, carry, metrics, log_every, average_from), metrics
-
-    return init, step
