@@ -137,10 +137,11 @@ def model_section(name: str) -> dict[str, Any]:
             )
     unset = lambda default: default is None or default is user_fields.MISSING
     plain = lambda default: unset(default) or isinstance(default, _PLAIN)  # code keeps functions, types and arrays
-    given: dict[str, Any] = {}
-    for field, default in own.items():
-        if plain(default) or (isinstance(default, (tuple, list)) and all(map(plain, default))):
-            given[field] = tuple(default) if isinstance(default, list) else default
+    given = {
+        field: tuple(default) if isinstance(default, list) else default
+        for field, default in own.items()
+        if plain(default) or (isinstance(default, (tuple, list)) and all(map(plain, default)))
+    }
     return {
         **{field: placeholder(object) if unset(default) else default for field, default in given.items()},
         **{size: value for size, value in _SIZES.items() if unset(given.get(size))},
