@@ -39,7 +39,8 @@ def panel_grid(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line
     panels = []
     for axis, places in zip(analysis.axes, grid.reshape(len(analysis.axes), -1), strict=True):
         palette = style.colors(axis.sizes)
-        style.hide_unused(places[len(analysis.variants) :])
+        for unused in places[len(analysis.variants) :]:
+            unused.set_visible(False)
         for variant, axes in zip(analysis.variants, places, strict=False):
             sized = [(row, row.curve.size(axis.name)) for row in axis.rows(variant.rows)]
             panels.append(Panel(axes, axis, variant, [(row, size, palette[size]) for row, size in sized]))

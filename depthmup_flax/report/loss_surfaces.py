@@ -99,10 +99,6 @@ class Surface(Network):
     y: np.ndarray  # (Y,)
     ended: np.ndarray  # (Y, X), number of runs
 
-    def means(self) -> np.ndarray:
-        """(Y, X) means over seeds; NaN if any seed diverged or has not ended, since survivors would bias the mean."""
-        return self.losses.mean(0)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve(Network):
@@ -115,7 +111,8 @@ class Curve(Network):
 def profile(surface: Surface) -> Curve:
     """The curve of the lowest mean over y for each x; with one y that is the loss itself."""
     complete = surface.ended == len(surface.seeds)
-    means = np.where(complete & (surface.diverged == 0), surface.means(), np.inf)
+    # NaN if any seed diverged or has not ended, since survivors would bias the mean.
+    means = np.where(complete & (surface.diverged == 0), surface.losses.mean(0), np.inf)
     means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
     columns = np.flatnonzero(complete.any(0))
     best = means[:, columns].argmin(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import matplotlib
@@ -88,12 +88,6 @@ def size_ticks(panel: Axes, sizes: Sequence[int], name: str) -> None:
     panel.set_xticks(list(sizes), labels=[str(size) for size in sizes], minor=False)
     panel.minorticks_off()
     panel.set_xlabel(name)
-
-
-def hide_unused(panels: Iterable[Axes]) -> None:
-    """Hides the empty panels of a wrapped row."""
-    for panel in panels:
-        panel.set_visible(False)
 
 
 def format_slope(value: float, half: float | None, digits: int = 2) -> str:

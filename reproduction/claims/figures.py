@@ -94,10 +94,11 @@ def draw_heatmap(analysis: Analysis) -> Figure:
         "mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red dots: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval"
     )
-    means = np.concatenate([surface.means().ravel() for surface in analysis.surfaces])
+    means = np.concatenate([surface.losses.mean(0).ravel() for surface in analysis.surfaces])
     finite = means[np.isfinite(means)]
     limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
-    style.hide_unused(grid.flat[len(analysis.surfaces) :])
+    for unused in grid.flat[len(analysis.surfaces) :]:
+        unused.set_visible(False)
     for surface, axes in zip(analysis.surfaces, grid.flat, strict=False):
         image = _heat(axes, analysis, surface, limits)
         size = f"width {surface.width}, depth {surface.depth}"
@@ -110,7 +111,7 @@ def draw_heatmap(analysis: Analysis) -> Figure:
 def _heat(axes: Axes, analysis: Analysis, surface: Surface, limits: dict[str, float]) -> Any:
     x, y = analysis.scale, analysis.other
     assert y is not None
-    u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
+    u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.losses.mean(0)
     look: dict[str, Any] = {"cmap": "viridis_r", "rasterized": True, "shading": "nearest", **limits}
     axes.grid(visible=False)
     image = axes.pcolormesh(u, v, np.ma.masked_invalid(means), **look)

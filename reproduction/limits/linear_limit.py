@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.report.style import colors, hide_unused, size_ticks
+from depthmup_flax.report.style import colors, size_ticks
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 from reproduction.limits import finite_networks as networks
@@ -191,7 +191,8 @@ def figure(rows: list[Row]) -> Page:
     _draw_outputs(panels[2, 2], study)
     finish(panels[:2, : len(study.steps)].flat, columns=3)
     finish(panels[2, :3])
-    hide_unused([*panels[:2, len(study.steps) :].flat, *panels[2, 3:]])
+    for unused in (*panels[:2, len(study.steps) :].flat, *panels[2, 3:]):
+        unused.set_visible(False)
     return drawing
 
 
