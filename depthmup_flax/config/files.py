@@ -8,11 +8,12 @@ import inspect
 import os
 import pathlib
 import sys
-from typing import Any
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from depthmup_flax.util.errors import InputError, UserCodeError, closest
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with get_config()"
@@ -97,6 +98,8 @@ def load(named: str) -> ConfigDict:
       InputError: the file cannot be read, or ``get_config`` returns something else.
       UserCodeError: it fails.
     """
+    from ml_collections import ConfigDict  # here, as the commands say which extra has it
+
     path, *arguments = named.split(":", 1)
     try:
         config = from_file(path, *arguments)
