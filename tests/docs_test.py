@@ -165,7 +165,7 @@ SHORTER = {
         "network(128, 32, ": "network(64, 8, ",
     },
     "your_network": {"width=128, depth=16": "width=48, depth=5", "depths=(16,)": "depths=(6,)", "seeds=8": "seeds=2"},
-    "before_the_large_run": {": 300,": ": 100,"},
+    "before_the_large_run": {": 300,": ": 60,", "(2, 4, 8)": "(2, 3, 4)", "width=256, depth=16": "width=256, depth=6"},
 }
 
 
