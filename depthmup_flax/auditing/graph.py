@@ -218,13 +218,24 @@ def trace(
     state: ArrayTree,
     inputs: ArrayTree,
     known: Known,
+    axis_name: str = "",
 ) -> Graph:
     """The graph of ``function(params, state, inputs)``, which returns one array.
 
     ``params`` maps paths to shapes; ``state`` (running averages) and ``inputs`` (the batch) are trees of shapes.
-    `Graph.replaced` are the names of ``known`` that are called.
+    ``axis_name`` is a mapped axis that the function sums over, as in a BatchNorm over devices. `Graph.replaced` are the
+    names of ``known`` that are called.
     """
-    closed = jax.make_jaxpr(function)(dict(params), state, inputs)
+    called = function
+    if axis_name:
+        called = lambda *args: jax.vmap(function, in_axes=None, axis_size=1, axis_name=axis_name)(*args)[0]
+    try:
+        closed = jax.make_jaxpr(called)(dict(params), state, inputs)
+    except NameError as error:  # JAX names the axis in a sentence
+        unbound = re.search(r"unbound axis name:? *'?(\w+)", str(error))
+        if unbound is None or axis_name:
+            raise
+        return trace(function, params, state, inputs, known, unbound.group(1))
     if len(closed.jaxpr.outvars) != 1:
         raise InputError(
             f"the model returns {len(closed.jaxpr.outvars)} arrays: name the one that the loss reads, such as "

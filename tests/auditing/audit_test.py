@@ -293,8 +293,9 @@ def test_low_rank_additions_are_hidden_then_input(merged):
     assert role_of(result, "w_1")[:4] == (Role.HIDDEN, 2, 2, True)
 
 
-def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read():
-    nets = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read(axis_name):
+    nets = ConvNet(2 * WIDTH, (2, 2), axis_name=axis_name), ConvNet(WIDTH, (1, 1), axis_name=axis_name)
     result = audit(*nets, IMAGES)
     assert result.ok
     assert result.depth_ratio == 2

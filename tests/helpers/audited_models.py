@@ -155,10 +155,11 @@ class ConvNet(nn.Module):
     width: int
     stages: tuple[int, ...]
     edit: str = ""
+    axis_name: str | None = None
 
     @nn.compact
     def __call__(self, x, train=True):
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train)
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train, axis_name=self.axis_name)
         c = RULE.residual_multiplier(sum(self.stages) / 2)
         h = nn.relu(norm(name="stem_norm")(nn.Conv(self.width, (3, 3), name="stem")(x)))
         for s, blocks in enumerate(self.stages):
