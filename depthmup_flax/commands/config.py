@@ -5,7 +5,6 @@
 Examples:
     depthmup config
     depthmup config digits optimizer
-    depthmup config --presets
 
 NAME is a shipped config, such as digits or sweeps/vit, or your Python file.
 Fields that differ from their default are marked *. For the runs of a sweep only
@@ -58,18 +57,12 @@ def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
     parser.define_config("The same as NAME.")
-    parser.flag("--presets", action="store_true", help="List the values of parametrization.preset.")
 
 
 def main(args: argparse.Namespace) -> None:
     """Lists or explains configs."""
     words, given = args.words, args.config
-    if args.presets:
-        from depthmup_flax.rule.presets import WHICH_EXPONENT, describe_presets
-
-        print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
-        print(textwrap.fill(WHICH_EXPONENT, _columns()))
-    elif not words and given.file is None:
+    if not words and given.file is None:
         print(listing())
     else:
         given.file = given.file or words.pop(0)

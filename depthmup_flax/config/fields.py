@@ -57,7 +57,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
             # The rule: a preset, in which single fields may be replaced.
             "parametrization": {
-                "preset": "depth_mup",  # depth_mup, completep, mup, sp, ...: depthmup config --presets
+                "preset": "depth_mup",  # depth_mup, completep, mup, sp, ...: docs/parametrizations.md
                 **{name: placeholder(kind) for name, kind in _RULE_FIELDS.items()},
             },
             # The network: the sizes, those of its base model, and the fields of its class.

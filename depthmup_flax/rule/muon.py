@@ -6,10 +6,9 @@ are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the wi
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +16,12 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
+from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
-# Glob of paths -> number of heads; or that of the model and that of the base model.
-Heads = Mapping[str, "int | tuple[int, int]"]
 _PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")  # of optax
 Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
@@ -43,7 +40,6 @@ def muon(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
     mu_dtype: Dtype | None = None,
-    heads: Heads | None = None,
     place: Place | None = None,
     weight_decay: Scalar = 0.0,
     decay_width_exponent: float = 0.0,
@@ -62,18 +58,15 @@ def muon(
       consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so
         that one learning rate suits both (arXiv:2502.16982). ``None``: ``max(1, fan_out / fan_in)^1/2`` times
         singular values of one, as Jordan has it.
-      heads: glob -> number of heads, for projections of queries, keys and values whose heads are orthogonalized one by
-        one, ``{"*/query/kernel": 8}``; ``(heads, base heads)`` if their number grows. By default matrices are whole.
       place: ``(function, x) -> function(x)`` with whole matrices of the stack ``x [B, in, out]`` on each device:
         `depthmup_flax.devices.sharding.on_whole_matrices`. By default the compiler decides.
 
     Raises:
-      InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
+      InputError: a hidden parameter whose input and output dimensions are unknown.
     """
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     _require_settings(beta, ns_steps, preconditioning, consistent_rms)
-    _require_matrices(info, heads)
-    info = _info_of_heads(info, heads)
+    _require_matrices(info)
     momentum = _momentum(beta, nesterov, mu_dtype)
     # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
     newton_schulz = scale_by_muon(
@@ -84,7 +77,7 @@ def muon(
         preconditioning=preconditioning,
         weight_dimension_numbers=MuonDimensionNumbers(1, 2),
     )
-    orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
+    orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, consistent_rms, place))
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
     parts = {str(Geometry.ORTHOGONAL): orthogonal, str(Geometry.SIGN): adam}
     return depthmup(
@@ -138,7 +131,6 @@ def _momentum(beta: Scalar, nesterov: bool, mu_dtype: Dtype | None) -> optax.Gra
 def _on_matrices(
     newton_schulz: optax.GradientTransformation,
     info: InfoTree,
-    heads: Heads | None,
     consistent_rms: Scalar | None,
     place: Place | None,
 ) -> optax.GradientTransformation:
@@ -147,17 +139,15 @@ def _on_matrices(
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
         if isinstance(array, optax.MaskedNode):
             return array
-        count, _ = _heads(path, leaf, heads)
-        fan_in, fan_out = leaf.fan_in, leaf.fan_out // count
+        fan_in, fan_out = leaf.fan_in, leaf.fan_out
         stacked = (axis for axis in range(array.ndim) if axis not in leaf.in_axes + leaf.out_axes)
         order = (*stacked, *leaf.in_axes, *leaf.out_axes)
         moved = array.transpose(order)
-        x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
+        x = moved.reshape(-1, fan_in, fan_out)
         orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
         x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
-        x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)
-        return x.transpose([order.index(axis) for axis in range(array.ndim)])
+        return x.reshape(moved.shape).transpose([order.index(axis) for axis in range(array.ndim)])
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
@@ -172,16 +162,6 @@ def _shape_factor(fan_in: float, fan_out: float, consistent_rms: Scalar | None) 
     return consistent_rms * math.sqrt(max(fan_in, fan_out))
 
 
-def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
-    """``info`` with the ratio of a head in place of that of all heads, where they are orthogonalized one by one."""
-
-    def of_head(path: jax.tree_util.KeyPath, leaf: ParamInfo) -> ParamInfo:
-        count, base_count = _heads(path_name(path), leaf, heads)
-        return dataclasses.replace(leaf, width_out=leaf.width_out * base_count / count)
-
-    return jax.tree_util.tree_map_with_path(of_head, info, is_leaf=is_info)
-
-
 def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None) -> None:
     """Raises `InputError` for a setting that is out of range; traced arrays pass."""
     if preconditioning not in _PRECONDITIONINGS:
@@ -194,37 +174,12 @@ def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consist
         raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
 
 
-def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
-    """Raises `InputError` for a hidden parameter whose matrix is unknown, and for heads that do not fit."""
-    leaves = flatten_info(info)
-    if heads is not None and not isinstance(heads, Mapping):
-        raise InputError(f"heads is {heads!r}: use a mapping from globs of paths to numbers, such as '*/query/kernel'.")
-    for path, leaf in leaves.items():
-        _heads(path, leaf, heads)
+def _require_matrices(info: InfoTree) -> None:
+    """Raises `InputError` for a hidden parameter whose matrix is unknown."""
+    for path, leaf in flatten_info(info).items():
         if leaf.role is Role.HIDDEN and not leaf.is_matrix:
             raise InputError(
                 f"parameter {path!r} of shape {leaf.shape} is hidden, but its input and output dimensions are unknown: "
                 f"use dm.audit(model, base, x).info, or name all dimensions with overrides={{{path!r}: Axes(...)}}, "
                 "'fixed_out' for a fixed number of heads."
             )
-    for pattern in heads or {}:
-        if not any(matches(path, pattern) for path in leaves):
-            raise InputError(f"heads has {pattern!r}, which matches no parameter: write a glob of one of the paths.")
-
-
-def _heads(path: str, leaf: ParamInfo, heads: Heads | None) -> tuple[int, int]:
-    """Number of heads of the model and of the base model; 1 for whole matrices."""
-    for pattern, given in (heads or {}).items():
-        if not matches(path, pattern):
-            continue
-        counts = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
-        if len(counts) != 2 or not all(type(count) is int and count >= 1 for count in counts):
-            raise InputError(f"heads[{pattern!r}] is {given!r}: use the number of heads, or (heads, base heads).")
-        count, base_count = counts
-        if not leaf.is_matrix or leaf.fan_out % count:
-            raise InputError(
-                f"heads[{pattern!r}] is {given!r}, which does not divide the output of {path!r} of shape {leaf.shape}: "
-                "use the number of heads, and a glob of their projections alone."
-            )
-        return count, base_count
-    return 1, 1

@@ -8,7 +8,6 @@ from depthmup_flax.config import default_config
 from depthmup_flax.config import files as config_files
 from depthmup_flax.config.files import path_of, shipped_names
 from depthmup_flax.models import MODELS
-from depthmup_flax.rule.parametrization import PRESETS
 
 
 def config(*words, cwd=None):
@@ -66,15 +65,3 @@ def test_a_sweep_shows_its_axes_and_what_it_changes_and_all_fields_of_its_runs_i
     assert "* base.model.base_width=32" in text
     assert "weight_decay" not in text
     assert "weight_decay=0.0" in shown("sweeps/digits", "base")
-
-
-def test_presets_are_listed_with_uses_exponents_and_claims():
-    text = shown("--presets")
-    for name in PRESETS:
-        assert f"\n  {name} " in text
-    depth_mup = text.split("\n  depth_mup ")[1].split("\n  block_only")[0]
-    assert "the default" in depth_mup
-    assert "alpha 0.5, gamma 0.5" in depth_mup
-    assert "feature diversity 0.5" in depth_mup
-    assert "unstable at initialization" in text.split("\n  mup ")[1].split("\n  depth_mup")[0]
-    assert "One matrix in a branch: depth_mup." in text

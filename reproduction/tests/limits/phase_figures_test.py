@@ -16,7 +16,6 @@ from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import PRESETS, get_parametrization
-from depthmup_flax.rule.presets import describe_presets
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.power_fits import fit_power
@@ -24,6 +23,7 @@ from reproduction.limits import diversity, phase_networks, phase_plane, run
 from reproduction.limits import feature_distances as paths
 from reproduction.limits import finite_networks as networks
 from reproduction.limits.phase_claims import classify
+from reproduction.limits.preset_claims import describe_presets
 from reproduction.theory import get_activation
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"

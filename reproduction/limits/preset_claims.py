@@ -1,4 +1,4 @@
-"""What each preset of the rule is for, and which to take for blocks of several matrices."""
+"""What each preset of the rule is for, and what TP6 claims of its exponents."""
 
 from depthmup_flax.rule.parametrization import PRESETS
 
@@ -17,14 +17,6 @@ _USES: dict[str, tuple[str, ...]] = {
     ),
     "ntk": ("a control: features stop moving as width grows (B24 C.1)",),
 }
-
-WHICH_EXPONENT = """\
-One matrix in a branch: depth_mup. With two or more (transformers, ResNets with two convolutions in a branch, res_mlp
-with block_depth above 1) compare depth_mup and completep: features inside a branch freeze as r^-1/2 under the first
-(TP6 sec. 9), layers become alike under the second, and neither decides the loss. Measured in
-reproduction/pages/which_exponent.md: test loss of gpt tuned at depth 4 and trained at 32, depth_mup minus completep,
--0.33 +- 0.09 at width 256 (n = 6) and +0.048 +- 0.012 at width 32 (n = 8); at the best of three rates each, -0.035 +-
-0.009 and +0.005 +- 0.009."""
 
 
 def describe_presets() -> str:
