@@ -11,8 +11,17 @@ In the order in which `model_audit.audit` calls them:
 `config_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
 """
 
-from depthmup_flax.auditing.initial_scale import init_factors, multiplied, rescale_init
+from depthmup_flax.auditing.initial_scale import Start, init_factors, multiplied, rescale_init, rescaled_before
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.verdict import Audit, Finding
 
-__all__ = ["Audit", "Finding", "audit", "init_factors", "multiplied", "rescale_init"]
+__all__ = [
+    "Audit",
+    "Finding",
+    "Start",
+    "audit",
+    "init_factors",
+    "multiplied",
+    "rescale_init",
+    "rescaled_before",
+]

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from depthmup_flax.auditing.carriers import Place
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import grouped, series
@@ -18,7 +19,7 @@ from depthmup_flax.auditing.relative_factors import (
     close,
     ratio_of,
 )
-from depthmup_flax.auditing.uses import LOOKUP
+from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
 from depthmup_flax.auditing.verdict import Finding, Row, number, summary
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
 
@@ -56,7 +57,8 @@ class Comparison:
         found, wanted = self.factor(path)
         missing = tuple(dict.fromkeys(f.name for f in findings if path in f.paths))
         shape, times = self.model.shapes[path], self.facts.times.get(path, 0.0)
-        return Row(path, shape, self.infos.get(path), times, found, wanted, missing, why_not)
+        info = self.infos.get(path)
+        return Row(path, shape, info, times, found, wanted, missing, 1.0 if info is None else info.carried, why_not)
 
     def factor(self, path: str) -> tuple[float | None, float | None]:
         """The factor of a parameter, of its branch or up to the output, and what the rule wants."""
@@ -141,6 +143,8 @@ class Comparison:
 
     def _missing_branches(self) -> list[Finding]:
         wrong: dict[tuple[str, float, float], list[str]] = {}
+        places: dict[tuple[str, float, float], list[Place]] = {}
+        factors: dict[tuple[str, float, float], float | None] = {}
         for branch in self.facts.branches:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
@@ -149,8 +153,11 @@ class Comparison:
             name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
             wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
+            places.setdefault(key, []).append((branch.end, branch.node))
+            factors[key] = wanted / found if found else None
         result = []
-        for (name, found, r), paths in wrong.items():
+        for key, paths in wrong.items():
+            name, found, r = key
             where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
@@ -158,8 +165,14 @@ class Comparison:
                 text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
                 text += f"{self._as_if(found, r)}."
             code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
-            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
+            unique = tuple(dict.fromkeys(paths))
+            result.append(Finding(name, unique, text, code, factor=factors[key], places=tuple(places[key])))
         return result
+
+    def _at_products(self, *paths: str) -> tuple[Place, ...]:
+        """The products of parameters with what is no token."""
+        uses = (use for path in paths for use in self.facts.uses[path])
+        return tuple((use.node, -1) for use in uses if use.kind == PRODUCT)
 
     def _as_if(self, found: float, r: float) -> str:
         """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
@@ -189,7 +202,8 @@ class Comparison:
             text = f"the product with {path} is multiplied by {number(found)}; the rule wants {number(wanted)}"
             text += ": remove its other factors that depend on the width." if too_small else "."
             code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
-            result.append(Finding(name, (path,), text, code))
+            factor = wanted / found if found else None
+            result.append(Finding(name, (path,), text, code, factor=factor, places=self._at_products(path)))
         return result
 
     def _in_softmax(self) -> set[str]:
@@ -217,22 +231,30 @@ class Comparison:
                 code = "x = x * c  # c as in the base model"
                 if close(found, info.width_out**0.5):
                     code = "x = x * base_width**0.5  # not width**0.5"
-                result.append(Finding("embedding_scaled_with_width", (path,), text, code))
+                starts = tuple((use.node, -1) for use in self.facts.uses[path] if use.kind == LOOKUP or use.first)
+                name = "embedding_scaled_with_width"
+                result.append(Finding(name, (path,), text, code, factor=1 / found if found else None, places=starts))
             elif info.role is Role.HIDDEN:
-                result.append(_scaled_hidden((path,), found))
+                result.append(self._scaled_hidden((path,), found))
         return result
 
     def _within(self) -> list[Finding]:
         """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
-        wrong: dict[float, list[str]] = {}
+        wrong: dict[float, dict[str, float]] = {}
         ends = {path: self.products.in_front(path) for path in self._ends() & self.infos.keys()}
         for path, found in {**ends, **self._inside_branches()}.items():
             if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
                 continue
             before = self.facts.branches_of[path] & self.of_branches.multiplied_before
             if not any(close(found, self.wanted(node)) for node in before):
-                wrong.setdefault(float(number(found)), []).append(path)
-        return [_scaled_hidden(tuple(paths), found) for found, paths in wrong.items()]
+                wrong.setdefault(float(number(found)), {})[path] = found
+        return [self._scaled_hidden(tuple(paths), min(paths.values())) for paths in wrong.values()]
+
+    def _scaled_hidden(self, paths: tuple[str, ...], found: float) -> Finding:
+        text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the "
+        text += "rule wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+        name, code, factor = "hidden_scaled_with_width", "y = x @ kernel  # no factor", 1 / found if found else None
+        return Finding(name, paths, text, code, factor=factor, places=self._at_products(*paths))
 
     @functools.cached_property
     def _products(self) -> list[tuple[Scores, int, float, float]]:
@@ -255,19 +277,23 @@ class Comparison:
         return [s for s, found, wanted in others if not close(found, wanted)]
 
     def _attention(self) -> list[Finding]:
-        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        wrong: dict[tuple[float, float, int, int], list[Scores]] = {}
         for scores, base_size, found, wanted in self._products:
             if scores.in_softmax and not math.isnan(found) and not close(found, wanted):
-                wrong.setdefault((found, wanted, scores.size, base_size), []).extend(sorted(scores.paths))
+                wrong.setdefault((found, wanted, scores.size, base_size), []).append(scores)
+        paths_of = lambda several: tuple(dict.fromkeys(path for s in several for path in sorted(s.paths)))
         return [
             Finding(
                 "attention_scale",
-                tuple(dict.fromkeys(paths)),
-                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to "
-                f"the base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
+                paths_of(several),
+                f"the products of queries and keys of {summary(paths_of(several))} are multiplied by {number(found)} "
+                f"relative to the base model; the rule wants {number(wanted)}, as the head dimension is {d} and "
+                f"{base_d} there.",
                 f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
+                factor=wanted / found if found else None,
+                places=tuple((s.node, -1) for s in several),
             )
-            for (found, wanted, d, base_d), paths in wrong.items()
+            for (found, wanted, d, base_d), several in wrong.items()
         ]
 
     def _ends(self) -> set[str]:
@@ -324,12 +350,6 @@ class Comparison:
         return result
 
 
-def _scaled_hidden(paths: tuple[str, ...], found: float) -> Finding:
-    text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the rule "
-    text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
-    return Finding("hidden_scaled_with_width", paths, text, "y = x @ kernel  # no factor")
-
-
 AXES = ("width", "depth")
 _BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
 _AS_BRANCH = "write h = h + c * branch(h); or measure with dm.coord_check"
@@ -343,14 +363,16 @@ def not_judged(
     axes: Collection[str],
     m: float,
     *,
-    same_width: bool,
     same_layers: bool,
 ) -> list[Finding]:
     """Everything without which an audit cannot say that a forward pass follows the rule.
 
     ``on_stream`` are the parameters outside of branches whose number grows with the depth.
     """
-    sizes = _equal_sizes(compared, axes, same_width=same_width, same_layers=same_layers)
+    sizes = []
+    if "depth" in axes and not compared.facts.depth and not (same_layers and compared.r == 1):
+        text = "the trace finds no residual sums, which the rule for the depth is about."
+        sizes.append(Finding("depth", (), text, "give the layers residual branches; or pass axes='width'"))
     if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [Finding("sizes", (), text, "audit(model, base, x)")]
@@ -366,24 +388,16 @@ def not_judged(
     ]
 
 
-def _equal_sizes(compared: Comparison, axes: Collection[str], *, same_width: bool, same_layers: bool) -> list[Finding]:
+def equal_sizes(compared: Comparison, axes: Collection[str], *, same_width: bool) -> list[str]:
+    """What the two models have in common, for a note: there, every factor of the rule is 1."""
     result, facts = [], compared.facts
     if same_width and "width" in axes:
-        text = (
-            "the model is as wide as the base model, so factors that depend on the width were not compared, and roles "
-            "are by place (what reads the batch is an input, the last product an output)."
+        result.append(
+            "the model is as wide as the base model: factors of the width are 1 here, and were not compared. Roles are "
+            "by place: what reads the batch is an input, the last product an output."
         )
-        code = "audit a wider model; if you scale the depth alone, pass axes='depth'"
-        result.append(Finding("width", (), text, code))
-    if "depth" not in axes:
-        return result
-    if facts.depth and facts.depth == compared.base.depth and not compared.absolute:
-        text = "the model is as deep as the base model, so multipliers of branches were not compared."
-        code = "audit a deeper model; if you scale the width alone, pass axes='width'"
-        result.append(Finding("depth", (), text, code))
-    elif not facts.depth and not (same_layers and compared.r == 1):
-        text = "the trace finds no residual sums, which the rule for the depth is about."
-        result.append(Finding("depth", (), text, "give the layers residual branches; or pass axes='width'"))
+    if "depth" in axes and facts.depth and facts.depth == compared.base.depth and not compared.absolute:
+        result.append("the model is as deep as the base model: factors of the depth are 1 here, and were not compared.")
     return result
 
 

@@ -30,6 +30,7 @@ class Scores:
     size: int  # of the dimension that is summed
     factor: float  # NaN is unknown
     in_softmax: bool  # or in a sigmoid
+    node: int
 
 
 ROUNDING = "rounding to"  # the name of an operation that makes numbers of few bits
@@ -92,6 +93,7 @@ class Branch:
     projected: bool  # its shortcut is
     stream: int  # of parallel ones, such as an encoder's and a decoder's
     inner: float  # the number of sums inside it
+    end: int  # the node that the sum adds
 
     @functools.cached_property
     def kind(self) -> frozenset[str]:
@@ -120,6 +122,7 @@ class Traced:
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
     unread_sums: Unread
     links: frozenset[frozenset[str]]  # the last weights of branches that do not read their stream
+    kinds: Sequence[str]  # of every node, see `uses`
 
     @property
     def depth(self) -> float:
@@ -235,6 +238,7 @@ class _Reader:
             shapes=self.shapes,
             unread_sums=self._unread_sums(),
             links=frozenset(s.ends for s in self.streams.sums if s.ends),
+            kinds=self.uses.kinds,
         )
 
     def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
@@ -298,7 +302,19 @@ class _Reader:
         within = [t.loops for t in self.streams.sums if s.node in self.streams.nested.get(t.node, ())]
         inner = sum(math.prod(length for _, length in loops) for loops in within) / times
         return Branch(
-            after, total, shortcut, kept, carried, normalized, paths, times, s.node, s.projected, stream, inner
+            after,
+            total,
+            shortcut,
+            kept,
+            carried,
+            normalized,
+            paths,
+            times,
+            s.node,
+            s.projected,
+            stream,
+            inner,
+            s.branch,
         )
 
     @functools.cached_property
@@ -420,7 +436,8 @@ class _Reader:
         # A mean with the weights of a softmax is no sum over the width.
         norms = (self.shape.norms.get(k) for k in inner)
         is_mean = softmax is None and any(k is not None and self.graph.nodes[k].op == "exp" for k in norms)
-        return Scores(frozenset() if is_mean else paths, frozenset(beside - paths), size, factor, softmax is not None)
+        paths = frozenset() if is_mean else paths
+        return Scores(paths, frozenset(beside - paths), size, factor, softmax is not None, j)
 
     def _through(self, node: int) -> Terms:
         """The terms of an array, and those inside a soft cap."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -12,10 +13,31 @@ import jax.numpy as jnp
 
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
 from depthmup_flax.auditing.relative_factors import nearest
-from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.info_trees import audit_of, flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How the initial value of a parameter changes: ``factor * x + shift``."""
+
+    factor: Any  # a float, or traced
+    shift: float = 0.0  # of a norm that multiplies by 1 + scale and carries a factor
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything."""
+        return not (isinstance(self.factor, float) and math.isclose(self.factor, 1.0) and not self.shift)
+
+    def __call__(self, x: ArrayTree) -> ArrayTree:
+        """An array keeps its type; ``x`` may be a box or an ``nnx.Variable`` around one."""
+        of = lambda array: array * jnp.asarray(self.factor, array.dtype) + jnp.asarray(self.shift, array.dtype)
+        return jax.tree.map(of, x) if self.changes else x
+
+    def __str__(self) -> str:
+        return f"times {self.factor:.4g}" + (f" plus {self.shift:.4g}" if self.shift else "")
 
 
 def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> ArrayTree:
@@ -23,7 +45,8 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
     So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's defaults; `Readout` needs no correction.
-    Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
+    Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do. In the end each
+    is multiplied by the factor that it carries (`ParamInfo`).
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
     fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
@@ -49,8 +72,8 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
     return multiplied(params, init_factors(params, base_params, info, rule))
 
 
-def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Any]:
-    """Path -> the factor of the parameter in `rescale_init`, which has the same arguments: a float, or traced."""
+def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:
+    """Path -> what `rescale_init`, which has the same arguments, does to the parameter."""
     require_parametrization(rule)
     (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
     for path in sorted(leaves.keys() ^ known.keys()):
@@ -62,7 +85,22 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
             other = "pass (params, base_params), in this order, of the network that info was made for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
-    return {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
+    carried = carried_factors(info)
+    factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
+    return {path: Start(x * carried[path].factor, carried[path].shift) for path, x in factors.items()}
+
+
+def carried_factors(info: InfoTree) -> dict[str, Start]:
+    """`init_factors` without the rule's standard deviations, for initial values that have them: carried ones alone."""
+    if (record := audit_of(info)) is not None:
+        record.rescaled = True
+    return {path: Start(leaf.carried, leaf.carried_shift) for path, leaf in flatten_info(info).items()}
+
+
+def rescaled_before(info: InfoTree) -> InfoTree:
+    """``info`` of parameters that start at values which an earlier run set by `rescale_init` and saved."""
+    carried_factors(info)
+    return info
 
 
 def _counterparts(
@@ -92,14 +130,10 @@ def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
     return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
 
 
-def multiplied(params: ArrayTree, factors: Mapping[str, Any]) -> ArrayTree:
-    """``params`` times one factor per path; works under ``jit``."""
+def multiplied(params: ArrayTree, factors: Mapping[str, Start]) -> ArrayTree:
+    """``params`` as `init_factors` says; works under ``jit``."""
     leaves, structure = flatten(params, "params")
-    # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
-    times = lambda leaf, factor: jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), leaf)
-    is_one = lambda factor: isinstance(factor, float) and factor == 1.0
-    new = [leaf if is_one(factors[path]) else times(leaf, factors[path]) for path, leaf in leaves.items()]
-    return jax.tree_util.tree_unflatten(structure, new)
+    return jax.tree_util.tree_unflatten(structure, [factors[path](leaf) for path, leaf in leaves.items()])
 
 
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:

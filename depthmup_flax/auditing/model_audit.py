@@ -15,7 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.comparison import AXES, Comparison, not_judged
+from depthmup_flax.auditing.carriers import Carriers, CarrierSearch
+from depthmup_flax.auditing.comparison import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.auditing.parameter_trees import series
@@ -30,8 +31,8 @@ from depthmup_flax.auditing.relative_factors import (
     width_ratio,
 )
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
-from depthmup_flax.auditing.uses import LOOKUP
-from depthmup_flax.auditing.verdict import Audit, Row, summary
+from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
+from depthmup_flax.auditing.verdict import Audit, Finding, Row, summary
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -48,6 +49,7 @@ def audit(
     overrides: Mapping[str, Axes] | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
+    carry: bool = True,
     known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
@@ -65,7 +67,9 @@ def audit(
         encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
-      axes: what you scale: "width", "depth" or both. If model and base are equal in one, it is not judged.
+      axes: what you scale: "width", "depth" or both. If model and base are equal in one, its factors are 1.
+      carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`): `rescale_init` and the
+        optimizers then apply them. ``False`` wants all of them in the code.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
         function of the same arrays in ``jax.numpy``, which is read in its place.
       **kwargs: of the call, such as ``train=True``.
@@ -110,16 +114,24 @@ def audit(
     infos |= compared.as_readouts()
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
+    carried: dict[str, tuple[float, float]] = {}
+    if carry:
+        findings, carried = _carried(CarrierSearch(mine.graph, facts.kinds), findings, facts)
+        infos |= {p: dataclasses.replace(infos[p], carried=c, offset=o) for p, (c, o) in carried.items() if p in infos}
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
     counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
-    same = {"same_width": same_width, "same_layers": counts[0] == counts[1]}
+    same_layers = counts[0] == counts[1]
     on_stream = [
         row for row in rows if not row.in_branch and counts[0][series(row.path)] > counts[1][series(row.path)] > 0
     ]
-    unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, **same)
-    notes = [*_notes(compared, rows, on_stream), *_initial_scale(rows, facts, rule)]
+    unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, same_layers=same_layers)
+    notes = [
+        *equal_sizes(compared, scaled, same_width=same_width),
+        *_notes(compared, rows, on_stream),
+        *_initial_scale(rows, facts, rule),
+    ]
     return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule)
 
 
@@ -138,6 +150,42 @@ def _with_depth(
     fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
     return facts, base, ratios
+
+
+def _carried(
+    search: CarrierSearch, findings: Sequence[Finding], facts: Traced
+) -> tuple[list[Finding], dict[str, tuple[float, float]]]:
+    """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
+    left: list[Finding] = []
+    result: dict[str, tuple[float, float]] = {}
+    for finding in findings:
+        solved = _solution(search, finding, facts)
+        if solved is None or any(
+            result.get(p, (1.0, o))[1] != o for carriers, _ in solved for p, o in carriers.items()
+        ):
+            left.append(finding)
+            continue
+        for carriers, factor in solved:
+            for path, offset in carriers.items():
+                result[path] = result.get(path, (1.0, 0.0))[0] * factor, offset
+    return left, result
+
+
+def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, float]] | None:
+    """Parameters and the factors that they carry together instead of the code; ``None`` if they cannot."""
+    if finding.factor is None or not finding.places:
+        return None
+    found = search.find(finding.places)
+    if found is not None:
+        return [(found, finding.factor)]
+    # A table that is the readout, too, carries what its look-ups lack; what the readout reads carries the inverse.
+    products = [(u.node, -1) for path in finding.paths for u in facts.uses[path] if u.kind == PRODUCT and not u.first]
+    others = [place for place in products if place not in finding.places]
+    table = search.find([*finding.places, *others]) if others else None
+    if table is None or set(table) != set(finding.paths):
+        return None
+    before = search.find(others, without=finding.paths)
+    return None if before is None else [(table, finding.factor), (before, 1 / finding.factor)]
 
 
 def _counts(

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import jax
 
+from depthmup_flax.auditing.carriers import Place
 from depthmup_flax.auditing.parameter_trees import grouped, template
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
+from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import InfoTree
 
@@ -28,6 +29,9 @@ class Finding:
     text: str
     code: str  # what to write or do
     certain: bool = True  # False: it depends on the optimizer
+    # What parameters may carry instead: the factor that is wanted over the one that was found, and where.
+    factor: float | None = dataclasses.field(default=None, repr=False)
+    places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
     source: str = ""  # where it is in the code, file.py:12
 
     @property
@@ -47,6 +51,7 @@ class Row:
     found: float | None
     wanted: float | None
     missing: tuple[str, ...] = ()  # names of findings
+    carried: float = 1.0  # the factor that the parameter carries, see `ParamInfo`
     why_not: str = ""  # why there is no info
 
     @property
@@ -66,6 +71,7 @@ class Audit:
       notes: initial values to set, and what else to know.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
       rule: with which the forward pass was compared.
+      accepted: names of findings and of what was not judged with which optimizers take the info all the same.
     """
 
     rows: Sequence[Row]
@@ -76,12 +82,14 @@ class Audit:
     depth_ratio: float
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
     rule: Parametrization = dataclasses.field(repr=False)
+    accepted: frozenset[str] = frozenset()
 
     @property
     def verdict(self) -> Literal["ok", "missing", "not judged"]:
-        """``ok``: all factors were read, and are the rule's. ``missing``: some are not. Else ``not judged``.
+        """``ok``: with ``info``, the rule holds: all factors were read, and are in the code or carried by parameters.
 
-        Findings that are not ``certain``, because they depend on the optimizer, do not count.
+        ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as they depend on the
+        optimizer, do not count.
         """
         if any(finding.certain for finding in self.findings):
             return "missing"
@@ -104,8 +112,22 @@ class Audit:
     def _headline(self) -> str:
         """The verdict in one sentence."""
         certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
-        what = "; ".join(certain) or places(self.not_judged) or "every factor was read, and is what the rule wants"
-        return f"{self.verdict}: {what}."
+        ok = "every factor is in the code"
+        if any(row.carried != 1 for row in self.rows):
+            ok += ", or carried by a parameter"
+        return f"{self.verdict}: {'; '.join(certain) or places(self.not_judged) or ok}."
+
+    def accept(self, *names: str) -> Audit:
+        """The audit with an ``info`` that optimizers take although something is missing or was not judged.
+
+        Args:
+          *names: of findings, and of what was not judged: all that remain.
+        """
+        present = {f.name for f in self.findings if f.certain} | {one.name for one in self.not_judged}
+        for name in names:
+            if name not in present:
+                raise InputError(f"accept has {name!r}: {did_you_mean(name, present)}")
+        return dataclasses.replace(self, accepted=frozenset(names))
 
     def require_roles(self) -> None:
         """Raises `InputError` if the role of a parameter could not be read."""
@@ -121,13 +143,16 @@ class Audit:
     def info(self) -> InfoTree:
         """The `ParamInfo` of every parameter, in the model's containers.
 
-        Optimizers take it for the rule of this audit alone.
+        Optimizers take it for the rule of this audit alone, and refuse it unless the audit is ok, or `accept` names
+        what is not.
 
         Raises:
           InputError: a role could not be read.
         """
         self.require_roles()
-        infos = [row.info and dataclasses.replace(row.info, audited=self.rule) for row in self.rows]
+        open_ = {f.name for f in self.findings if f.certain} | {one.name for one in self.not_judged}
+        record = AuditRecord(self.rule, self._headline if open_ - self.accepted else "")
+        infos = [row.info and dataclasses.replace(row.info, audited=record) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -165,6 +190,16 @@ class Audit:
         return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
 
 
+def _table(rows: Sequence[Row]) -> Table:
+    """Equal layers in one row; without columns that would be empty."""
+    columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "carried", "missing")
+    shown = [*range(6), *([6] if any(row.carried != 1 for row in rows) else [])]
+    shown += [7] if any(row.missing for row in rows) else []
+    pick = lambda cells: [cells[k] for k in shown]
+    lines = [pick(_cells(group)) for group in grouped(rows, _same).values()]
+    return Table(pick(columns), lines, "".join(pick("<<<>>>><")), ruled=True)
+
+
 def listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
     texts = []
@@ -191,7 +226,7 @@ def _same(row: Row) -> str:
     return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
 
 
-def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
+def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     """The line of equal layers."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
@@ -204,8 +239,18 @@ def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
         number(row.found) if row.wanted is not None else "-",
         number(row.wanted) if row.wanted is not None else "-",
+        _carried(row),
         ", ".join(row.missing),
     )
+
+
+def _carried(row: Row) -> str:
+    """The factor that a parameter carries; in parentheses that of its place, which others carry."""
+    if row.carried != 1:
+        return number(row.carried)
+    if row.missing or not row.found or not row.wanted or math.isclose(row.found, row.wanted, rel_tol=5e-3):
+        return ""
+    return f"({number(row.wanted / row.found)})"
 
 
 def number(x: float | None) -> str:

@@ -116,6 +116,7 @@ class Measurement:
             for quantity, squares_GxNxP in starts.items():
                 rms_P = np.sqrt(squares_GxNxP[group, seed])
                 sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
+            sizes = _uncarried(sizes, info)
             trains = zip(info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
             for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
@@ -125,6 +126,43 @@ class Measurement:
                     value = float(values[step - (quantity in _OF_UPDATES)])
                     records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
         return records
+
+
+def _uncarried(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) -> dict[_Key, np.ndarray]:
+    """The sizes in the same network with its carried factors in the code (see `ParamInfo`)."""
+    factors = _carried_activations(sizes, info)
+    result = {}
+    for (quantity, name), values in sizes.items():
+        factor = 1.0
+        if quantity in ("activation", "change"):
+            factor = factors.get(name, 1.0)
+        elif name in info and quantity != "decay":
+            factor = info[name].carried if quantity != "gradient" else 1 / info[name].carried
+        if not math.isnan(factor):
+            result[quantity, name] = values / factor
+    return result
+
+
+def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) -> dict[str, float]:
+    """Name of an activation -> the factor that carrying parameters have put into it.
+
+    That is what a module of such parameters returns, and what modules around it return unchanged. NaN, if a module has
+    several factors, or is a table: the factor that the code then has may be inside or behind it.
+    """
+    start = {name: float(values[0]) for (quantity, name), values in sizes.items() if quantity == "activation"}
+    factors: dict[str, float] = {}
+    for path, leaf in info.items():
+        module = path.rpartition("/")[0]
+        has_modules = any(other.startswith(f"{module}/") and other.rpartition("/")[0] != module for other in info)
+        is_readout = leaf.role is Role.OUTPUT and not leaf.in_branch  # behind it, the outputs have their size
+        if leaf.carried != 1 and module in start and not has_modules and not is_readout:
+            is_known = leaf.role is not Role.INPUT and factors.get(module, leaf.carried) == leaf.carried
+            factors[module] = leaf.carried if is_known else math.nan
+    for name, size in start.items():
+        same = [f for module, f in factors.items() if size and math.isclose(start[module], size, rel_tol=1e-6)]
+        if same and name != OUTPUT:
+            factors = factors | {name: same[0]}
+    return factors
 
 
 _OF_UPDATES = ("update", "gradient_update", LEAST_UPDATE, MOST_UPDATE)
@@ -278,7 +316,7 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, 
         return None
     shape = leaf.shape
     into = shape[1:] if shape[:1] == outputs != shape[-1:] else shape[:-1]
-    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.carried
     values = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
     return values * np.float32(std / np.sqrt(np.mean(values**2)))
 

@@ -11,7 +11,7 @@ import optax
 from flax import traverse_util
 from flax.core.meta import AxisMetadata
 
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -142,16 +142,40 @@ def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
         )
 
 
+def audit_of(info: InfoTree) -> AuditRecord | None:
+    """The record of the audit that an info is of; ``None`` if it is of no audit."""
+    return next((leaf.audited for leaf in flatten_info(info).values() if leaf.audited is not None), None)
+
+
 def require_audited(info: InfoTree, rule: Parametrization) -> None:
-    """Raises `InputError` if ``info`` is of an audit for other exponents of the forward pass than those of ``rule``."""
-    audited = next((leaf.audited for leaf in flatten_info(info).values() if leaf.audited is not None), rule)
+    """Raises `InputError` if ``info`` is of an audit that found a fault, or one with another forward pass's rule."""
+    record = audit_of(info)
+    if record is None:
+        return
+    if record.problem:
+        raise InputError(
+            f"info is of an audit that says {record.problem} Write what print(audit) shows; or take info from "
+            "audit.accept(name, ...), with the names of what may remain."
+        )
     for name in ("alpha", "width", "gamma0_width_exponent"):
-        ours, theirs = getattr(rule, name), getattr(audited, name)
+        ours, theirs = getattr(rule, name), getattr(record.rule, name)
         if not any(hasattr(value, "dtype") for value in (ours, theirs)) and ours != theirs:  # arrays may be traced
             raise InputError(
                 f"parametrization.{name} is {ours!r}, but info is of an audit with {name} {theirs!r}: pass one rule to "
                 "both, dm.audit(..., rule=rule)."
             )
+
+
+def require_rescaled(info: InfoTree) -> None:
+    """Raises `InputError` if parameters carry factors, and their initial values were not set by this info."""
+    record = audit_of(info)
+    carriers = [path for path, leaf in flatten_info(info).items() if leaf.carried != 1]
+    if record is not None and not record.rescaled and carriers:
+        raise InputError(
+            f"{carriers[0]!r} carries a factor that is not in the code, so it must start at other values: call "
+            "params = dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init. If a run "
+            "that did so has saved these parameters, pass dm.rescaled_before(audit.info) to the optimizer."
+        )
 
 
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,8 @@ The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L
                                            times a power of a hidden matrix's own width ratio (`decay_factor`)
     6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
 
+Both scalings include the factor c that a parameter carries (`ParamInfo`), whose values the direction sees over c.
+
 Every number may be a traced JAX scalar. Building an optimizer runs nothing on a device; its ``init`` checks shapes.
 """
 
@@ -27,6 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule.info_trees import (
+    flatten_info,
     frozen_paths,
     is_info,
     map_info,
@@ -34,6 +37,7 @@ from depthmup_flax.rule.info_trees import (
     require_audited,
     require_info,
     require_inner_layers,
+    require_rescaled,
 )
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.rule.traits import check_direction
@@ -278,7 +282,9 @@ def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> lis
     ratio = lambda leaf: leaf.width_in if leaf.role is Role.HIDDEN and not plain else 1.0
     ratios = {ratio(leaf) for leaf in jax.tree.leaves(info, is_leaf=is_info) if leaf.decay}
     mask = lambda m: lambda params: map_info(lambda _, leaf, x: leaf.decay and ratio(leaf) == m, info, params)
-    return [optax.add_decayed_weights(weight_decay * m**width_exponent, mask=mask(m)) for m in sorted(ratios)]
+    decays = [optax.add_decayed_weights(weight_decay * m**width_exponent, mask=mask(m)) for m in sorted(ratios)]
+    # A carried factor multiplies weight and decay alike, except that of a parameter with an offset.
+    return [_seeing(decay, info, lambda leaf, v: v - leaf.carried_shift) for decay in decays]
 
 
 def _scaled(
@@ -293,7 +299,27 @@ def _scaled(
     require_audited(info, rule)
     require_inner_layers(info, rule)
     before, after = rule.gradient_scale, rule.update_scale
+    inner = _seeing(inner, info, ParamInfo.uncarried)
     return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]
+
+
+def _seeing(
+    inner: optax.GradientTransformation, info: InfoTree, values: Callable[[ParamInfo, jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """``inner``, which sees ``values(leaf_info, parameter)`` of parameters that carry a factor."""
+    if all(leaf.carried == 1 for leaf in flatten_info(info).values()):
+        return inner
+    inner_update = optax.with_extra_args_support(inner).update
+
+    def seen(params: ArrayTree) -> ArrayTree:
+        if params is None:
+            return None
+        return map_info(lambda _, leaf, x: x if leaf.carried == 1 else values(leaf, x).astype(x.dtype), info, params)
+
+    def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None, **extra_args: Any) -> Any:
+        return inner_update(updates, state, seen(params), **extra_args)
+
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(seen(params)), update)
 
 
 def _scale_by_info(
@@ -304,6 +330,7 @@ def _scale_by_info(
     def init(params: ArrayTree) -> optax.EmptyState:
         map_info(_require_match, info, params)
         if geometries is not None:
+            require_rescaled(info)
             _warn_of_coarse(info, params, lambda path, leaf_info: scale_of(leaf_info, geometries[path]))
         return optax.EmptyState()
 

@@ -45,6 +45,7 @@ def param_table(
     ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps, at the peak of
     the schedule (arXiv:2405.13698). A standard deviation that no initializer declares is the rule's, relative to the
     base model's: ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` it is "?".
+    ``carried`` is the factor that a parameter carries in place of the code (see `ParamInfo`), if one does.
 
     Args:
       info: from `param_info`.
@@ -56,7 +57,7 @@ def param_table(
       epoch_steps: steps of an epoch, for times in epochs; ``None`` if it is not known.
       frozen: as in `depthmup_flax.freeze`.
     """
-    header = ("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")
+    carries = any(leaf.carried != 1 for leaf in flatten_info(info).values())
     peak = learning_rate if weight_decay and learning_rate else None
     rows = []
     leaves = flatten_info(info)
@@ -65,21 +66,23 @@ def param_table(
     for name, leaf in leaves.items():
         rate = "?" if degree is None else f"{float(rule.lr_multiplier(leaf, degree, kinds[name])):.4g}"
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
-        row = (
-            name,
-            "x".join(map(str, leaf.shape)) or "scalar",
-            leaf.role + ("+branch" if leaf.in_branch else ""),
-            _initial_scale(leaf, rule),
-            f"{float(rule.forward_multiplier(leaf)):.4g}",
-            "frozen" if name in frozen_names else rate,
-            "-"
-            if eps is None or kinds[name] not in (Geometry.LINEAR, Geometry.SIGN)
-            else f"{eps / float(rule.gradient_scale(leaf)):.3g}",
-            f"{decay:g}",
-        )
-        rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)
-    columns = (*header, "decay time") if peak else header
-    table = Table(columns, rows, "<<<>>>>>>"[: len(columns)], ruled=True)  # text left, numbers right
+        has_eps = eps is not None and kinds[name] in (Geometry.LINEAR, Geometry.SIGN)
+        row = {
+            "parameter": name,
+            "shape": "x".join(map(str, leaf.shape)) or "scalar",
+            "role": leaf.role + ("+branch" if leaf.in_branch else ""),
+            "init std": _initial_scale(leaf, rule),
+            "forward": f"{float(rule.forward_multiplier(leaf)):.4g}",
+            **({"carried": f"{leaf.carried:.4g}"} if carries else {}),
+            "lr mult": "frozen" if name in frozen_names else rate,
+            "eps": f"{(eps or 0) / float(rule.gradient_scale(leaf)):.3g}" if has_eps else "-",
+            "decay": f"{decay:g}",
+            **({"decay time": _time(peak, decay, epoch_steps)} if peak else {}),
+        }
+        rows.append(row)
+    columns = tuple(rows[0]) if rows else ()
+    align = "<<<" + ">" * (len(columns) - 3)  # text left, numbers right
+    table = Table(columns, [tuple(row.values()) for row in rows], align, ruled=True)
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return ParamTable(f"{table}\n{total}", notebook_html(table, total))
@@ -88,6 +91,7 @@ def param_table(
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
     """The standard deviation if it is declared, or what the rule wants: ``base/2``, half the base model's."""
     ratio = rule.init_ratio(leaf)
+    ratio = None if ratio is None else ratio * leaf.carried
     if leaf.init_std is not None:
         return f"{leaf.init_std:.4g}"
     return "?" if ratio is None else "base" if ratio == 1 else f"base/{1 / ratio:.4g}"

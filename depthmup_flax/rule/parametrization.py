@@ -139,11 +139,24 @@ WIDTH_RULES: Mapping[Geometry, Mapping[Role, Exponents]] = {
 }
 
 
+@dataclasses.dataclass(eq=False)
+class AuditRecord:
+    """What the infos of one audit have in common. Optimizers take them for this audit's rule alone."""
+
+    rule: Parametrization
+    problem: str = ""  # why optimizers refuse them
+    rescaled: bool = False  # `depthmup_flax.rescale_init` has set initial values by them
+
+
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
     """Everything the rule needs to know about one parameter.
 
     A stacked parameter (with a leading axis of layers) has one: its layers share their ratios.
+
+    A parameter may *carry* the factor ``c`` that its place in the forward pass lacks: with ``v = c w`` for ``w``, the
+    network is the one that multiplies by ``c`` there. So ``v`` starts at ``c`` times the initial value of ``w``, and
+    trains as ``w`` does if its gradient, which is ``1/c`` times that of ``w``, and its update are multiplied by ``c``.
     """
 
     role: Role
@@ -160,8 +173,9 @@ class ParamInfo:
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
     inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
-    # The rule with which an audit compared the forward pass; ``None``: it is not from an audit.
-    audited: Parametrization | None = dataclasses.field(default=None, compare=False, repr=False)
+    carried: float = 1.0  # c
+    offset: float = 0.0  # what the forward pass adds to it: 1 for a norm that multiplies by 1 + scale
+    audited: AuditRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # None: of no audit
 
     @property
     def is_matrix(self) -> bool:
@@ -177,6 +191,15 @@ class ParamInfo:
     def fan_out(self) -> int:
         """Number of outputs of the matrix."""
         return math.prod(self.shape[axis] for axis in self.out_axes)
+
+    def uncarried(self, array: Any) -> Any:
+        """``w`` for ``v``, the values of the parameter: those of the network with the factor in its code."""
+        return array if self.carried == 1 else (array + self.offset) / self.carried - self.offset
+
+    @property
+    def carried_shift(self) -> float:
+        """``v - c w``: what a carried factor adds to a parameter that has an ``offset``."""
+        return self.offset * (self.carried - 1)
 
     @property
     def to_few_features(self) -> bool:
@@ -296,18 +319,18 @@ class Parametrization:
         return multiplier / self.output_divisor(info.model_width) if info.role in (Role.OUTPUT, Role.FIXED) else 1.0
 
     def gradient_scale(self, info: ParamInfo) -> Scalar:
-        """``gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
+        """``c * gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
         rule = WIDTH_RULES[Geometry.LINEAR][info.role]
         width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
         depth = _power(info.depth_ratio, self.alpha) if info.in_branch else 1.0
-        return width * depth * self.output_divisor(info.model_width)
+        return width * depth * self.output_divisor(info.model_width) * info.carried
 
     def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:
-        """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier, with the power `WIDTH_RULES` has."""
+        """``c * lr_factor * gamma0 * n^-c * r^-gamma``: the learning rate's multiplier, by powers of `WIDTH_RULES`."""
         rule = WIDTH_RULES[geometry][info.role]
         width = self._width(info.width_in, rule.update_in) * self._width(info.width_out, rule.update_out)
         depth = _power(info.depth_ratio, -self.update_gamma(info)) if info.in_branch else 1.0
-        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
+        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.carried
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `traits.Traits`)."""

@@ -50,10 +50,10 @@ class Kind:
         """Multipliers of a size, with a fault."""
         return Scales(width, depth, fault(mistake) if mistake else None, self.rule)
 
-    def audit(self, mistake: str = "") -> Audit:
-        """The audit of the model with a mistake."""
+    def audit(self, mistake: str = "", *, carry: bool = False) -> Audit:
+        """The audit of the model with a mistake, which parameters may ``carry``."""
         model, base = (self.model(self.scales(*size, mistake)) for size in (self.size, (BASE_WIDTH, BASE_DEPTH)))
-        return dm.audit(model, base, self.x, rule=self.rule, **self.arguments)
+        return dm.audit(model, base, self.x, rule=self.rule, carry=carry, **self.arguments)
 
     def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
         of_call = {name: value for name, value in self.arguments.items() if name not in ("output", "axes")}

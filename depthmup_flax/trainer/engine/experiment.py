@@ -18,6 +18,8 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import Audited
+from depthmup_flax.auditing.initial_scale import Start
+from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.verdict import places
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
@@ -111,7 +113,7 @@ class Experiment(abc.ABC):
     total_steps: int
     info: InfoTree = dataclasses.field(default_factory=dict)  # `ParamInfo` of a network's parameters
     audited: Audited | None = None  # of a user's network
-    init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
+    init_factors: Mapping[str, Start] = dataclasses.field(default_factory=dict)  # of a user's network, by path
     # Path of a parameter of our models -> its logical axes, by which it is sharded.
     axes: Mapping[str, AxisNames] = dataclasses.field(default_factory=dict)
 
@@ -223,12 +225,9 @@ class Experiment(abc.ABC):
 
     def _notes(self) -> str:
         """What the audit says of a network that trains all the same, and which initial values are rescaled."""
-        factors: dict[float, list[str]] = {}
-        for path, factor in self.init_factors.items():
-            factors.setdefault(factor, []).append(path)
         lines = [
-            f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
-            for factor, paths in factors.items()
+            f"init   {start}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
+            for start, paths in grouped(self.init_factors, self.init_factors.__getitem__).items()
         ]
         if self.audited is not None and self.audited.findings:
             lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")

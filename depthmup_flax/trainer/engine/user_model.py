@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import Audited, audited
-from depthmup_flax.auditing.initial_scale import init_factors, multiplied
+from depthmup_flax.auditing.initial_scale import Start, carried_factors, init_factors, multiplied
 from depthmup_flax.networks.calls import calling, model_fields, parameters
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
@@ -299,16 +298,16 @@ class UserNetwork:
 
     def init_factors(
         self, inputs: Any, rule: Parametrization, info: InfoTree, sizes: tuple[int, int] | None = None
-    ) -> dict[str, float]:
-        """Path of a parameter -> factor of its initial values, if it is not 1; see `rescale_init`."""
+    ) -> dict[str, Start]:
+        """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
         sizes = sizes or (self.config.width, self.config.depth)
         if sizes == self.base_sizes or not self.config.rescale_init:
-            return {}
+            return {path: start for path, start in carried_factors(info).items() if start.changes}
         zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), inputs)
         own, base = (
             jax.jit(self.functions(rule, *of).init)(jax.random.key(0), zeros)[0] for of in (sizes, self.base_sizes)
         )
-        return {path: x for path, x in init_factors(own, base, info, rule).items() if not math.isclose(x, 1.0)}
+        return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
 
     def task(self, rule: Parametrization) -> Task | None:
         """The training step, if that is what is made."""
@@ -321,9 +320,9 @@ class UserNetwork:
             return make() if isinstance(made[0], Task) else None
 
 
-def rescaled(functions: ModelFunctions, factors: Mapping[str, float]) -> ModelFunctions:
-    """The network with initial values multiplied by `UserNetwork.init_factors`."""
+def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:
+    """The network with initial values changed by `UserNetwork.init_factors`."""
     if not factors:
         return functions
-    factor_of = collections.defaultdict(lambda: 1.0, factors)
+    factor_of = collections.defaultdict(lambda: Start(1.0), factors)
     return dataclasses.replace(functions, start=lambda params: multiplied(params, factor_of))

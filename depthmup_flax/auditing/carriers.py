@@ -1,0 +1,252 @@
+"""Which parameters can carry a factor that a place of the forward pass lacks.
+
+A factor in front of a parameter that enters linearly is the same network as that factor in the parameter's value. So a
+set of parameters carries the factor of a place if the array there is multiplied by ``c`` when all of them are, and if
+nothing else of the forward pass changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from depthmup_flax.auditing.graph import PARAM, Graph, Node
+from depthmup_flax.auditing.uses import ACTIVATION
+from depthmup_flax.util.primitives import (
+    EXPERT_PRODUCTS,
+    LINEAR,
+    LOOKUPS,
+    MOVES,
+    POWERS,
+    PRODUCTS,
+    ROTATIONS,
+    SAME_PLACE,
+    SCALES,
+    SUMMED,
+    SUMS,
+    WRITES,
+)
+
+# An array, and the node that reads it there; -1 for all that read it.
+Place: TypeAlias = tuple[int, int]
+_TAKES_FIRST = LINEAR - SAME_PLACE - frozenset({"concatenate", "cond", "select_n", "stack"})
+_ROUNDS = 4  # parameters that leak are left out, and others looked for
+
+
+# Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.
+Carriers: TypeAlias = Mapping[str, float]
+
+
+class CarrierSearch:
+    """Looks for carriers in the graph of one model."""
+
+    def __init__(self, graph: Graph, kinds: Sequence[str]):
+        self.graph, self.nodes, self.kinds, self.needed = graph, graph.nodes, kinds, graph.needed()
+
+    def find(self, places: Collection[Place], without: Collection[str] = ()) -> Carriers | None:
+        """The nearest parameters that carry a factor of all of these places together; ``without`` some."""
+        leaks, blocked = self._leaks(places), set[str](without)
+        for _ in range(_ROUNDS):
+            try:
+                found = _Walk(self, leaks, blocked).of_all([place for place, _ in places])
+            except RecursionError:  # hundreds of sums inside of one branch
+                return None
+            if not found:
+                return None
+            if self._scales(found, places):
+                return {self.nodes[i].params["path"]: offset for i, offset in found.items()}
+            blocked |= {self.nodes[i].params["path"] for i in found}
+        return None
+
+    def _leaks(self, places: Collection[Place]) -> list[bool]:
+        """Whether the output depends on each node by a path that passes none of the places."""
+        cut, result = set(places), [False] * len(self.nodes)
+        stack = [self.graph.output] if (self.graph.output, -1) not in cut else []
+        while stack:
+            i = stack.pop()
+            if result[i]:
+                continue
+            result[i] = True
+            inputs = [*self.nodes[i].inputs, *([self.nodes[i].params["next"]] if self.nodes[i].op == "carry" else [])]
+            stack += [j for j in inputs if (j, -1) not in cut and (j, i) not in cut]
+        return result
+
+    def _scales(self, carriers: Mapping[int, float], places: Collection[Place]) -> bool:
+        """Whether the places have degree one in the carriers, and the output does not change behind the places."""
+        degrees = _Degrees(self, carriers, set(places))
+        return all(degrees.of[i] in (1.0, None) for i, _ in places) and degrees.seen[self.graph.output] in (0.0, None)
+
+
+class _Walk:
+    """From a place up to the nearest parameters in which it is homogeneous of degree one."""
+
+    def __init__(self, search: CarrierSearch, leaks: Sequence[bool], blocked: Collection[str]):
+        self.nodes, self.kinds, self.leaks, self.blocked = search.nodes, search.kinds, leaks, blocked
+        self.known: dict[int, dict[int, float] | None] = {}
+
+    def of_all(self, several: Sequence[int]) -> dict[int, float] | None:
+        """The parameters, node -> offset, of all arrays together; ``None`` if one of them cannot be carried."""
+        result: dict[int, float] = {}
+        for i in several:
+            found = self.of(i)
+            if found is None or any(result.get(j, offset) != offset for j, offset in found.items()):
+                return None
+            result |= found
+        return result
+
+    def of(self, i: int) -> dict[int, float] | None:
+        """The parameters of one array."""
+        if i not in self.known:
+            self.known[i] = {}  # a loop's carry that depends on itself
+            self.known[i] = self._of(i)
+        return self.known[i]
+
+    def _of(self, i: int) -> dict[int, float] | None:
+        node = self.nodes[i]
+        if node.value == 0:
+            return {}
+        if node.op == PARAM:
+            path = node.params["path"]
+            return None if self.leaks[i] or path in self.blocked else {i: 0.0}
+        if self.kinds[i] not in (ACTIVATION, PARAM) or node.op == "stop_gradient":
+            return None
+        if (offset := self._offset(node)) is not None:
+            return self._with_offset(node, offset)
+        inputs = [j for j in node.inputs if self.nodes[j].value != 0 or node.op in SCALES]
+        if node.op in WRITES:
+            return self.of_all([node.inputs[0], node.inputs[1 if node.op == "dynamic_update_slice" else -1]])
+        if node.op == "carry":
+            return self.of_all([*node.inputs, node.params["next"]])
+        if node.op in SUMS | {"concatenate", "stack"} or (node.op in ("max", "min") and self._is_relu(node)):
+            return self.of_all(inputs)
+        if node.op in ("select_n", "cond"):
+            return self.of_all([j for j in node.inputs[1:] if self.nodes[j].value != 0])
+        if node.op == "div" or (node.op in LOOKUPS | _TAKES_FIRST and node.op not in SAME_PLACE):
+            return self.of(node.inputs[0])
+        if node.op == "mul" or node.op in PRODUCTS | EXPERT_PRODUCTS:
+            return self._of_product(node)
+        if len(node.inputs) == 1 and node.op in SAME_PLACE | MOVES | SUMMED | ROTATIONS | LINEAR:
+            return self.of(node.inputs[0])
+        return None
+
+    def _of_product(self, node: Node) -> dict[int, float] | None:
+        """Of one factor: the weights, or what they multiply."""
+        factors = list(dict.fromkeys(node.inputs[:2]))
+        if len(factors) < 2:
+            return None
+        factors.sort(key=lambda j: self.kinds[j] != PARAM)
+        return next((found for found in map(self.of, factors) if found), None)
+
+    def _is_relu(self, node: Node) -> bool:
+        return any(self.nodes[j].value == 0 for j in node.inputs)
+
+    def _offset(self, node: Node) -> float | None:
+        """The number that is added to an array of parameters."""
+        if node.op not in ("add", "add_any") or len(node.inputs) != 2:
+            return None
+        values = [self.nodes[j].value for j in node.inputs]
+        of_param = [self.kinds[j] == PARAM for j in node.inputs]
+        return next((v for v, other in zip(values, of_param[::-1], strict=True) if v and other), None)
+
+    def _with_offset(self, node: Node, offset: float) -> dict[int, float] | None:
+        """The parameter that a number is added to, if it is that parameter alone."""
+        (j,) = (j for j in node.inputs if self.nodes[j].value is None)
+        while self.nodes[j].op in SAME_PLACE | MOVES | LOOKUPS:
+            j = self.nodes[j].inputs[0]
+        found = self.of(j) if self.nodes[j].op == PARAM else None
+        return {k: offset for k in found} if found else None
+
+
+class _Degrees:
+    """The power with which each array grows if carriers are multiplied by a number; NaN if it is no power.
+
+    ``None`` is any power: that of zero.
+
+    Attributes:
+      of: of each array.
+      seen: the same as its readers see it, with the places of the factor replaced by what the code has there.
+    """
+
+    def __init__(self, search: CarrierSearch, carriers: Mapping[int, float], cut: Collection[Place]):
+        self.nodes, self.carriers, self.cut = search.nodes, carriers, cut
+        size = len(self.nodes)
+        self.of: list[float | None] = [0.0] * size
+        self.seen: list[float | None] = [0.0] * size
+        starts: dict[int, float | None] = {}
+        for _ in range(2):  # a loop that starts from zeros has the degree of its second round
+            for i, node in enumerate(self.nodes):
+                if search.needed[i]:
+                    self.of[i] = starts.get(i) if i in starts else self._degree(i, node)
+                    self.seen[i] = 0.0 if (i, -1) in cut and self.of[i] in (1.0, None) else self.of[i]
+            starts = {
+                i: self._read(node.params["next"], i)
+                for i, node in enumerate(self.nodes)
+                if node.op == "carry" and search.needed[i] and self.of[i] is None
+            }
+            if not starts:
+                break
+        for i, node in enumerate(self.nodes):  # each round has the degree of the first
+            if (
+                node.op == "carry"
+                and search.needed[i]
+                and _sum([self.of[i], self._read(node.params["next"], i)]) != (self.of[i])
+            ):
+                self.of[i] = self.seen[i] = math.nan
+
+    def _read(self, j: int, reader: int) -> float | None:
+        """The degree of an array as one of its readers sees it."""
+        return 0.0 if (j, reader) in self.cut and self.seen[j] in (1.0, None) else self.seen[j]
+
+    def _degree(self, i: int, node: Node) -> float | None:
+        if node.value == 0:
+            return None
+        if node.op == PARAM:
+            if i not in self.carriers:
+                return 0.0
+            return 1.0 if self.carriers[i] == 0 else math.inf  # infinite: a number must be added first
+        degrees = [self._read(j, i) for j in node.inputs]
+        if not degrees:
+            return 0.0
+        if any(degree == math.inf for degree in degrees):
+            return self._behind_offset(node, degrees)
+        if all(degree == 0 for degree in degrees):
+            return 0.0
+        if any(degree is not None and math.isnan(degree) for degree in degrees):
+            return math.nan
+        return self._of_operation(node, degrees)
+
+    def _behind_offset(self, node: Node, degrees: Sequence[float | None]) -> float | None:
+        if node.op in SAME_PLACE | MOVES | LOOKUPS and not any(degrees[1:]):
+            return math.inf
+        values = [self.nodes[j].value for j in node.inputs]
+        is_sum = node.op in ("add", "add_any") and set(degrees) == {math.inf, 0.0}
+        return 1.0 if is_sum and any(value in self.carriers.values() for value in values) else math.nan
+
+    def _of_operation(self, node: Node, degrees: Sequence[float | None]) -> float | None:
+        op = node.op
+        if op in SUMS | {"concatenate", "stack"}:
+            return _sum(degrees)
+        if op in ("max", "min") and len(degrees) == 2:
+            return _sum(degrees)
+        if op in ("select_n", "cond"):
+            return _sum(degrees[1:]) if degrees[0] == 0 else math.nan
+        if op in PRODUCTS | EXPERT_PRODUCTS | {"mul"}:
+            return None if None in degrees[:2] else sum(d for d in degrees[:2] if d is not None)
+        if op == "div":
+            top, bottom = degrees
+            return None if top is None else math.nan if bottom is None else top - bottom
+        if op in WRITES:
+            return _sum([degrees[0], degrees[1 if op == "dynamic_update_slice" else -1]])
+        if op in LINEAR | SUMMED | ROTATIONS or op.startswith(("reduce_", "cum")):
+            return degrees[0] if all(d in (0.0, None) for d in degrees[1:]) and op != "reduce_prod" else math.nan
+        if op in POWERS or op == "abs":
+            power = 1.0 if op == "abs" else node.params["y"] if op == "integer_pow" else POWERS[op]
+            return None if degrees[0] is None else power * degrees[0]
+        return math.nan if any(d != 0 and d is not None for d in degrees) else 0.0
+
+
+def _sum(degrees: Sequence[float | None]) -> float | None:
+    """The degree of a sum."""
+    known = {d for d in degrees if d is not None}
+    return math.nan if len(known) > 1 else known.pop() if known else None

@@ -1,0 +1,252 @@
+"""Parameters carry a factor that the code lacks: the network is then the one with the factor in its code."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.auditing import rescaled_before
+from depthmup_flax.util.errors import InputError
+
+RULE = dm.get_parametrization("depth_mup")
+BASE, SIZE = (8, 1), (32, 4)  # width, depth
+TOKENS, WINDOW, STEPS = 11, 6, 50
+
+
+def rms_normed(x):
+    return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def transformer(size, edited):
+    """A tied GPT with branches that end in a matrix, in a LayerScale, in a norm of Gemma; one growing head."""
+    width, depth = size
+    multiplier = RULE.residual_multiplier(depth / BASE[1]) if edited else 1.0
+    root = (BASE[0] if edited else width) ** 0.5
+    scale = RULE.attention_scale(width, BASE[0]) if edited else width**-0.5
+    logits = RULE.readout_multiplier(width / BASE[0]) if edited else 1.0
+
+    def apply(p, tokens):
+        h = p["table"][tokens] * root
+        for layer in range(depth):
+            q = p[f"block_{layer}"]
+            y = rms_normed(h) * q["norm"]
+            scores = jnp.einsum("bte,bse->bts", y @ q["query"] + q["query_bias"], y @ q["key"]) * scale
+            scores = jnp.where(jnp.tril(jnp.ones((WINDOW, WINDOW), bool)), scores, -1e9)
+            y = jax.nn.softmax(scores) @ (y @ q["value"])
+            h = h + multiplier * (y @ q["out"] + q["out_bias"])
+            h = h + multiplier * (jax.nn.gelu(rms_normed(h) @ q["up"]) @ q["down"]) * q["layer_scale"]
+            y = jax.nn.gelu(rms_normed(h) @ q["up_2"]) @ q["down_2"]
+            h = h + multiplier * rms_normed(y) * (1 + q["gemma"])
+        return (rms_normed(h) * p["final"] + p["final_bias"]) @ p["table"].T * logits
+
+    return apply
+
+
+def convolutional(size, edited):
+    """A ResNet with an untied readout and a bias, whose branches end in a product and in a rectified one."""
+    width, depth = size
+    multiplier = RULE.residual_multiplier(depth / BASE[1]) if edited else 1.0
+    logits = RULE.readout_multiplier(width / BASE[0]) if edited else 1.0
+    conv = functools.partial(jax.lax.conv_general_dilated, window_strides=(1,), padding="SAME")
+    conv = functools.partial(conv, dimension_numbers=("NWC", "WIO", "NWC"))
+
+    def apply(p, tokens):
+        h = conv(jax.nn.one_hot(tokens, TOKENS), p["stem"])
+        for layer in range(depth):
+            q = p[f"block_{layer}"]
+            h = h + multiplier * conv(jax.nn.relu(conv(rms_normed(h), q["up"])), q["down"])
+            h = h + multiplier * jax.nn.relu(rms_normed(h) @ q["last"] + q["last_bias"])
+        return rms_normed(h) @ p["head"] * logits + p["head_bias"]
+
+    return apply
+
+
+def shapes(make, size):
+    width, depth = size
+    w, square = (width,), (width, width)
+    if make is transformer:
+        block = dict(norm=w, query=square, query_bias=w, key=square, value=square, out=square, out_bias=w)
+        block |= dict(up=(width, 2 * width), down=(2 * width, width), layer_scale=w)
+        block |= dict(up_2=(width, 2 * width), down_2=(2 * width, width), gemma=w)
+        outer = dict(table=(TOKENS, width), final=w, final_bias=w)
+    else:
+        block = dict(up=(3, width, width), down=(3, width, width), last=square, last_bias=w)
+        outer = dict(stem=(3, TOKENS, width), head=(width, TOKENS), head_bias=(TOKENS,))
+    return outer | {f"block_{layer}": block for layer in range(depth)}
+
+
+def initial(make, size):
+    rng = np.random.default_rng(0)
+
+    def draw(path, shape):
+        name = path[-1].key
+        std = 1.0 if name == "table" else np.prod(shape[:-1]) ** -0.5 if len(shape) > 1 else 0.1
+        return jnp.asarray(rng.normal(float(name in ("norm", "final", "layer_scale")), std, shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes(make, size), is_leaf=lambda x: isinstance(x, tuple))
+
+
+BATCH = jnp.asarray(np.random.default_rng(1).integers(0, TOKENS, (4, WINDOW)))
+
+
+def audited(make, edited, size=SIZE):
+    pair = lambda size: (make(size, edited), initial(make, size))
+    return dm.audit(pair(size), pair(BASE), BATCH, rule=RULE)
+
+
+def trained(make, edited, optimizer):
+    """The losses, and the parameters as those of the network with the factors in its code."""
+    audit = audited(make, edited)
+    info = audit.info
+    params = dm.rescale_init(initial(make, SIZE), initial(make, BASE), info, RULE)
+    tx, apply = optimizer(info), make(SIZE, edited)
+
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(apply(params, BATCH), jnp.roll(BATCH, -1, 1)).mean()
+
+    def step(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    (params, _), losses = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, STEPS))(params)
+    return losses, jax.tree.map(lambda leaf, v: leaf.uncarried(v), info, params, is_leaf=lambda x: hasattr(x, "role"))
+
+
+SCHEDULE = optax.cosine_decay_schedule(1e-3, STEPS)
+OPTIMIZERS = {
+    "momentum": lambda info: dm.sgd(3e-3, info, RULE, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda info: dm.adamw(SCHEDULE, info, RULE, weight_decay=0.1, clip_rms=0.01, eps=1e-3),
+    "lion": lambda info: dm.depthmup(optax.scale_by_lion(), info, RULE, 1e-4, weight_decay=0.1),
+    "muon": lambda info: dm.muon(SCHEDULE, info, RULE, weight_decay=0.1, clip_rms=0.01),
+    "lamb": lambda info: dm.depthmup(
+        optax.chain(optax.scale_by_adam(eps=1e-3), optax.scale_by_trust_ratio()), info, RULE, 1e-3, weight_decay=0.1
+    ),
+    "factored": lambda info: dm.depthmup(
+        optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=4), optax.scale_by_param_block_rms()),
+        info, RULE, SCHEDULE, weight_decay=0.1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (transformer, "adamw"),
+        *(pytest.param(transformer, name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "adamw"),
+        *(pytest.param(convolutional, name, marks=pytest.mark.slow) for name in ("momentum", "adamw", "muon")),
+    ],
+)
+def test_a_network_that_carries_its_factors_trains_as_the_one_with_the_factors_in_its_code(make, name):
+    losses, params = trained(make, False, OPTIMIZERS[name])
+    wanted, wanted_params = trained(make, True, OPTIMIZERS[name])
+    assert wanted[-1] < wanted[0] - 0.05
+    np.testing.assert_allclose(losses, wanted, rtol=2e-5)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-4), params, wanted_params)
+
+
+def test_each_factor_is_carried_by_the_nearest_parameters_that_are_used_nowhere_else():
+    audit = audited(transformer, False)
+    m, r = SIZE[0] / BASE[0], SIZE[1] / BASE[1]
+    carried = {row.path: row.carried for row in audit.rows if row.carried != 1}
+    blocks = {f"block_{n}/{name}" for n in range(SIZE[1]) for name in ("out", "out_bias", "layer_scale", "gemma")}
+    queries = {f"block_{n}/{name}" for n in range(SIZE[1]) for name in ("query", "query_bias")}
+    assert audit.ok
+    assert carried.keys() == blocks | queries | {"table", "final", "final_bias"}
+    assert all(carried[path] == pytest.approx(r**-0.5) for path in blocks)
+    assert all(carried[path] == pytest.approx(m**-0.5) for path in queries)
+    # Embeddings are multiplied by sqrt(width): the table has m^-1/2 of it, so that what it multiplies has the rest.
+    assert carried["table"] == pytest.approx(m**-0.5)
+    assert carried["final"] == carried["final_bias"] == pytest.approx(m**-0.5)
+    assert {row.info.offset for row in audit.rows if row.path.endswith("gemma")} == {1.0}
+
+
+def test_a_model_with_its_factors_in_the_code_carries_none():
+    for make in (transformer, convolutional):
+        assert {row.carried for row in audited(make, True).rows} == {1.0}
+
+
+def branch_net(end):
+    """A residual network whose branch is ``end(parameters of the block, normed stream)``; it has two matrices."""
+
+    def make(width, depth):
+        block = {"a": jax.ShapeDtypeStruct((width, width), jnp.float32)}
+        block["b"] = block["a"]
+        outer = {"stem": jax.ShapeDtypeStruct((5, width), jnp.float32)}
+        params = outer | {f"block_{layer}": block for layer in range(depth)}
+
+        def apply(p, x):
+            h = x @ p["stem"]
+            for layer in range(depth):
+                h = h + end(p[f"block_{layer}"], rms_normed(h))
+            return rms_normed(h)[:, 0]
+
+        return apply, params
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("end", "carriers"),
+    [
+        (lambda q, h: jax.nn.gelu(h @ q["a"]) @ q["b"], {"b"}),
+        (lambda q, h: jnp.maximum(h @ q["a"], 0) + h @ q["b"], {"a", "b"}),
+        (lambda q, h: jax.nn.sigmoid(h @ q["a"]) * (h @ q["b"]), {"b"}),
+        (lambda q, h: jnp.concatenate([h @ q["a"], h @ q["b"]], 1)[:, ::2], {"a", "b"}),
+        (lambda q, h: jax.checkpoint(lambda y: y @ q["b"])(jnp.tanh(h @ q["a"])), {"b"}),
+        (lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]), None),  # a nonlinearity at the end
+        (lambda q, h: (h @ q["a"]) * (h @ q["a"]) + h @ q["b"], None),  # a square
+        (lambda q, h: rms_normed(jnp.tanh(h @ q["a"]) @ q["b"]), None),  # a norm without a scale
+        (lambda q, h: jnp.tanh(jnp.tanh(h @ q["a"]) @ q["b"]) @ q["b"], None),  # its weights act twice
+    ],
+)
+def test_a_branch_is_carried_by_what_it_is_homogeneous_in_or_by_nothing(end, carriers):
+    make = branch_net(end)
+    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE)
+    found = {row.path.partition("/")[2] for row in audit.rows if row.carried != 1}
+    assert found == (carriers or set())
+    assert (carriers is None) == ("missing_branch_multiplier" in [f.name for f in audit.findings])
+
+
+@pytest.mark.parametrize("size", [BASE, (SIZE[0], BASE[1]), (BASE[0], SIZE[1])])
+def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
+    audit = audited(transformer, False, size)
+    params = dm.rescale_init(initial(transformer, size), initial(transformer, BASE), audit.info, RULE)
+    dm.adamw(1e-3, audit.info, RULE).init(params)
+    carries = {path.rpartition("/")[2] for row in audit.rows if row.carried != 1 for path in [row.path]}
+    of_width, of_depth = (
+        {"query", "query_bias", "table", "final", "final_bias"},
+        {"out", "out_bias", "layer_scale", "gemma"},
+    )
+    assert carries == (of_width if size[0] != BASE[0] else set()) | (of_depth if size[1] != BASE[1] else set())
+
+
+def test_optimizers_refuse_the_info_of_an_audit_that_is_not_ok_unless_what_remains_is_named():
+    make = branch_net(lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]))
+    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE)
+    with pytest.raises(InputError, match="missing_branch_multiplier"):
+        dm.adamw(1e-3, audit.info, RULE)
+    with pytest.raises(InputError, match="accept has 'readout'"):
+        audit.accept("readout")
+    dm.adamw(1e-3, audit.accept("missing_branch_multiplier").info, RULE)
+
+
+def test_initial_values_that_were_not_rescaled_are_refused_by_the_optimizers_init():
+    params, base = initial(convolutional, SIZE), initial(convolutional, BASE)
+    info = audited(convolutional, False).info
+    with pytest.raises(InputError, match="rescale_init"):
+        dm.adamw(1e-3, info, RULE).init(params)
+    dm.rescale_init(params, base, info, RULE)
+    dm.adamw(1e-3, info, RULE).init(params)
+    dm.adamw(1e-3, rescaled_before(audited(convolutional, False).info), RULE).init(params)
+
+
+def test_without_carrying_the_same_audit_wants_code():
+    pair = lambda size: (convolutional(size, False), initial(convolutional, size))
+    audit = dm.audit(pair(SIZE), pair(BASE), BATCH, rule=RULE, carry=False)
+    assert [finding.name for finding in audit.findings] == ["missing_branch_multiplier", "readout_not_scaled"]

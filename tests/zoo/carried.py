@@ -1,0 +1,43 @@
+"""Models with a mistake that parameters carry: each is the right model, at numbers drawn at random."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .cases import Kind
+
+CARRIED, NAMED, UNREAD, WRONG = "carried", "missing", "not judged", "wrong"
+
+
+def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
+    """What becomes of a mistake if parameters may carry it, and how far the outputs are from the right model's."""
+    audit = kind.audit(mistake, carry=True)
+    if not audit.ok:
+        return (NAMED if audit.findings else UNREAD), 0.0
+    (right, shapes), (wrong, _) = (kind.model(kind.scales(*kind.size, name)) for name in ("", mistake))
+    rng = np.random.default_rng(0)
+    draw = lambda x: jnp.asarray(_drawn(rng, x))
+    params, inputs = jax.tree.map(draw, shapes), jax.tree.map(draw, kind.x)
+    carries = lambda info, w: info.carried * w + info.carried_shift
+    carrying = jax.tree.map(carries, audit.info, params, is_leaf=lambda x: hasattr(x, "role"))
+    of = lambda function, params: np.asarray(_call(function, params, inputs, kind.arguments.get("output")))
+    wanted, found = of(right, params), of(wrong, carrying)
+    error = float(np.max(np.abs(wanted - found)) / np.max(np.abs(wanted)))
+    return (CARRIED if error < 2e-3 or math.isnan(error) else WRONG), error
+
+
+def _drawn(rng: np.random.Generator, x: Any) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return rng.normal(0, 0.5, x.shape).astype(x.dtype)
+    return rng.integers(0, 2, x.shape).astype(x.dtype)
+
+
+def _call(function: Any, params: Any, inputs: Any, output: Any) -> jax.Array:
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    result = jax.jit(function)(params, *arguments)
+    return result if output is None else output(result) if callable(output) else result[output]
