@@ -169,9 +169,7 @@ class Audit:
     @property
     def _parts(self) -> list[str | Table]:
         """The verdict in one line, a table with equal layers in one row, findings, what was not judged, and notes."""
-        columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "missing")
-        table = Table(columns, list(map(_cells, grouped(self.rows, _same).values())), "<<<>>><", ruled=True)
-        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", table, *_wrapped(self._ratios, "")]
+        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
         parts += ["\n".join(["", *lines]) for lines in listed(self.findings, self.not_judged)]
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
