@@ -31,11 +31,12 @@ from flax import nnx
 from zoo.catalog import KINDS
 
 import depthmup_flax as dm
-from depthmup_flax import Axes, InputError, Role, audit, depthmup, param_info, rescale_init
+from depthmup_flax import Axes, InputError, Role, depthmup, param_info, rescale_init
 from depthmup_flax.auditing import model_audit
 from depthmup_flax.rule.info_trees import flatten_info, info_to_json, is_info
 
 VECTORS = jax.ShapeDtypeStruct((3, 6), jnp.float32)
+audit = functools.partial(dm.audit, carry=False)  # carriers_test.py has what parameters carry
 
 
 def both(model, *args, **kwargs):
@@ -446,36 +447,45 @@ def not_judged(result):
     return [place.name for place in result.not_judged]
 
 
-def test_two_models_of_one_size_or_swapped_ones_are_not_judged():
+def test_swapped_models_are_not_judged():
     model, base = both(AutoNamed)
-    assert not_judged(audit(model, model, VECTORS)) == ["width", "depth"]
     assert not_judged(audit(base, model, VECTORS)) == ["sizes"]
     assert not audit(base, model, VECTORS).ok
 
 
-@pytest.mark.parametrize("axis", ["width", "depth"])
-def test_an_axis_of_equal_size_is_not_judged_unless_the_user_does_not_scale_it(axis):
-    model, base = both(AutoNamed)
-    equal = model.clone(**{axis: getattr(base, axis)})
-    (other,) = {"width", "depth"} - {axis}
-    result = audit(equal, base, VECTORS)
-    assert (result.verdict, not_judged(result)) == ("not judged", [axis])
-    assert f"axes='{other}'" in result.not_judged[0].code
-    assert audit(equal, base, VECTORS, axes=other).ok
+def equal_in(result):
+    """The axes of equal size that the notes name."""
+    is_noted = lambda how: any(f"the model is as {how} as the base model" in note for note in result.notes)
+    return [axis for axis, how in (("width", "wide"), ("depth", "deep")) if is_noted(how)]
+
+
+@pytest.mark.parametrize(
+    ("axis", "edit", "carriers"), [("width", "no_readout", {"o", "down"}), ("depth", "no_multiplier", {"head"})]
+)
+def test_on_an_axis_of_equal_size_every_carried_factor_is_1_and_a_note_says_so(axis, edit, carriers):
+    size, other = {"width": WIDTH, "depth": DEPTH}[axis], {"width": "no_multiplier", "depth": "no_readout"}[axis]
+    for wrong, carried in ((edit, set()), (other, carriers)):
+        models = gpt(edit=wrong, **{axis: size})
+        result = dm.audit(*models, TOKENS)
+        assert result.ok
+        assert {row.path.partition("_")[0] for row in result.rows if row.carried != 1} == carried
+        assert equal_in(result) == [axis]
+        assert not equal_in(dm.audit(*models, TOKENS, axes={"width", "depth"} - {axis}))
+    assert equal_in(dm.audit(models[1], models[1], TOKENS)) == ["width", "depth"]
 
 
 def test_the_verdict_has_three_values_and_is_the_first_line():
     right, wrong = audited(), audited(edit="no_readout")
-    same = audit(*gpt(depth=DEPTH), TOKENS)
-    results = {"ok": right, "missing": wrong, "not judged": same}
+    swapped = audit(*reversed(gpt()), TOKENS)
+    results = {"ok": right, "missing": wrong, "not judged": swapped}
     assert {verdict: result.verdict for verdict, result in results.items()} == {v: v for v in results}
     assert [bool(result) for result in results.values()] == [result.ok for result in results.values()]
     assert all(str(result).startswith(f"{verdict}: ") for verdict, result in results.items())
     right.require()
     with pytest.raises(InputError, match="missing: readout_not_scaled"):
         wrong.require()
-    with pytest.raises(InputError, match="not judged: depth"):
-        same.require()
+    with pytest.raises(InputError, match="not judged: sizes"):
+        swapped.require()
 
 
 def test_layers_without_residual_sums_are_not_judged_for_the_depth():
@@ -615,7 +625,8 @@ def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
         ]
         for e in ("", "no_multiplier")
     )
-    assert not_judged(audit(*right, TOKENS)) == ["depth"]
+    assert equal_in(audit(*broken, TOKENS)) == ["depth"]
+    assert not equal_in(audit(*right, TOKENS, depth_ratio=2.0))
     assert audit(*right, TOKENS, depth_ratio=2.0).ok
     assert names(audit(*broken, TOKENS, depth_ratio=2.0)) == ["missing_branch_multiplier"]
 
@@ -623,7 +634,7 @@ def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
 def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
     result = audit(*gpt(edit="no_multiplier", width=WIDTH), TOKENS)
     assert names(result) == ["missing_branch_multiplier"]
-    assert not_judged(result) == ["width"]
+    assert equal_in(result) == ["width"]
     assert role_of(result, "embedding")[0] is Role.INPUT
     assert role_of(result, "head")[0] is Role.OUTPUT
     assert role_of(result, "q_0")[0] is Role.HIDDEN

@@ -107,7 +107,7 @@ def audited(
         tree, back = names(_shapes(body, sizes, x))
         call = lambda values, *x, sizes=sizes, back=back: body(Net(*sizes, mistake, back(values)), *x)
         models.append((call, tree))
-    return dm.audit(*models, x, **options)
+    return dm.audit(*models, x, carry=False, **options)
 
 
 # --- branches without weights
