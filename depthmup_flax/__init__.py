@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax.auditing import audit, rescale_init
+    from depthmup_flax.auditing import audit, baked, rescale_init, rescaled_before
     from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
@@ -65,11 +65,11 @@ __all__ = [
     "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "LadderPlan", "Network",
     "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch", "Role", "Search",
     "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamw", "annotated", "at_scale",
-    "attention_fn", "audit", "checked_network", "clip_by_global_rms", "coord_check", "create_model", "depthmup",
-    "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report", "muon", "muon_geometry",
-    "param_info", "param_table", "powers_of_two", "proxy_config", "read_records", "recipe", "rescale_init",
-    "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of", "sgd", "sweep", "sweep_config",
-    "tune",
+    "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "coord_check", "create_model",
+    "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report", "muon",
+    "muon_geometry", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records", "recipe",
+    "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of",
+    "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
@@ -82,7 +82,7 @@ _NAMES = {
     "search.forecast.allocation": "recipe",
     "search.forecast.forecasting": "forecast",
     "report.sweep_report": "Report make_report",
-    "auditing": "audit rescale_init",
+    "auditing": "audit baked rescale_init rescaled_before",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",

@@ -11,7 +11,7 @@ In the order in which `model_audit.audit` calls them:
 `config_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
 """
 
-from depthmup_flax.auditing.initial_scale import Start, init_factors, multiplied, rescale_init, rescaled_before
+from depthmup_flax.auditing.initial_scale import Start, baked, init_factors, multiplied, rescale_init, rescaled_before
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.verdict import Audit, Finding
 
@@ -20,6 +20,7 @@ __all__ = [
     "Finding",
     "Start",
     "audit",
+    "baked",
     "init_factors",
     "multiplied",
     "rescale_init",

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,13 +14,13 @@ import jax
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.relative_factors import nearest
-from depthmup_flax.auditing.verdict import Audit, Finding, listed
+from depthmup_flax.auditing.verdict import Audit, Finding, Row, listed
 from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.calls import calling
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
-from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.info_trees import is_info, path_name
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.rule.roles import init_shapes, param_info
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -61,7 +61,8 @@ def audited(
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
     At the base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger
-    in that respect, with ratios of 1. A Linen network whose parameters are all annotated keeps its annotations.
+    in that respect, with ratios of 1. A Linen network whose parameters are all annotated keeps its annotations. Factors
+    that the code lacks are carried, see `depthmup_flax.audit`.
 
     Args:
       build: (width, depth) -> what `model_functions` takes.
@@ -87,15 +88,19 @@ def audited(
     shapes, _ = own.shapes(inputs)
     annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
-    model, kwargs = larger.auditable()
     base_model, _ = base.auditable()
-    options = {"rule": rule, "output": output, **kwargs}
+
+    def of(network: ModelFunctions, sizes: Sizes) -> Audit:
+        model, kwargs = network.auditable()
+        options = {"rule": rule, "output": output, **kwargs}
+        with_ratio = lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options)
+        return _by_their_count(with_ratio, sizes[1] / base_sizes[1])
+
     try:
-        result = _by_their_count(
-            lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options),
-            larger_sizes[1] / base_sizes[1],
-        )
+        result = of(larger, larger_sizes)
         info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
+        at_size = result if sizes == larger_sizes else None if sizes == base_sizes else of(own, sizes)
+        info = _carrying(info, () if at_size is None else at_size.rows)
     except InputError as error:
         if annotated_info is None:
             raise
@@ -110,18 +115,33 @@ def audited(
     return Audited(info, certain, result.not_judged, tuple(notes), result)
 
 
+def _carrying(info: InfoTree, rows: Sequence[Row]) -> InfoTree:
+    """``info`` with the carried factors of ``rows``, those of this size."""
+    carried = {row.path: row.info for row in rows if row.info is not None and row.info.carried != 1}
+
+    def of(path: Any, leaf: ParamInfo) -> ParamInfo:
+        one = carried.get(path_name(path))
+        return dataclasses.replace(leaf, carried=one.carried if one else 1.0, offset=one.offset if one else 0.0)
+
+    return jax.tree_util.tree_map_with_path(of, info, is_leaf=is_info)
+
+
 def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:
     """The audit with the depth ratio of the trace or, if branches are right for it, with that of the user's own count.
 
     Residual sums may not be proportional to what the user calls depth, as with one more block in front.
     """
     result = audit_with(None)
-    is_branch = lambda finding: finding.name == "missing_branch_multiplier"
-    if any(map(is_branch, result.findings)):
+
+    def lacks(result: Audit) -> bool:
+        carries = any(row.in_branch and row.carried != 1 for row in result.rows)
+        return carries or any(finding.name == "missing_branch_multiplier" for finding in result.findings)
+
+    if lacks(result):
         annotated = {row.info.depth_ratio for row in result.rows if row.info is not None and row.info.in_branch}
         for other in sorted({ratio, *annotated} - {result.depth_ratio}):
             again = audit_with(other)
-            if not any(map(is_branch, again.findings)):
+            if not lacks(again):
                 return again
     return result
 

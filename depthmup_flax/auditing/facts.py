@@ -94,6 +94,7 @@ class Branch:
     stream: int  # of parallel ones, such as an encoder's and a decoder's
     inner: float  # the number of sums inside it
     end: int  # the node that the sum adds
+    matrices: int  # the most products with parameters that follow one another inside
 
     @functools.cached_property
     def kind(self) -> frozenset[str]:
@@ -315,7 +316,16 @@ class _Reader:
             stream,
             inner,
             s.branch,
+            self._matrices(s),
         )
+
+    def _matrices(self, s: ResidualSum) -> int:
+        """`Branch.matrices`."""
+        count: dict[int, int] = {}
+        for i in sorted(self.graph.upstream(s.branch, lambda i: i <= s.start)):
+            is_product = i > s.start and any(use.kind == PRODUCT for use in self.at.get(i, ()))
+            count[i] = max((count.get(j, 0) for j in self.graph.nodes[i].inputs), default=0) + is_product
+        return count[s.branch]
 
     @functools.cached_property
     def _carried(self) -> Terms:

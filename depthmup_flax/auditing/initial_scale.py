@@ -97,6 +97,14 @@ def carried_factors(info: InfoTree) -> dict[str, Start]:
     return {path: Start(leaf.carried, leaf.carried_shift) for path, leaf in flatten_info(info).items()}
 
 
+def baked(params: ArrayTree, info: InfoTree) -> ArrayTree:
+    """The parameters of a model with its factors in the code, as those of the plain model, which carry them.
+
+    ``info`` is of the plain model's audit. Both compute the same outputs, up to rounding.
+    """
+    return multiplied(params, carried_factors(info))
+
+
 def rescaled_before(info: InfoTree) -> InfoTree:
     """``info`` of parameters that start at values which an earlier run set by `rescale_init` and saved."""
     carried_factors(info)

@@ -221,6 +221,12 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
 
 def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
     notes = [] if compared.facts.depth else ["the trace finds no residual sums."]
+    matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
+    if matrices > 1 and compared.rule.alpha == 0.5:
+        notes.append(
+            f"branches have {matrices} weight matrices in a row: for two or more, arXiv:2603.00541 and CompleteP "
+            "advise 1/r in place of r^-1/2. Try both on yours:\nwrite: rule = dm.get_parametrization('completep')"
+        )
     is_coarse = lambda dtype: jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16
     of_rows = {
         "map the width to a fixed number of features: start at zero, or with a standard deviation of 1/fan_in. With "

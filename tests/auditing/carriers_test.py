@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.auditing import rescaled_before
 from depthmup_flax.util.errors import InputError
 
 RULE = dm.get_parametrization("depth_mup")
@@ -243,7 +242,21 @@ def test_initial_values_that_were_not_rescaled_are_refused_by_the_optimizers_ini
         dm.adamw(1e-3, info, RULE).init(params)
     dm.rescale_init(params, base, info, RULE)
     dm.adamw(1e-3, info, RULE).init(params)
-    dm.adamw(1e-3, rescaled_before(audited(convolutional, False).info), RULE).init(params)
+    dm.adamw(1e-3, dm.rescaled_before(audited(convolutional, False).info), RULE).init(params)
+
+
+def test_parameters_of_the_edited_model_are_baked_into_those_of_the_plain_one():
+    params, info = initial(transformer, SIZE), audited(transformer, False).info
+    wanted, found = transformer(SIZE, True)(params, BATCH), transformer(SIZE, False)(dm.baked(params, info), BATCH)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_audit_counts_the_matrices_in_a_row_and_says_where_theory_advises_another_exponent():
+    ends = (lambda q, h: h @ q["a"] + h @ q["b"]), (lambda q, h: jax.nn.gelu(h @ q["a"]) @ q["b"])
+    notes = [
+        " ".join(dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE).notes) for make in map(branch_net, ends)
+    ]
+    assert ["weight matrices in a row" in text for text in notes] == [False, True]
 
 
 def test_without_carrying_the_same_audit_wants_code():
