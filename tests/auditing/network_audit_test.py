@@ -14,6 +14,7 @@ from user_networks import (
     LinenNet,
     NnxNet,
     branch_factor,
+    end,
     haiku_net,
     pair_net,
     readout_factor,
@@ -81,12 +82,25 @@ def build_of(kind, edit=""):
 
 
 @pytest.mark.parametrize(
-    ("edit", "name"), [("no_branch", "missing_branch_multiplier"), ("no_readout", "readout_not_scaled")]
+    ("kind", "sizes"),
+    [(kind, sizes) for kind in KINDS for sizes in SIZES[:2]] + [("pair", sizes) for sizes in SIZES[2:]],
 )
+def test_a_missing_multiplier_is_carried_by_the_factor_of_the_networks_own_size(kind, sizes):
+    m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
+    for edit, layer, factor in (("no_branch", "block", r**-0.5), ("no_readout", "head", 1 / m)):
+        result = audited(build_of(kind, edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+        assert (result.findings, result.text) == ((), "")
+        carried = {path: one.carried for path, one in flatten_info(result.info).items()}
+        # The readout is multiplied in front of its matrix, so its bias is not.
+        carries = lambda path, layer=layer: path.startswith(layer) and by_hand(path, m, r)[0] is not FIXED
+        assert carried == {path: pytest.approx(factor if carries(path) else 1) for path in carried}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_multiplier_is_found_at_the_bases_own_size_with_the_code_to_write(kind, edit, name):
-    result = audited(build_of(kind, edit), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
-    assert [finding.name for finding in result.findings] == [name]
+def test_what_no_parameter_carries_is_found_at_the_bases_own_size_with_the_code_to_write(kind):
+    result = audited(build_of(kind, "bent"), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+    (name,) = [finding.name for finding in result.findings]
+    assert name == "missing_branch_multiplier"
     assert name in result.text
     assert "write:" in result.text
     assert result.text in str(result.audit)
@@ -127,7 +141,8 @@ class OneMore(LinenNet):
     def __call__(self, x):
         h = nn.Dense(self.width, name="stem")(x)
         for i in range(self.depth + 1):
-            h = h + branch_factor(self.depth, self.edit) * nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h = h + branch_factor(self.depth, self.edit) * end(y, self.edit)
         return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
 
 
@@ -136,7 +151,10 @@ def test_branches_may_be_counted_as_the_user_counts(sizes):
     result = audited(of(OneMore), sizes, (WIDTH, DEPTH), VECTORS, RULE)
     assert result.findings == ()
     assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
-    assert audited(of(OneMore, "no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
+    assert audited(of(OneMore, "bent"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
+    carrying = audited(of(OneMore, "no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+    block = flatten_info(carrying.info)["block_0/kernel"]
+    assert block.carried == pytest.approx(block.depth_ratio**-0.5)
 
 
 def annotated(width, depth):

@@ -16,7 +16,12 @@ TOKENS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
 
 
 def branch_factor(depth, edit):
-    return 1.0 if edit == "no_branch" else RULE.residual_multiplier(depth / DEPTH)
+    return 1.0 if edit in ("no_branch", "bent") else RULE.residual_multiplier(depth / DEPTH)
+
+
+def end(y, edit):
+    """Of a branch: of a nonlinearity, no parameter carries the factor."""
+    return jnp.tanh(y) if edit == "bent" else y
 
 
 def readout_factor(width, edit):
@@ -49,7 +54,7 @@ class LinenNet(nn.Module):
         for i in range(self.depth):
             y = nn.BatchNorm(use_running_average=not train, name=f"norm_{i}")(h)
             y = nn.Dropout(0.5, deterministic=not train)(nn.Dense(self.width, name=f"block_{i}")(nn.relu(y)))
-            h = h + branch_factor(self.depth, self.edit) * y
+            h = h + branch_factor(self.depth, self.edit) * end(y, self.edit)
         return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
 
 
@@ -59,12 +64,12 @@ class NnxNet(nnx.Module):
         self.norm = nnx.List([nnx.BatchNorm(width, rngs=rngs) for _ in range(depth)])
         self.block = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
         self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.factors = branch_factor(depth, edit), readout_factor(width, edit)
+        self.factors, self.edit = (branch_factor(depth, edit), readout_factor(width, edit)), edit
 
     def __call__(self, x):
         h = self.stem(x)
         for norm, block in zip(self.norm, self.block, strict=True):
-            h = h + self.factors[0] * self.drop(block(jax.nn.relu(norm(h))))
+            h = h + self.factors[0] * end(self.drop(block(jax.nn.relu(norm(h)))), self.edit)
         return self.head(h * self.factors[1])
 
 
@@ -75,19 +80,20 @@ class EqxNet(eqx.Module):
     head: eqx.nn.Linear
     factors: tuple
     drop: eqx.nn.Dropout
+    edit: str = eqx.field(static=True)
 
     def __init__(self, width, depth, edit="", *, key):
         keys = jax.random.split(key, depth + 2)
         self.stem, self.head = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, 3, key=keys[1])
         self.norm = [eqx.nn.LayerNorm(width) for _ in range(depth)]
         self.block = [eqx.nn.Linear(width, width, key=k) for k in keys[2:]]
-        self.factors = branch_factor(depth, edit), readout_factor(width, edit)
+        self.factors, self.edit = (branch_factor(depth, edit), readout_factor(width, edit)), edit
         self.drop = eqx.nn.Dropout(0.5)
 
     def __call__(self, x, key=None):
         h = self.stem(x)
         for norm, block in zip(self.norm, self.block, strict=True):
-            h = h + self.factors[0] * self.drop(block(jax.nn.relu(norm(h))), key=key)
+            h = h + self.factors[0] * end(self.drop(block(jax.nn.relu(norm(h))), key=key), self.edit)
         return self.head(h * self.factors[1])
 
 
@@ -96,7 +102,7 @@ def haiku_net(width, depth, edit=""):
         h = hk.Linear(width, name="stem")(x)
         for i in range(depth):
             y = hk.BatchNorm(True, True, 0.9, name=f"norm_{i}")(h, is_training)
-            h = h + branch_factor(depth, edit) * hk.Linear(width, name=f"block_{i}")(jax.nn.relu(y))
+            h = h + branch_factor(depth, edit) * end(hk.Linear(width, name=f"block_{i}")(jax.nn.relu(y)), edit)
         return hk.Linear(3, name="head")(h * readout_factor(width, edit))
 
     return hk.transform_with_state(forward)
@@ -112,7 +118,7 @@ def pair_net(width, depth, edit=""):
         dense = lambda name, x: x @ params[name]["w"] + params[name]["b"]
         h = dense("stem", x)
         for i in range(depth):
-            h = h + branch_factor(depth, edit) * dense(f"block_{i}", jax.nn.relu(h))
+            h = h + branch_factor(depth, edit) * end(dense(f"block_{i}", jax.nn.relu(h)), edit)
         h = h.astype(jnp.float8_e4m3fn).astype(h.dtype) if edit == "rounded" else h
         return dense("head", h * readout_factor(width, edit))
 
