@@ -61,10 +61,10 @@ def verdicts(make):
     jax.config.update("jax_platforms", "none_such")
     right = [dm.audit(make(16, 4), make(8, 2), X).verdict == "ok"]
     if make is not abstract_nnx:
-        right += [dm.audit(make(16, 4, False), make(8, 2, False), X).verdict == "missing"]
-    audit = dm.audit(make(16, 4), make(8, 2), X)
+        audits = [dm.audit(make(16, 4, False), make(8, 2, False), X, carry=carry) for carry in (True, False)]
+        right += [audit.verdict == verdict for audit, verdict in zip(audits, ("ok", "missing"), strict=True)]
     if make is pair:
-        jax.eval_shape(dm.adamw(1e-3, audit.info, RULE).init, make(16, 4)[1])
+        jax.eval_shape(dm.adamw(1e-3, dm.rescaled_before(audits[0].info), RULE).init, make(16, 4)[1])
     try:
         jnp.zeros(1)
     except RuntimeError:
