@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from depthmup_flax.auditing.model_audit import audit
@@ -74,6 +75,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     (base_source, source), info = (one.traced.network.source for one in (base, network)), network.info
     if source is None or base_source is None:
         return None
+    carried_at_base = {base.collapse(path): leaf.carried for path, leaf in base.info.items() if source.base is None}
     try:
         result = audit(
             source.model,
@@ -83,6 +85,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
             output=source.output,
             axes=axis,
+            carry=any(leaf.carried != 1 for leaf in (*info.values(), *base.info.values())),
             **source.kwargs,
         )
     except Exception:  # the measurements count even if the model cannot be read
@@ -96,6 +99,9 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             continue
         if axis == "width" and not same_role(row.info, given):
             wrong.setdefault((given.role, row.info.role), []).append(row.path)
+        carried = given.carried / carried_at_base.get(network.collapse(row.path), 1.0)
+        if not math.isclose(carried, row.carried, rel_tol=1e-3):
+            wrong.setdefault((f"carrying {carried:.4g}", f"{row.carried:.4g}"), []).append(row.path)
         # Without any branch in info, the networks may have one that every depth has once.
         if axis == "depth" and has_branches and row.in_branch != given.in_branch and (row.in_branch or row.uses):
             position = ("outside of branches", "inside")

@@ -21,7 +21,7 @@ class Net(networks.RuleNet):
 
 
 class Plain(Net):
-    """Without multipliers."""
+    """Without multipliers, which no parameter of its branches can carry."""
 
     rule: dm.Parametrization = dm.get_parametrization("sp")
 
@@ -29,7 +29,7 @@ class Plain(Net):
     def __call__(self, x):
         h = nn.Dense(self.width)(x)
         for _ in range(self.depth):
-            h = h + nn.Dense(self.width)(nn.relu(h))
+            h = h + nn.tanh(nn.Dense(self.width)(h))
         return nn.Dense(3)(h)
 
 
