@@ -33,8 +33,8 @@ class Tower(nn.Module):
         h = nn.Dense(self.width, name="stem")(x)
         for i in range(self.depth):
             y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(nn.LayerNorm(name=f"block_{i}_norm")(h)))
-            # The audit, before the factor was here: "missing_branch_multiplier: the branches that end in
-            # upper/block_*/kernel, lower/block_*/kernel are multiplied by 1; the rule wants 0.7071".
+            # The audit with carry=False, before the factor was here: "missing_branch_multiplier: the branches that end
+            # in upper/block_*/kernel, lower/block_*/kernel are multiplied by 1; the rule wants 0.7071".
             h = h + self.rule.residual_multiplier(self.depth / BASE_DEPTH) * y
         # No readout: the vectors grow with the width, and their cosines need no factor.
         h = nn.Dense(self.width, name="head")(nn.LayerNorm(name="norm")(h))

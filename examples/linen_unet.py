@@ -27,8 +27,8 @@ class UNet(nn.Module):
         for i in range(self.depth):
             y = nn.relu(nn.LayerNorm(name=f"{name}_{i}_norm")(h))
             y = nn.Conv(h.shape[-1], (3, 3), name=f"{name}_{i}")(y)
-            # The audit, before the factor was here: "missing_branch_multiplier: the branches that end in down_*/kernel,
-            # middle_*/kernel, up_*/kernel are multiplied by 1; the rule wants 0.7071".
+            # The audit with carry=False, before the factor was here: "missing_branch_multiplier: the branches that end
+            # in down_*/kernel, middle_*/kernel, up_*/kernel are multiplied by 1; the rule wants 0.7071".
             h = h + self.rule.residual_multiplier(self.depth / BASE_DEPTH) * y
         return h
 

@@ -29,7 +29,7 @@ class Block(nnx.Module):
 
     def __call__(self, h, mask):
         """``[batch, length, width] -> [batch, length, width]``."""
-        # The audit, before the factors were here: "missing_branch_multiplier: the branches that end in
+        # The audit with carry=False, before the factors were here: "missing_branch_multiplier: the branches that end in
         # blocks/*/attention/out/kernel, blocks/*/down/kernel are multiplied by 1; the rule wants 0.5".
         h = h + self.multiplier * self.attention(self.norm_1(h), mask=mask)
         return h + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(h))))
