@@ -40,8 +40,8 @@ class Net(eqx.Module):
         """``[8] -> [2]``: the mean, and the logarithm of the standard deviation."""
         h = self.stem(x)
         for norm, block in zip(self.norms, self.blocks, strict=True):
-            # Without the factor and with carry=False: "missing_branch_multiplier: the branches that end in
-            # blocks/*/weight are multiplied by 1; the rule wants 0.7071. write: h = h + rule.residual_multiplier(r) * y".
+            # Without the factor, carry=False: "missing_branch_multiplier: the branches that end in blocks/*/weight are
+            # multiplied by 1; the rule wants 0.7071. write: h = h + rule.residual_multiplier(r) * y".
             h = h + self.branch_multiplier * block(jax.nn.relu(norm(h)))
         # Without the factor: "readout_not_scaled: the product with head/weight is multiplied by 1; the rule wants 0.5.
         # write: logits = logits * rule.readout_multiplier(m)".
