@@ -141,16 +141,19 @@ class OneMore(LinenNet):
     def __call__(self, x):
         h = nn.Dense(self.width, name="stem")(x)
         for i in range(self.depth + 1):
-            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+            y = nn.Dense(self.width, name=f"inner_{i}")(h) / (self.width**0.5 if self.edit == "root" else 1)
+            y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(y))
             h = h + branch_factor(self.depth, self.edit) * end(y, self.edit)
         return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
 
 
 @pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
 def test_branches_may_be_counted_as_the_user_counts(sizes):
-    result = audited(of(OneMore), sizes, (WIDTH, DEPTH), VECTORS, RULE)
-    assert result.findings == ()
-    assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
+    for edit in ("", "root"):  # another factor, that the inner layers carry, is no reason to count otherwise
+        result = audited(of(OneMore, edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+        assert result.findings == ()
+        assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
+        assert flatten_info(result.info)["block_0/kernel"].carried == 1
     assert audited(of(OneMore, "bent"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
     carrying = audited(of(OneMore, "no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE)
     block = flatten_info(carrying.info)["block_0/kernel"]
