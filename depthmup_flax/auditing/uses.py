@@ -330,11 +330,14 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
         return dataclasses.replace(taken, dims=taken.dims[1:], loops=now.loops | {p["loop"]}, picked=now.picked)
     elif node.op in ("scan_out", "stack"):
         dims.insert(p.get("axis", 0), frozenset())
-    elif node.op == "slice" and any(new == 1 < old for new, old in zip(node.shape, shape, strict=True)):
+    elif node.op == "unstack":
+        now = _layer(now, [p["axis"]])
+        dims = [d for k, d in enumerate(now.dims) if k != p["axis"]]
+    elif node.op in ("slice", "split") and any(new == 1 < old for new, old in zip(node.shape, shape, strict=True)):
         now = _layer(now, [k for k, (new, old) in enumerate(zip(node.shape, shape, strict=True)) if new == 1 < old])
         dims = list(now.dims)
     elif len(node.shape) != len(shape) or node.op == "reshape":
-        order = p.get("dimensions") or range(len(shape))  # a reshape may transpose first
+        order = (p["dimensions"] if node.op == "reshape" else None) or range(len(shape))  # it may transpose first
         dims = regrouped([shape[k] for k in order], node.shape, [dims[k] for k in order])
     return dataclasses.replace(now, dims=tuple(dims))
 

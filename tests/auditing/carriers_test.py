@@ -263,3 +263,30 @@ def test_without_carrying_the_same_audit_wants_code():
     pair = lambda size: (convolutional(size, False), initial(convolutional, size))
     audit = dm.audit(pair(SIZE), pair(BASE), BATCH, rule=RULE, carry=False)
     assert [finding.name for finding in audit.findings] == ["missing_branch_multiplier", "readout_not_scaled"]
+
+
+LOOPS = {
+    "index": lambda step, h, k: functools.reduce(step, [k[i] for i in range(len(k))], h),
+    "iteration": lambda step, h, k: functools.reduce(step, list(k), h),
+    "unstack": lambda step, h, k: functools.reduce(step, jnp.unstack(k), h),
+    "split": lambda step, h, k: functools.reduce(step, [one[0] for one in jnp.split(k, len(k))], h),
+    "fori_loop": lambda step, h, k: jax.lax.fori_loop(0, len(k), lambda i, h: step(h, k[i]), h),
+    "scan": lambda step, h, k: jax.lax.scan(lambda h, one: (step(h, one), None), h, k)[0],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_stacked_layers_and_experts_are_read_however_a_loop_takes_them(loop):
+    def make(width, depth):
+        def step(h, k):
+            experts = [jnp.tanh(h @ k[0, e]) @ k[1, e] for e in range(2)]
+            return h + experts[0] + experts[1]
+
+        params = {"stem": (5, width), "layers": (depth, 2, 2, width, width), "head": (width, 3)}
+        params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in params.items()}
+        return lambda p, x: LOOPS[loop](step, x @ p["stem"], p["layers"]) @ p["head"], params
+
+    audit = dm.audit(make(16, 4), make(8, 2), jnp.ones((3, 5)), rule=RULE, carry=False)
+    assert [finding.name for finding in audit.findings] == ["missing_branch_multiplier", "readout_not_scaled"]
+    role = {row.path: (row.info.role, row.info.width_in, row.info.width_out, row.uses) for row in audit.rows}
+    assert role["layers"] == (dm.Role.HIDDEN, 2.0, 2.0, 1.0)
