@@ -5,7 +5,7 @@ import pathlib
 from collections import Counter
 
 import pytest
-from zoo import outcomes
+from zoo import carried, outcomes
 from zoo.catalog import KINDS
 from zoo.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
 
@@ -43,6 +43,17 @@ def wrong(found):
 def test_the_audit_passes_a_right_model_and_names_its_mistake(name):
     found = [outcomes.outcome(name, KINDS[name], mistake) for mistake in ("", SAMPLE[name])]
     assert not wrong(found), "\n".join(wrong(found))
+
+
+RUN_HERE = [name for name in SAMPLE if name not in ("kernels/cudnn", "random/scanned_drop_path")]  # pairs, on a CPU
+FAST = ("weightless/fft_mlp", "ends/tied", "sums/scattered")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUN_HERE]
+)
+def test_a_model_whose_parameters_carry_its_mistake_is_the_right_model(name):
+    assert carried.outcome(KINDS[name], SAMPLE[name])[0] == carried.CARRIED
 
 
 def test_docs_count_the_kinds_and_add_up():
