@@ -154,7 +154,9 @@ class Comparison:
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
             wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
             places.setdefault(key, []).append((branch.end, branch.node))
-            factors[key] = wanted / found if found else None
+            # Nothing carries one factor for terms that need several.
+            is_one = found and branch.node not in self.of_branches.mixed and factors.get(key, 1.0) is not None
+            factors[key] = wanted / found if is_one else None
         result = []
         for key, paths in wrong.items():
             name, found, r = key

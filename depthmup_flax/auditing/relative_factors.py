@@ -299,11 +299,13 @@ class BranchFactors:
       found: node of a sum -> the factor of its branch; ``None`` is unknown.
       shortcut: node of a sum -> the factor of its shortcut; 1 if that is right or unknown.
       multiplied_before: nodes of sums whose branch is multiplied before its last layer.
+      mixed: nodes of sums whose branch has terms with different factors.
     """
 
     def __init__(self, facts: Traced, base: Traced, wanted: Callable[[int], float], *, absolute: bool):
         self.facts, self.base, self._wanted, self._absolute = facts, base, wanted, absolute
         self.multiplied_before: set[int] = set()
+        self.mixed: set[int] = set()
         sums = {branch.node: self._read(branch) for branch in facts.branches}
         self.found = {node: self._found(node, one) for node, one in sums.items()}
         self.shortcut = {node: self._of_shortcut(node, one) for node, one in sums.items()}
@@ -334,17 +336,20 @@ class BranchFactors:
 
         If they differ, it is the first that is not ``wanted``; if one is unknown, ``None``.
         """
-        theirs = by_series(base)
-        ratios = {
-            name: ratio_of(values, frozenset({1.0}) if self._absolute else theirs.get(name))
-            for name, values in by_series(factors).items()
-        }
+        ratios = self._of_terms(factors, base)
         products = set(map(series, self.products(factors)))
         chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
         known = [ratio for ratio in chosen if ratio is not None]
         if not known or len(known) < len(chosen):
             return None
         return next((ratio for ratio in known if not close(ratio, wanted)), wanted)
+
+    def _of_terms(self, factors: OfPaths, base: OfPaths) -> dict[str, float | None]:
+        theirs = by_series(base)
+        return {
+            name: ratio_of(values, frozenset({1.0}) if self._absolute else theirs.get(name))
+            for name, values in by_series(factors).items()
+        }
 
     def inside(self, branch: Branch) -> float | None:
         """The factor of what a norm at the branch's end normalizes, if there is one."""
@@ -361,6 +366,9 @@ class BranchFactors:
         if kept is None:
             return _Sum(None, None, 1.0, None)
         after = self.one(branch.factors, other.factors, wanted * kept)
+        known = [ratio for ratio in self._of_terms(branch.factors, other.factors).values() if ratio is not None]
+        if any(not close(ratio, known[0]) for ratio in known):
+            self.mixed.add(branch.node)
         if not close(after, wanted * kept):  # the branch's last layer is linear, so its input may be multiplied
             total = self.one(branch.total, other.total, wanted * kept)
             if close(total, wanted * kept):

@@ -56,6 +56,10 @@ def test_a_model_whose_parameters_carry_its_mistake_is_the_right_model(name):
     assert carried.outcome(KINDS[name], SAMPLE[name])[0] == carried.CARRIED
 
 
+def test_a_branch_of_several_factors_is_carried_by_nothing():
+    assert carried.outcome(KINDS["streams/parallel_first"], "only_attention")[0] == carried.NAMED
+
+
 def test_docs_count_the_kinds_and_add_up():
     table_of_kinds = DOCS.read_text().partition("| kinds | right ")[2].partition("\n\n")[0].splitlines()[2:]
     cells = [line.split("|")[1:-1] for line in table_of_kinds]
