@@ -63,8 +63,8 @@ def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
 
 
 @pytest.mark.slow
-def test_a_network_without_a_multiplier_is_refused_or_trains_with_a_note_in_its_result(tmp_path):
-    run = config("LinenNet", loss="cross_entropy", data="load_classes", edit="no_branch")
+def test_a_network_without_a_multiplier_that_none_carries_is_refused_or_trains_with_a_note_in_its_result(tmp_path):
+    run = config("LinenNet", loss="cross_entropy", data="load_classes", edit="bent")
     with pytest.raises(InputError, match=r"rule\.residual_multiplier"):
         build(run)
     run.model.audit = False
