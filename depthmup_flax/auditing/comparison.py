@@ -262,9 +262,15 @@ class Comparison:
     def _products(self) -> list[tuple[Scores, int, float, float]]:
         """Products of two activations: the base model's size, the ratio of their factors, and the rule's for scores."""
         result, scale = [], self.rule.attention_scale
-        name = lambda s: (s.in_softmax, set(map(series, s.paths)))
+        name = lambda s: (s.in_softmax, frozenset(map(series, s.paths)))
+        in_order = lambda facts: sorted(facts.scores, key=lambda s: s.node)
+        alike = grouped(in_order(self.base), name)
+        first = {name(s): s for s in reversed(in_order(self.facts))}
         for scores in self.facts.scores:
-            other = next((other for other in self.base.scores if name(other) == name(scores)), None)
+            others = alike.get(name(scores), [])
+            # The first layer may read embeddings without a norm, so those behind it are compared with the last.
+            is_last = scores is not first[name(scores)] and len({s.size for s in others}) == 1
+            other = (others[-1] if is_last else others[0]) if others else None
             size, factor = (other.size, other.factor or math.nan) if other is not None else (scores.size, math.nan)
             result.append((scores, size, scores.factor / factor, float(scale(scores.size, size) / scale(size, size))))
         return result
