@@ -59,6 +59,12 @@ class CarrierSearch:
             blocked |= {self.nodes[i].params["path"] for i in found}
         return None
 
+    def powers(self, carriers: Carriers, places: Collection[Place]) -> set[float]:
+        """The powers with which these places grow if the parameters are multiplied by a number; NaN: it is no power."""
+        offsets = {i: carriers.get(n.params["path"]) for i, n in enumerate(self.nodes) if n.op == PARAM}
+        degrees = _Degrees(self, {i: offset for i, offset in offsets.items() if offset is not None}, set())
+        return {degrees.of[i] or 0.0 for i, _ in places}
+
     def _leaks(self, places: Collection[Place]) -> list[bool]:
         """Whether the output depends on each node by a path that passes none of the places."""
         cut, result = set(places), [False] * len(self.nodes)

@@ -158,17 +158,32 @@ def _carried(
     """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
     left: list[Finding] = []
     result: dict[str, tuple[float, float]] = {}
+    of_tables: list[tuple[Carriers, float]] = []
     for finding in findings:
+        if of_tables and finding.name == "attention_scale":
+            finding = _behind_tables(search, finding, of_tables)
+            if close(finding.factor, 1):
+                continue
         solved = _solution(search, finding, facts)
         if solved is None or any(
             result.get(p, (1.0, o))[1] != o for carriers, _ in solved for p, o in carriers.items()
         ):
             left.append(finding)
             continue
+        of_tables += solved if finding.name == "embedding_scaled_with_width" else []
         for carriers, factor in solved:
             for path, offset in carriers.items():
                 result[path] = result.get(path, (1.0, 0.0))[0] * factor, offset
     return left, result
+
+
+def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:
+    """The finding without the factor of embeddings, which scores have if no norm precedes them: the tables carry it."""
+    factor = finding.factor
+    for carriers, c in of_tables if factor is not None else ():
+        powers = {power for power in search.powers(carriers, finding.places) if not math.isnan(power)} or {0.0}
+        factor = factor / c ** powers.pop() if factor is not None and len(powers) == 1 else None
+    return dataclasses.replace(finding, factor=factor)
 
 
 def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, float]] | None:

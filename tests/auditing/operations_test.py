@@ -286,3 +286,25 @@ def test_kernels_of_each_example_have_the_role_of_the_weights_that_they_are_made
     assert audit.ok
     assert roles["weight_3"] == (Role.HIDDEN, True)
     assert roles["const"] == (Role.INPUT, False)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_attention_that_reads_scaled_embeddings_without_a_norm_is_as_that_of_the_base(root):
+    def post_norm(width, depth):
+        shapes = {"table": (10, width), "head": (width, 3)}
+        shapes |= {f"{name}_{i}": (width, width) for name in "qkvo" for i in range(depth)}
+        c = RULE.residual_multiplier(depth / BASE[1])
+        scale = width**-0.5 if root else RULE.attention_scale(width, BASE[0])
+
+        def function(p, tokens):
+            h = p["table"][tokens] * BASE[0] ** 0.5
+            for i in range(depth):
+                q, k, v = (h @ p[f"{name}_{i}"] for name in "qkv")
+                h = normed(h + c * (jax.nn.softmax(scale * q @ k.swapaxes(1, 2)) @ v) @ p[f"o_{i}"])
+            return h @ p["head"] * RULE.readout_multiplier(width / BASE[0])
+
+        return function, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+    tokens = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+    audit = dm.audit(post_norm(*SIZE), post_norm(*BASE), tokens, rule=RULE, carry=False)
+    assert [(f.name, len(f.paths)) for f in audit.findings] == [("attention_scale", 2 * SIZE[1])] * root

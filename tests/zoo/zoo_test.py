@@ -56,6 +56,10 @@ def test_a_model_whose_parameters_carry_its_mistake_is_the_right_model(name):
     assert carried.outcome(KINDS[name], SAMPLE[name])[0] == carried.CARRIED
 
 
+def test_embeddings_that_attention_reads_without_a_norm_are_carried_once():
+    assert carried.outcome(KINDS["norms/post_layer"], "root_embedding")[0] == carried.CARRIED
+
+
 def test_a_branch_of_several_factors_is_carried_by_nothing():
     assert carried.outcome(KINDS["streams/parallel_first"], "only_attention")[0] == carried.NAMED
 
