@@ -25,25 +25,7 @@ from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.data.user_data import UserDataset
 
 __all__ = [
-    "AUGMENTATIONS",
-    "DATA_DEFAULTS",
-    "DataConfig",
-    "Dataset",
-    "ImageDataset",
-    "LoadOnce",
-    "Split",
-    "TextDataset",
-    "Tokenizer",
-    "UserDataset",
-    "augment",
-    "batch_indices",
-    "chance_loss",
-    "eval_batches",
-    "from_arrays",
-    "load",
-    "normalize",
-    "steps_of_epoch",
-    "steps_per_epoch",
-    "train_batch",
-    "train_stream",
-]
+    "AUGMENTATIONS", "DATA_DEFAULTS", "DataConfig", "Dataset", "ImageDataset", "LoadOnce", "Split", "TextDataset",
+    "Tokenizer", "UserDataset", "augment", "batch_indices", "chance_loss", "eval_batches", "from_arrays", "load",
+    "normalize", "steps_of_epoch", "steps_per_epoch", "train_batch", "train_stream",
+]  # fmt: skip

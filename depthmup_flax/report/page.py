@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -19,14 +20,18 @@ def pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[s
 
     ``figures`` are captions and files, the main one first.
     """
-    text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
     parts = tables.sections(data, analysis)
     svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
     shown = [Section(pictures=svg[:1]), *parts[:-2], Section("More figures", pictures=svg[1:]), *parts[-2:]]
     cell = [Section(pictures=png[:1]), *parts[:-2]]
-    render = lambda sections, whole: template.render(title=data["headline"], sections=sections, whole=whole)
+    render = lambda sections, whole: _template().render(title=data["headline"], sections=sections, whole=whole)
     return render(shown, True).strip() + "\n", render(cell, False).strip() + "\n"
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def _picture(caption: str, files: Mapping[str, bytes], kind: str) -> tuple[str, str, str]:

@@ -112,10 +112,8 @@ def delete_tree(directory: pathlib.Path) -> None:
         for path in directory.iterdir():
             delete_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     else:
-        while directory.is_dir():
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # Orbax deletes what a kill left in a thread that it does not join
+        while directory.is_dir():  # Orbax deletes what a kill left in a thread that it does not join
+            with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(directory)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import flax.linen as nn
 import jax
@@ -67,7 +68,7 @@ def test_a_network_on_both_axes_is_measured_once():
     sizes = {"width": 16, "widths": (16, 32, 64), "depth": 4, "depths": (4, 5, 6)}
     records = coord_check(build_linen, Y, rule=RULE, steps=1, seeds=2, say=said.append, **sizes).records
     assert any(line.startswith("5 networks") for line in said)
-    assert [line.split(":")[0] for line in said if line.startswith("network ")] == [
+    assert [re.split(r":| \(", line)[0] for line in said if line.startswith("network ")] == [
         *(
             "network 1 of 5, width 16, depth 4",
             "network 2 of 5, width 32, depth 4",

@@ -9,7 +9,7 @@ PLAN = ["--config=digits", "--config.model.depth=2", "--config.model.width=16", 
 WRONG = {
     "--topology is 'v7:2x2'": ["--config=digits", "--topology=v7:2x2"],
     "whose product is the number of devices, 1": ["--config=digits", "--config.mesh.data=3"],
-    "lanes is": ["--config=sweeps/digits:smoke", "--lanes=few"],
+    "--lanes": ["--config=sweeps/digits:smoke", "--lanes=few"],
     "--config is not set": [],
 }
 
