@@ -34,7 +34,7 @@ def test_a_program_tunes_reports_and_trains(name, tmp_path, capsys):
     for words in ("Best on the proxy", f"width {SIZES[name]['width']}"):
         assert words in printed
     if name != "contrastive_two_towers":
-        assert "ok: every factor was read" in printed
+        assert "ok: every factor is in the code" in printed
     if name in ("equinox_regression", "nnx_text"):
         assert "transfer" in printed
         assert list(tmp_path.rglob("report.html"))
