@@ -76,4 +76,5 @@ _conv_odd.defvjp(_conv_odd_fwd, _conv_odd_bwd, symbolic_zeros=True)
 def _typed_as_split(x: jax.Array) -> bool:
     """Whether the type of ``x`` says how it is split: with ``check_vma`` of ``shard_map``, with explicit axes."""
     kind: Any = jax.typeof(x)
-    return bool(kind.manual_axis_type.varying) or any(axis is not None for axis in kind.sharding.spec)
+    varying = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma  # of older JAX
+    return bool(varying) or any(axis is not None for axis in kind.sharding.spec)
