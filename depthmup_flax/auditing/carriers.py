@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.graph import PARAM, Graph, Node
+from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
 from depthmup_flax.auditing.uses import ACTIVATION
 from depthmup_flax.util.primitives import (
     EXPERT_PRODUCTS,
@@ -22,18 +22,13 @@ from depthmup_flax.util.primitives import (
     PRODUCTS,
     ROTATIONS,
     SAME_PLACE,
-    SCALES,
     SUMMED,
     SUMS,
     WRITES,
 )
 
-# An array, and the node that reads it there; -1 for all that read it.
-Place: TypeAlias = tuple[int, int]
 _TAKES_FIRST = LINEAR - SAME_PLACE - frozenset({"concatenate", "cond", "select_n", "stack"})
 _ROUNDS = 4  # parameters that leak are left out, and others looked for
-
-
 # Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.
 Carriers: TypeAlias = Mapping[str, float]
 
@@ -46,7 +41,7 @@ class CarrierSearch:
 
     def find(self, places: Collection[Place], without: Collection[str] = ()) -> Carriers | None:
         """The nearest parameters that carry a factor of all of these places together; ``without`` some."""
-        leaks, blocked = self._leaks(places), set[str](without)
+        leaks, blocked = self.graph.needed(set(places)), set[str](without)
         for _ in range(_ROUNDS):
             try:
                 found = _Walk(self, leaks, blocked).of_all([place for place, _ in places])
@@ -64,19 +59,6 @@ class CarrierSearch:
         offsets = {i: carriers.get(n.params["path"]) for i, n in enumerate(self.nodes) if n.op == PARAM}
         degrees = _Degrees(self, {i: offset for i, offset in offsets.items() if offset is not None}, set())
         return {degrees.of[i] or 0.0 for i, _ in places}
-
-    def _leaks(self, places: Collection[Place]) -> list[bool]:
-        """Whether the output depends on each node by a path that passes none of the places."""
-        cut, result = set(places), [False] * len(self.nodes)
-        stack = [self.graph.output] if (self.graph.output, -1) not in cut else []
-        while stack:
-            i = stack.pop()
-            if result[i]:
-                continue
-            result[i] = True
-            inputs = [*self.nodes[i].inputs, *([self.nodes[i].params["next"]] if self.nodes[i].op == "carry" else [])]
-            stack += [j for j in inputs if (j, -1) not in cut and (j, i) not in cut]
-        return result
 
     def _scales(self, carriers: Mapping[int, float], places: Collection[Place]) -> bool:
         """Whether the places have degree one in the carriers, and the output does not change behind the places."""
@@ -119,20 +101,19 @@ class _Walk:
             return None
         if (offset := self._offset(node)) is not None:
             return self._with_offset(node, offset)
-        inputs = [j for j in node.inputs if self.nodes[j].value != 0 or node.op in SCALES]
         if node.op in WRITES:
             return self.of_all([node.inputs[0], node.inputs[1 if node.op == "dynamic_update_slice" else -1]])
         if node.op == "carry":
             return self.of_all([*node.inputs, node.params["next"]])
         if node.op in SUMS | {"concatenate", "stack"} or (node.op in ("max", "min") and self._is_relu(node)):
-            return self.of_all(inputs)
+            return self.of_all(node.inputs)
         if node.op in ("select_n", "cond"):
-            return self.of_all([j for j in node.inputs[1:] if self.nodes[j].value != 0])
-        if node.op == "div" or (node.op in LOOKUPS | _TAKES_FIRST and node.op not in SAME_PLACE):
+            return self.of_all(node.inputs[1:])
+        if node.op == "div" or node.op in _TAKES_FIRST:
             return self.of(node.inputs[0])
         if node.op == "mul" or node.op in PRODUCTS | EXPERT_PRODUCTS:
             return self._of_product(node)
-        if len(node.inputs) == 1 and node.op in SAME_PLACE | MOVES | SUMMED | ROTATIONS | LINEAR:
+        if len(node.inputs) == 1 and node.op in SAME_PLACE | SUMMED | ROTATIONS:
             return self.of(node.inputs[0])
         return None
 
@@ -193,11 +174,8 @@ class _Degrees:
             if not starts:
                 break
         for i, node in enumerate(self.nodes):  # each round has the degree of the first
-            if (
-                node.op == "carry"
-                and search.needed[i]
-                and _sum([self.of[i], self._read(node.params["next"], i)]) != (self.of[i])
-            ):
+            is_carried = node.op == "carry" and search.needed[i]
+            if is_carried and _sum([self.of[i], self._read(node.params["next"], i)]) != self.of[i]:
                 self.of[i] = self.seen[i] = math.nan
 
     def _read(self, j: int, reader: int) -> float | None:

@@ -7,9 +7,9 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from depthmup_flax.auditing.carriers import Place
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
+from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import (
     BranchFactors,
@@ -142,9 +142,7 @@ class Comparison:
         return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
 
     def _missing_branches(self) -> list[Finding]:
-        wrong: dict[tuple[str, float, float], list[str]] = {}
-        places: dict[tuple[str, float, float], list[Place]] = {}
-        factors: dict[tuple[str, float, float], float | None] = {}
+        wrong: dict[tuple[str, float, float], list[Branch]] = {}
         for branch in self.facts.branches:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
@@ -152,14 +150,10 @@ class Comparison:
             cancels = close(self.of_branches.inside(branch), wanted)
             name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
             key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
-            wrong.setdefault(key, []).extend(self.of_branches.products(branch.factors) or sorted(branch.paths))
-            places.setdefault(key, []).append((branch.end, branch.node))
-            # Nothing carries one factor for terms that need several.
-            is_one = found and branch.node not in self.of_branches.mixed and factors.get(key, 1.0) is not None
-            factors[key] = wanted / found if is_one else None
+            wrong.setdefault(key, []).append(branch)
         result = []
-        for key, paths in wrong.items():
-            name, found, r = key
+        for (name, found, r), branches in wrong.items():
+            paths = [path for b in branches for path in self.of_branches.products(b.factors) or sorted(b.paths)]
             where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
@@ -167,8 +161,11 @@ class Comparison:
                 text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
                 text += f"{self._as_if(found, r)}."
             code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
-            unique = tuple(dict.fromkeys(paths))
-            result.append(Finding(name, unique, text, code, factor=factors[key], places=tuple(places[key])))
+            # Nothing carries one factor for terms that need several.
+            exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
+            factor = self.wanted(branches[-1].node) / exact if exact else None
+            places = tuple((b.end, b.node) for b in branches)
+            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places))
         return result
 
     def _at_products(self, *paths: str) -> tuple[Place, ...]:

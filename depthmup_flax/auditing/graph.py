@@ -11,7 +11,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -27,6 +27,8 @@ from depthmup_flax.util.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
 
+# An array, and the node that reads it there; -1 for all that read it.
+Place: TypeAlias = tuple[int, int]
 # The number of a loop in the graph, and of its iterations; NaN is unknown (``while``).
 Loop: TypeAlias = tuple[int, float]
 
@@ -74,16 +76,16 @@ class Graph:
             seen |= new
             stack += new
 
-    def needed(self) -> list[bool]:
-        """Whether the output depends on each node."""
-        needed, stack = [False] * len(self.nodes), [self.output]
+    def needed(self, cut: Collection[Place] = ()) -> list[bool]:
+        """Whether the output depends on each node, by a path that passes none of the places ``cut``."""
+        needed, stack = [False] * len(self.nodes), [self.output] if (self.output, -1) not in cut else []
         while stack:
             i = stack.pop()
             if not needed[i]:
                 needed[i], node = True, self.nodes[i]
-                stack += node.inputs
-                if node.op == "carry":  # made by the other rounds of its loop, too
-                    stack.append(node.params["next"])
+                # A carry is made by the other rounds of its loop, too.
+                inputs = (*node.inputs, node.params["next"]) if node.op == "carry" else node.inputs
+                stack += [j for j in inputs if (j, -1) not in cut and (j, i) not in cut] if cut else inputs
         return needed
 
 

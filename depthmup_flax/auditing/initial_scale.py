@@ -85,6 +85,7 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
             other = "pass (params, base_params), in this order, of the network that info was made for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
+    _mark_rescaled(info)
     carried = carried_factors(info)
     factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
     return {path: Start(x * carried[path].factor, carried[path].shift) for path, x in factors.items()}
@@ -92,8 +93,6 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
 
 def carried_factors(info: InfoTree) -> dict[str, Start]:
     """`init_factors` without the rule's standard deviations, for initial values that have them: carried ones alone."""
-    if (record := audit_of(info)) is not None:
-        record.rescaled = True
     return {path: Start(leaf.carried, leaf.carried_shift) for path, leaf in flatten_info(info).items()}
 
 
@@ -102,13 +101,19 @@ def baked(params: ArrayTree, info: InfoTree) -> ArrayTree:
 
     ``info`` is of the plain model's audit. Both compute the same outputs, up to rounding.
     """
-    return multiplied(params, carried_factors(info))
+    return multiplied(params, carried_factors(rescaled_before(info)))
 
 
 def rescaled_before(info: InfoTree) -> InfoTree:
     """``info`` of parameters that start at values which an earlier run set by `rescale_init` and saved."""
-    carried_factors(info)
+    _mark_rescaled(info)
     return info
+
+
+def _mark_rescaled(info: InfoTree) -> None:
+    """Optimizers take the parameters that an audit's info is about for rescaled from now on."""
+    if (record := audit_of(info)) is not None:
+        record.rescaled = True
 
 
 def _counterparts(

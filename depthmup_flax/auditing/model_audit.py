@@ -114,7 +114,6 @@ def audit(
     infos |= compared.as_readouts()
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
-    carried: dict[str, tuple[float, float]] = {}
     if carry:
         findings, carried = _carried(CarrierSearch(mine.graph, facts.kinds), findings, facts)
         infos |= {p: dataclasses.replace(infos[p], carried=c, offset=o) for p, (c, o) in carried.items() if p in infos}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from depthmup_flax.auditing.carriers import Place
+from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, did_you_mean

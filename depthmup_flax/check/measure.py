@@ -151,14 +151,15 @@ def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, Pa
     """
     start = {name: float(values[0]) for (quantity, name), values in sizes.items() if quantity == "activation"}
     factors: dict[str, float] = {}
+    modules = {path.rpartition("/")[0] for path in info}
+    around = {above for module in modules for above in itertools.accumulate(module.split("/")[:-1], "{}/{}".format)}
     for path, leaf in info.items():
         module = path.rpartition("/")[0]
-        has_modules = any(other.startswith(f"{module}/") and other.rpartition("/")[0] != module for other in info)
         is_readout = leaf.role is Role.OUTPUT and not leaf.in_branch  # behind it, the outputs have their size
-        if leaf.carried != 1 and module in start and not has_modules and not is_readout:
+        if leaf.carried != 1 and module in start and module not in around and not is_readout:
             is_known = leaf.role is not Role.INPUT and factors.get(module, leaf.carried) == leaf.carried
             factors[module] = leaf.carried if is_known else math.nan
-    for name, size in start.items():
+    for name, size in start.items() if factors else ():
         same = [f for module, f in factors.items() if size and math.isclose(start[module], size, rel_tol=1e-6)]
         if same and name != OUTPUT:
             factors = factors | {name: same[0]}
