@@ -9,7 +9,6 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
 * `param_table` prints every factor.
-* `recipe` chooses width, depth, batch size, steps and hyperparameters together for a compute budget.
 * `Study` tunes, sweeps, reports and trains a network of yours on your data, in Python; `read_records` reads the records
   of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     )
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.rule.traits import entrywise
-    from depthmup_flax.search.forecast.allocation import recipe
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.study import Study
@@ -67,7 +65,7 @@ __all__ = [
     "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamw", "annotated", "at_scale",
     "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "coord_check", "create_model",
     "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report", "muon",
-    "muon_geometry", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records", "recipe",
+    "muon_geometry", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records",
     "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of",
     "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
@@ -79,7 +77,6 @@ _NAMES = {
     "trainer.engine.task": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
-    "search.forecast.allocation": "recipe",
     "search.forecast.forecasting": "forecast",
     "report.sweep_report": "Report make_report",
     "auditing": "audit baked rescale_init rescaled_before",

@@ -36,7 +36,7 @@ GROUPS = {
     "everyday": {
         "train": "train one network",
         "tune": "tune a small network and write the config of the large one",
-        "forecast": "the loss of a large network before it is trained, or its sizes for a budget",
+        "forecast": "the loss of a large network before it is trained",
         "sweep": "train a grid over learning rate, width, depth, seed, ...",
         "report": "a verdict, tables and figures of a sweep",
     },

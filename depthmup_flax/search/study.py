@@ -35,7 +35,6 @@ from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.search.forecast.allocation import Recipe, recipe
 from depthmup_flax.search.forecast.forecasting import DEFAULT, TargetForecast, forecast
 from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
@@ -356,17 +355,6 @@ class Study:
         config = self.config(width, depth, **values)
         place = self._of_size("forecast", config)
         return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
-
-    def recipe(self, compute: float, **values: Any) -> Recipe:
-        """A larger run for a compute budget, from values tuned at the base: ``study.train(**best, **recipe.values)``.
-
-        Args:
-          compute: parameters times examples, in those of ``study.train(**values)``.
-          **values: of the hyperparameters, ``**best``; and ``width``, ``depth``, ``batch_size`` of the run, see
-            `depthmup_flax.recipe`.
-        """
-        given = {name: values.pop(name) for name in ("width", "depth", "batch_size") if name in values}
-        return recipe(self.config(**values), compute, load=self._load, **given)
 
     def check(self, widths: Sequence[int] = (), depths: Sequence[int] = (), **values: Any) -> CheckReport:
         """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.

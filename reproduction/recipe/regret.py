@@ -23,10 +23,10 @@ from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.forecast.allocation import recipe
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
+from reproduction.recipe.allocation import recipe
 
 HERE = pathlib.Path(__file__).parent
 RECORDS, RESULTS = HERE.parent / "records", HERE / "results.jsonl"

@@ -15,7 +15,7 @@ for name; do
   for compute in 16 64; do
     records=$here/../records/recipe_${name}_$compute-cpu/records.jsonl
     [ ! -e "$records.gz" ] || gunzip "$records.gz"
-    python "$here/regret.py" "$name" "$compute"
+    python -m reproduction.recipe.regret "$name" "$compute"
     gzip -n -9 "$records"
   done
 done

@@ -90,7 +90,6 @@ CASES = {
     ],
     "forecast": [
         ("{sweep}", "depthmup sweep"),
-        ("{digits} --compute=0.5", "compute is 0.5"),
         ("{digits} --budget=2", "budget is 2"),
         ("{digits} --widths=a,b", "--widths"),
         ("{digits} --config.parametrization.preset=sp", "parametrization.preset"),

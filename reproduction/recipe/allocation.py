@@ -1,7 +1,7 @@
 """A larger run for a compute budget: width, batch size, steps and what follows from them, together.
 
 Compute is counted as parameters times examples, as `search.forecast.law.Rung.cost`. (Sizes chosen by the law of a
-ladder were worse in five of six measurements, and are not offered: reproduction/pages/forecasts.md.)
+ladder were worse in five of six measurements: reproduction/pages/forecasts.md.)
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import field_paths, get_field
 from depthmup_flax.data import LoadOnce, steps_of_epoch
 from depthmup_flax.rule.batch_and_steps import rescaling_table
 from depthmup_flax.search.forecast.forecasting import require_rule
 from depthmup_flax.search.forecast.ladder import rung_config
-from depthmup_flax.search.forecast.law import DEPTH, WIDTH, Rung
+from depthmup_flax.search.forecast.law import Rung
 from depthmup_flax.search.tune.target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
@@ -51,15 +49,6 @@ class Recipe:
     config: ConfigDict
     compute: float
     text: str
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What it changes in the tuned run, by name, as `depthmup_flax.Study.train` has it."""
-        model, before = self.config.model, self.tuned
-        changed = {path: get_field(self.config, path) for path in field_paths(self.config)}
-        changed = {path: value for path, value in changed.items() if value != get_field(before, path)}
-        sizes = {WIDTH: model.width, DEPTH: model.depth}
-        return sizes | {path: value for path, value in changed.items() if path.rpartition(".")[2] not in sizes}
 
     def __repr__(self) -> str:
         return self.text

@@ -5,16 +5,13 @@ import math
 
 import pytest
 
-import depthmup_flax as dm
-from depthmup_flax.commands.app import module_and_parser
-from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
-from depthmup_flax.search.forecast import allocation
-from depthmup_flax.search.forecast.allocation import recipe
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
+from reproduction.recipe import allocation
+from reproduction.recipe.allocation import recipe
 
 LOAD = LoadOnce()
 STEPS, BATCH = 400, 32
@@ -126,18 +123,3 @@ def test_examples_are_passed_over_four_times_or_as_often_as_in_the_tuned_run(mon
     short, long = tuned(**{"train.steps": 50, "optimizer.warmup_steps": 5}), tuned()
     for config, most in ((short, 4), (long, passes(long))):
         assert 0.7 * most < passes(recipe(config, 16, load=LOAD).config) < 1.3 * most
-
-
-def test_the_command_writes_the_config_of_what_it_prints(tmp_path, capsys):
-    module, parser = module_and_parser("forecast")
-    module.main(parser.parsed(["--config=digits", "--compute=4", f"--workdir={tmp_path}"]))
-    expected = recipe(from_file("digits"), 4, load=LOAD)
-    assert str(expected) in capsys.readouterr().out
-    assert config_hash(from_file(tmp_path / "recipe.py")) == config_hash(expected.config)
-
-
-def test_a_study_trains_the_values_of_its_recipe():
-    study = dm.Study("res_mlp", "digits", base=(8, 2), steps=20, quiet=True)
-    run = study.recipe(4, learning_rate=0.02, depth=3)
-    assert config_hash(study.config(learning_rate=0.02, **run.values)) == config_hash(run.config)
-    assert run.config.model.depth == 3
