@@ -37,7 +37,8 @@ for ((i = 0; i < processes; i++)); do
   if [ -n "$sweep" ]; then
     "$python" -m depthmup_flax sweep "$@" --shard="$i/$processes" &
   else
-    "$python" "$(dirname "$0")/../train.py" "$@" --coordinator="127.0.0.1:$port" --num_processes="$processes" --process_id="$i" &
+    JAX_COORDINATOR_ADDRESS="127.0.0.1:$port" JAX_NUM_PROCESSES="$processes" JAX_PROCESS_ID="$i" \
+      "$python" "$(dirname "$0")/../train.py" "$@" &
   fi
   pids+=($!)
 done

@@ -11,6 +11,7 @@ import pytest
 
 LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+JOINED = "$JAX_COORDINATOR_ADDRESS $JAX_NUM_PROCESSES $JAX_PROCESS_ID"
 FLAGS = ("--config=c.py", "--config.name=a b")
 PORT = '[ "$1" = -c ] && echo 4711 && exit\n'  # what local.sh asks Python for
 
@@ -35,9 +36,9 @@ def test_shellcheck_finds_nothing():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("sweep", "last"), [((), "--process_id={}"), (("sweep",), "--shard={}/2")])
+@pytest.mark.parametrize(("sweep", "last"), [((), "127.0.0.1:4711 2 {}"), (("sweep",), "--shard={}/2")])
 def test_local_starts_each_process_with_its_number_and_its_gpus(tmp_path, sweep, last):
-    stand_in(tmp_path, "python", PORT + 'echo "$(printf "[%s] " "$@" "$CUDA_VISIBLE_DEVICES")"\n')
+    stand_in(tmp_path, "python", PORT + f'echo "$(printf "[%s] " "$@" "$CUDA_VISIBLE_DEVICES" "{JOINED}")"\n')
     lines, code = run("local.sh", "2", *sweep, *FLAGS, path=tmp_path, GPUS="2")
     assert code == 0
     for number, line in enumerate(sorted(lines)):
@@ -48,7 +49,7 @@ def test_local_starts_each_process_with_its_number_and_its_gpus(tmp_path, sweep,
 
 
 def test_local_ends_with_the_code_of_the_process_that_failed_first_and_ends_the_others(tmp_path):
-    stand_in(tmp_path, "python", PORT + '[[ "$*" == *id=1* ]] && exit 3\nexec sleep 60\n')
+    stand_in(tmp_path, "python", PORT + '[ "$JAX_PROCESS_ID" = 1 ] && exit 3\nexec sleep 60\n')
     start = time.monotonic()
     _, code = run("local.sh", "3", *FLAGS, path=tmp_path)
     assert code == 3

@@ -50,12 +50,6 @@ class Parser(argparse.ArgumentParser):
         """Allows words that are not flags: ``words``."""
         self._has_words = True
 
-    def define_processes(self) -> None:
-        """Adds the flags of `depthmup_flax.devices.distributed.start`."""
-        self.flag("--coordinator", help="With several processes: host:port of process 0.")
-        self.flag("--num_processes", type=int, help="With several processes: their number.")
-        self.flag("--process_id", type=int, help="With several processes: the number of this one, from 0.")
-
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
         if self._has_config and "--help" not in words:

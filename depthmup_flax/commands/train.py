@@ -30,7 +30,6 @@ def define(parser: Parser) -> None:
     parser.define_config("A shipped config, such as digits, or a Python file.", default="digits")
     parser.flag("--workdir", help="Directory; default runs/ and the config's name.")
     parser.flag("--overwrite", action="store_true", help="Delete the run in --workdir and start again.")
-    parser.define_processes()
     parser.flag("--print_params", action="store_true", help="Print the factors of all parameters and exit.")
 
 
@@ -46,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     cache_compilations()
     # First, so that a failure of one process ends the others.
-    distributed.start(args.coordinator, args.num_processes, args.process_id)
+    distributed.start()
     config = args.config.resolved()
     workdir = workdir_of(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)

@@ -110,7 +110,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
-                "keep_checkpoints": 2,  # how many of the latest; that with the best evaluated accuracy is kept as well
+                "keep_checkpoints": 2,  # how many of the latest
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
             },
         }

@@ -148,15 +148,12 @@ class ArraySplit(Split):
         return len(next(iter(self.fields.values())))
 
     def read(self, indices: np.ndarray) -> HostBatch:
-        """See ``Split.read``."""
         return {name: array[indices] for name, array in self.fields.items()}
 
     def arrays(self) -> HostBatch:
-        """See ``Split.arrays``; makes no copy."""
-        return self.fields
+        return self.fields  # no copy
 
     def checksum(self) -> str:
-        """See ``Split.checksum``; of all examples."""
         return checksum_of_arrays(self.fields)
 
     def take(self, order: np.ndarray) -> ArraySplit:

@@ -59,7 +59,6 @@ class ImageDataset(Dataset):
         return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
 
     def describe(self) -> str:
-        """See ``Dataset.describe``."""
         return f"images {'x'.join(map(str, self.image_shape))}, {self.num_classes} classes"
 
 

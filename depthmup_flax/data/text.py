@@ -81,7 +81,6 @@ class TextDataset(Dataset):
         return self.context
 
     def describe(self) -> str:
-        """See ``Dataset.describe``."""
         return f"examples of {self.context} tokens, vocabulary {self.num_classes}"
 
 

@@ -238,7 +238,6 @@ class UserDataset(Dataset):
 
     @property
     def input_kind(self) -> str:
-        """See the base class."""
         x, y = self.inputs, self.targets
         if not (isinstance(x, jax.ShapeDtypeStruct) and self.has_integer_targets):
             return "arrays"
@@ -269,12 +268,10 @@ class UserDataset(Dataset):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
     def labels(self, batch: Any) -> jax.Array:
-        """See the base class."""
         return self.prepare("none", None, batch)[1]
 
     @property
     def has_epochs(self) -> bool:
-        """See the base class."""
         return not isinstance(self.train, BatchStream)
 
     def describe(self) -> str:
@@ -297,10 +294,6 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     Args:
       path: of the function or of what it would return, ``"module:name"`` or a name of `register`.
       config: limits examples, and says where they are placed.
-
-    Raises:
-      InputError: something else is returned.
-      UserCodeError: the user's code fails.
     """
     where = f"data.name is {config.name!r}"
     found = resolve(path, "the function in data.name", "my_package.data:load")

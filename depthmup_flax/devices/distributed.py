@@ -33,26 +33,16 @@ _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PRO
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
-def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
+def start() -> bool:
     """Joins the other processes; call before JAX starts. Returns whether there may be others.
 
-    Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
-    ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
-    finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
-
-    Args:
-      coordinator: the ``host:port`` at which all processes reach process 0.
-      num_processes: their number.
-      process_id: of this one, from 0.
-
-    Raises:
-      InputError: an argument is missing or invalid.
+    The environment says so: ``JAX_COORDINATOR_ADDRESS`` (``host:port`` of process 0), ``JAX_NUM_PROCESSES`` and
+    ``JAX_PROCESS_ID`` (from 0); a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes),
+    where JAX finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
     """
-    if (coordinator, num_processes, process_id) == (None, None, None):
-        coordinator, num_processes, process_id = _from_environment()
     cluster: Json = {}
-    if (coordinator, num_processes, process_id) != (None, None, None):
-        cluster = _checked_cluster(coordinator, num_processes, process_id)
+    if _COUNT in os.environ or _ID in os.environ:  # JAX reads the address alone
+        cluster = _cluster_of_environment()
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
     jax.distributed.initialize(
@@ -111,14 +101,10 @@ def on_first(function: Callable[[], T]) -> T:
 
 
 def require_same(facts: Mapping[str, object]) -> None:
-    """Compares ``facts``, named JSON values, of all processes.
-
-    Raises:
-      InputError: in all processes, if they differ; names fields, values and processes.
-    """
+    """Raises `InputError`, in all processes, if their ``facts``, named JSON values, differ."""
     if jax.process_count() == 1:
         return
-    ours = json.dumps({"--num_processes": jax.process_count(), **facts})
+    ours = json.dumps({"the number of processes": jax.process_count(), **facts})
     of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
     differing = []
     for name in dict.fromkeys(name for theirs in of_all for name in theirs):
@@ -137,30 +123,24 @@ def everywhere(condition: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
 
 
-def _from_environment() -> tuple[str | None, int | None, int | None]:
-    if _COUNT not in os.environ and _ID not in os.environ:  # JAX reads the address alone
-        return None, None, None
-    try:
-        count, number = (int(os.environ[name]) if name in os.environ else None for name in (_COUNT, _ID))
-    except ValueError as error:
-        raise InputError(f"the environment variables {_COUNT} and {_ID}: use whole numbers ({error}).") from error
-    return os.environ.get(_ADDRESS), count, number
-
-
-def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
+def _cluster_of_environment() -> Json:
     """Arguments of ``jax.distributed.initialize``."""
-    if coordinator is None or num_processes is None or process_id is None or not 0 <= process_id < num_processes:
+    given = [f"{name}={os.environ.get(name, '')}" for name in (_ADDRESS, _COUNT, _ID)]
+    try:
+        address, count, number = os.environ[_ADDRESS], int(os.environ[_COUNT]), int(os.environ[_ID])
+        if not 0 <= number < count:
+            raise ValueError
+    except (KeyError, ValueError) as error:
         raise InputError(
-            f"coordinator is {coordinator}, num_processes is {num_processes}, process_id is {process_id}: set all of "
-            f"--coordinator=HOST:PORT --num_processes=N --process_id=I, I from 0 to N - 1 (or {_ADDRESS}, {_COUNT} and "
-            f"{_ID} in the environment)."
-        )
-    if process_id == 0 and num_processes > 1:
-        log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
+            f"the environment has {' '.join(given)}: set all three, {_ADDRESS}=HOST:PORT {_COUNT}=N {_ID}=I, with I "
+            "from 0 to N - 1."
+        ) from error
+    if number == 0 and count > 1:
+        log.info("waiting for %d processes at %s, for at most %d s", count, address, _START_TIMEOUT_S)
     return {
-        "coordinator_address": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
+        "coordinator_address": address,
+        "num_processes": count,
+        "process_id": number,
         "cluster_detection_method": "deactivate",  # JAX must not ask a cluster for our devices
     }
 

@@ -37,10 +37,8 @@ def _fingerprint(x: jax.Array) -> jax.Array:
 def require_equal_copies(state: ArrayTree) -> None:
     """Compares the copies that devices hold of each array, or of each part of one, bit by bit.
 
-    ``state`` is sharded over one mesh; all processes call this together and get the same answer.
-
-    Raises:
-      RunStopped: copies differ, by broken hardware or different input; names the array, devices and processes.
+    ``state`` is sharded over one mesh; all processes call this together and get the same answer: `RunStopped` if copies
+    differ, by broken hardware or different input.
     """
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state), strict=True)
     mesh = leaves[0].sharding.mesh

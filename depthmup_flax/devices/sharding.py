@@ -54,9 +54,6 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
 
     ``data`` spans the TPU slices, which a slower network connects. Axes may share a dimension of a slice's torus;
     ``tensor``, which communicates most, is placed first.
-
-    Raises:
-      InputError: ``axes`` do not fit the number of devices or slices, or the devices form no mesh.
     """
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices))

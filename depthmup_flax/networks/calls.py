@@ -84,11 +84,7 @@ def takes(obj: Any, name: str) -> bool:
 
 
 def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters that can be given by name; of a class, those that make an instance.
-
-    Raises:
-      InputError: it is no class or function whose parameters can be read.
-    """
+    """The parameters that can be given by name; of a class, those that make an instance."""
     if not callable(obj):
         raise InputError(f"the model is {type(obj).__name__}: it must be a class or a function that returns a network.")
     if isinstance(obj, functools.partial) and inspect.isclass(obj.func):

@@ -11,17 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from depthmup_flax.networks.adapters import (
-    Activations,
-    Adapter,
-    Call,
-    Equinox,
-    Haiku,
-    Linen,
-    Nnx,
-    Pair,
-    adapter_of,
-)
+from depthmup_flax.networks.adapters import Activations, Adapter, Call, Equinox, Haiku, Linen, Nnx, Pair, adapter_of
 from depthmup_flax.networks.calls import calling, takes
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
@@ -120,10 +110,6 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
         ``TransformedWithState``, or a pair (init, apply). A Linen module, a Haiku one and a pair may be given as they
         are.
       name: of ``make`` in errors, such as ``"my_package.net:Net"``.
-
-    Raises:
-      InputError: it returns something else, or a network whose values would be the same for every seed.
-      UserCodeError: it fails.
     """
     name = name or getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
     return ModelFunctions(name, _adapter(make, name))

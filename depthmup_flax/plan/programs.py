@@ -20,7 +20,7 @@ from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import MEMORY_SHARE, GroupPrograms, fewer_lanes, plan
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.from_config import LARGEST, build, require_memory
+from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
@@ -87,7 +87,6 @@ def compile_run(
       InputError: the config cannot run on this number of devices.
     """
     experiment = build(config, load=load)
-    require_memory(experiment, available=LARGEST)
     mesh = sharding.make_mesh(config.mesh, devices)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
@@ -119,7 +118,6 @@ def compile_sweep(
       InputError: the config cannot run.
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
-    require_memory(group.experiment, available=LARGEST)
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
     programs = GroupPrograms(group, mesh, data)

@@ -210,11 +210,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def writing_to(directory: pathlib.Path) -> Iterator[None]:
-    """Turns errors of any library that writes to ``directory`` into one sentence.
-
-    Raises:
-      RunStopped: the disk is full, read-only or broken, the bucket cannot be reached, or the directory was deleted.
-    """
+    """Turns errors of any library that writes to ``directory`` into one sentence, a `RunStopped`."""
     try:
         yield
     except (InputError, RunStopped):

@@ -111,11 +111,7 @@ class Sweep:
 
 
 def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and a warning if its last line is torn.
-
-    Raises:
-      InputError: another line is not a record.
-    """
+    """The records of one file, and a warning if its last line is torn."""
     records: list[Record] = []
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
@@ -138,9 +134,6 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
 
     A record whose name does not fit its point is left out, so that the sweep repeats the run. Of several records of a
     run the last one counts.
-
-    Raises:
-      InputError: see `read_record_file`.
     """
     records: dict[str, Record] = {}
     notes: list[str] = []
@@ -165,11 +158,7 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
 
 
 def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
-    """Merges the shards of one sweep: all record files of all directories, see `read_runs`.
-
-    Raises:
-      InputError: no directory is given, one holds no sweep, or two hold different sweeps (names the field).
-    """
+    """Merges the shards of one sweep: all record files of all directories, see `read_runs`."""
     if not directories:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
     infos = [read_info(directory) for directory in directories]

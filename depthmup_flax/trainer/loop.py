@@ -27,7 +27,7 @@ from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment, learning_rate
-from depthmup_flax.trainer.engine.from_config import build, require_memory
+from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
@@ -44,11 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def train_and_evaluate(
-    config: ConfigDict,
-    workdir: str | pathlib.Path,
-    *,
-    overwrite: bool = False,
-    writers: Sequence[Writer] = (),
+    config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False, writers: Sequence[Writer] = ()
 ) -> Json:
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
@@ -136,7 +132,7 @@ def _train(run: _Run) -> Json:
     if test is None:  # resumed after the last step
         test = run.evaluate()
     result = run.result(test)
-    run.save(test, wait=True)
+    run.save(evaluated=True, wait=True)
     return result
 
 
@@ -145,7 +141,6 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     if "wandb" in configs.writer_names(config):
         require("wandb", "train.writers='wandb'")
     mesh = sharding.make_mesh(config.mesh)
-    require_memory(experiment, mesh.shape["fsdp"] * mesh.shape["tensor"])
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     return experiment, mesh
 
@@ -259,15 +254,15 @@ class _Run:
             if test:
                 self._log.test(self.step, test)
             if is_finite(test):
-                self.save(test)
+                self.save(evaluated=True)
         return test
 
-    def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
-        """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off.
+    def save(self, *, evaluated: bool = False, wait: bool = False) -> None:
+        """Writes a checkpoint of the current step, unless it exists or checkpoints are off.
 
         A state that is not finite is not written, so that it replaces no older one.
         """
-        self._checkpoints.save(self.state, self._elapsed_s(), test, first=self._log.upload)
+        self._checkpoints.save_finite(self.state, self._elapsed_s(), evaluated=evaluated, first=self._log.upload)
         if wait:
             self._checkpoints.wait()
 

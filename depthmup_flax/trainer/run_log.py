@@ -7,13 +7,14 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from depthmup_flax.config.fields import writer_names
 from depthmup_flax.devices import distributed
 from depthmup_flax.storage.files import Scratch, write_atomically
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.writers import Writer, Writers
+from depthmup_flax.trainer.writers import EventFile, WandbRun, Writer
 from depthmup_flax.util import progress
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,9 @@ log = logging.getLogger(__name__)
 class RunLog:
     """Metrics and progress of a run. Only process 0 has them: in others every call is a no-op.
 
-    Rows are appended to ``metrics.jsonl``, which is on disk when a call returns, and passed to other writers, which
-    cannot stop the run. In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded once a minute.
+    Rows are appended to ``metrics.jsonl``, which is on disk when a call returns, and passed to other writers: one that
+    raises is left out from then on, with a warning. In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded
+    once a minute.
 
     Args:
       experiment: what is trained; ``train.writers`` names the writers.
@@ -52,7 +54,12 @@ class RunLog:
         if not first_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
-        self._writers = Writers(experiment.config, own, directory, self._scratch.local, first_step)
+        self._writers = {f"{type(writer).__name__} {i}": writer for i, writer in enumerate(own)}
+        names, local = writer_names(experiment.config), self._scratch.local
+        if "tensorboard" in names:
+            self._add("TensorBoard events", lambda: EventFile(local, first_step + 1 if first_step else None))
+        if "wandb" in names:
+            self._add("wandb", lambda: WandbRun(directory, experiment.config))
 
     def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
@@ -76,7 +83,7 @@ class RunLog:
         """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
         self._progress.close()
         if self._open:
-            self._writers.close()
+            self._for_each_writer(lambda writer: writer.close())
             self._rows.close()
             self._scratch.close()
 
@@ -86,8 +93,26 @@ class RunLog:
             row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
             self._rows.write(json.dumps(row) + "\n")
             self._rows.flush()
-            self._writers.write(step, metrics)
+            self._for_each_writer(lambda writer: writer.write_scalars(step, dict(metrics)))
             self._scratch.upload_if_due()
+
+    def _add(self, name: str, make: Callable[[], Writer]) -> None:
+        with self._surviving(name):
+            self._writers[name] = make()
+
+    def _for_each_writer(self, call: Callable[[Writer], None]) -> None:
+        for name, writer in [*self._writers.items()]:
+            with self._surviving(name):
+                call(writer)
+
+    @contextlib.contextmanager
+    def _surviving(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # what a writer may raise is not known
+            lost = "some metrics are lost to %s (%s: %s). metrics.jsonl has all of them."
+            log.warning(lost, name, type(error).__name__, error)
+            self._writers.pop(name, None)
 
 
 class Progress:

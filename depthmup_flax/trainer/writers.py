@@ -10,12 +10,11 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import writer_names
 from depthmup_flax.storage.files import is_bucket, read_json, write_atomically
 
 log = logging.getLogger(__name__)
@@ -106,50 +105,3 @@ class WandbRun:
     def close(self) -> None:
         """Uploads the last rows and ends the run."""
         self._run.finish()
-
-
-class Writers:
-    """The writers of ``config.train.writers``, but for ``metrics.jsonl``, and ``own``.
-
-    One that raises is left out from then on, with a warning, and the run continues.
-
-    Args:
-      config: of the run.
-      own: of the user.
-      directory: of the run, in a bucket perhaps.
-      local: where files of the run are written; the same if it is on a disk.
-      resume_step: the first row is of a later step.
-    """
-
-    def __init__(
-        self, config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, local: pathlib.Path, resume_step: int
-    ) -> None:
-        self._writers = {f"{type(writer).__name__} {i}": writer for i, writer in enumerate(own)}
-        if "tensorboard" in writer_names(config):
-            # TensorBoard drops events from purge_step on.
-            purge_step = resume_step + 1 if resume_step else None
-            self._attempt("TensorBoard events", lambda name: self._writers.update({name: EventFile(local, purge_step)}))
-        if "wandb" in writer_names(config):
-            self._attempt("wandb", lambda name: self._writers.update({name: WandbRun(directory, config)}))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Passes a row to each."""
-        for name in [*self._writers]:
-            self._attempt(name, lambda name: self._writers[name].write_scalars(step, dict(scalars)))
-
-    def close(self) -> None:
-        """Ends each."""
-        for name in [*self._writers]:
-            self._attempt(name, lambda name: self._writers[name].close())
-
-    def _attempt(self, name: str, call: Callable[[str], object]) -> None:
-        try:
-            call(name)
-        except Exception as error:  # what a writer may raise is not known
-            log.warning(
-                "some metrics are lost to %s (%s: %s). metrics.jsonl has all of them.",
-                name,
-                type(error).__name__,
-                error,
-            )
-            self._writers.pop(name, None)

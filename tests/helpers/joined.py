@@ -20,12 +20,14 @@ class Joined:
 
     def __init__(self, directory, count, devices, *arguments, own=lambda index: (), program=None):
         directory.mkdir(parents=True, exist_ok=True)
-        shared = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}"]
+        shared = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
         self.running = [
             processes.Process(
                 directory / f"{index}.log",
+                in_environment,
+                {**shared, "JAX_PROCESS_ID": str(index)} if count > 1 else {},
                 program or train_py,
-                [*arguments, *own(index), *((*shared, f"--process_id={index}") if count > 1 else ())],
+                [*arguments, *own(index)],
                 devices,
             )
             for index in range(count)
@@ -46,6 +48,11 @@ class Joined:
 
     def text(self):
         return "\n\n".join(process.text() for process in self.running)
+
+
+def in_environment(variables, program, arguments, devices):
+    os.environ.update(variables)
+    return program(arguments, devices)
 
 
 def train_py(arguments, devices):

@@ -195,19 +195,6 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
-def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
-    def save(steps):
-        checkpointer = Checkpointer(tmp_path, keep=1)
-        checkpointer.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
-        for step, accuracy in steps:
-            checkpointer.save(step, {"w": jnp.ones(2)}, {"config": {}}, {"test_accuracy": accuracy})
-        checkpointer.close()
-        return {int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()}
-
-    assert save([(1, 0.9), (2, 0.5), (3, 0.4)]) == {1, 3}
-    assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
-
-
 def test_a_checkpoint_describes_the_step_of_its_save_though_the_description_grows_later(tmp_path):
     checkpointer, meta = Checkpointer(tmp_path, keep=1), {"slices": {"run": [0.5]}}
     for step in range(20):  # the files are written in the background, at a time that varies

@@ -49,7 +49,6 @@ from depthmup_flax.storage.sweep_records import (
 )
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
-from depthmup_flax.trainer.engine.from_config import require_memory
 from depthmup_flax.trainer.engine.lanes import (
     Cohort,
     LaneProgram,
@@ -120,8 +119,6 @@ def sweep(
     runs = expand(config)
     planned = plan(config, runs, load)
     groups = groups_of_shard(config, planned, shard)
-    for group in groups:
-        require_memory(group.experiment)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.workdir

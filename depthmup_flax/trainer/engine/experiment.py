@@ -265,17 +265,14 @@ class NetworkExperiment(Experiment):
 
     @functools.cached_property
     def task(self) -> Task:
-        """See `Experiment`."""
         return self._task()
 
     @functools.cached_property
     def tpu_lanes_task(self) -> Task:
-        """See `Experiment`."""
         return self._task(row_major_gradients)
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """See `Experiment`."""
         return self.loss.averaged
 
     @functools.cached_property
@@ -311,15 +308,9 @@ class NetworkExperiment(Experiment):
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
             return self.functions(rule), change(optimizer)
 
-        return network_task(
-            network,
-            self.dataset.input_spec,
-            self.loss,
-            accumulate=self.config.train.accumulate,
-        )
+        return network_task(network, self.dataset.input_spec, self.loss, accumulate=self.config.train.accumulate)
 
     def state_shapes(self) -> TrainState:
-        """See `Experiment`."""
         of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
         return jax.eval_shape(of, dict(self.variables))
 
@@ -364,16 +355,13 @@ class StepExperiment(Experiment):
 
     @property
     def task(self) -> Task:
-        """See `Experiment`."""
         return self.user.task
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """See `Experiment`."""
         return self.user.averaged
 
     def state_shapes(self) -> TrainState:
-        """See `Experiment`."""
         return jax.eval_shape(lambda carry: new_state(carry, self.user.averaged), self.user.shapes)
 
     def parameter_table(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -32,19 +31,11 @@ from depthmup_flax.trainer.engine.experiment import (
 from depthmup_flax.trainer.engine.user_model import UserNetwork, require_pure, user_task
 from depthmup_flax.util.errors import InputError
 
-_GIB = 2**30
-# More bytes than any device has. Compilers count in 64 bits, and end the process where these are too few.
-LARGEST = 2**53
 _READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data
 
 
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
-    """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing.
-
-    Raises:
-      InputError: a config, or data, that the user can correct.
-      UserCodeError: the user's model, loss or data fail.
-    """
+    """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing."""
     validate(config)
     rule, name = make_parametrization(config), config.model.name
     require_optimizer(config, rule)
@@ -80,11 +71,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
 
 
 def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> int:
-    """`Experiment.parameters`, of a user's network by its shapes alone: without audit and initial values.
-
-    Raises:
-      InputError, UserCodeError: see `build`.
-    """
+    """`Experiment.parameters`, of a user's network by its shapes alone: without audit and initial values."""
     if is_import_path(config.model.name):
         dataset, rule = load(config.data), make_parametrization(config)
         network = UserNetwork(config.model, dataset.num_classes)
@@ -101,31 +88,6 @@ def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
     batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(lambda key, batch: dataset.prepare(config.data.augment, key, batch), key, batch)
-
-
-def require_memory(experiment: Experiment, parts: int = 1, available: int | None = None) -> None:
-    """Raises `InputError` if the state of a run, split into ``parts``, is larger than a device's memory.
-
-    ``available`` are its bytes, by default those of this process's device. Gradients, activations and data are not
-    counted: what passes may still be too large, and what fails cannot run.
-    """
-    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes().carry))
-    needed, available = state / parts, _memory() if available is None else available
-    if available is not None and needed > available:
-        model = experiment.config.model
-        raise InputError(
-            f"model.width is {model.width} and model.depth is {model.depth}: {experiment.parameters:.3g} parameters "
-            f"and their optimizer state take {needed / _GIB:.3g} GiB, and a device has {available / _GIB:.3g} GiB. Use "
-            "a smaller network; depthmup train can also split one over devices, mesh.fsdp=N."
-        )
-
-
-def _memory() -> int | None:
-    """Bytes of a device, or of the host if that computes; ``None`` if not known."""
-    device = jax.local_devices()[0]
-    if device.platform != "cpu":
-        return (device.memory_stats() or {}).get("bytes_limit")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def require_read(config: ConfigDict, read: Collection[str], paths: Collection[str] = ()) -> None:

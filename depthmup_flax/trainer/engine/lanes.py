@@ -27,13 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.devices import sharding
 from depthmup_flax.storage.sweep_records import SEED, finite_or_none
-from depthmup_flax.trainer.engine.device_batches import (
-    Call,
-    batch_of,
-    calls,
-    host_test_batches,
-    read_ahead,
-)
+from depthmup_flax.trainer.engine.device_batches import Call, batch_of, calls, host_test_batches, read_ahead
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program

@@ -15,12 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import Loss
-from depthmup_flax.trainer.engine.task import (
-    Hyper,
-    Means,
-    Metrics,
-    Task,
-)
+from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
 from depthmup_flax.util.types import ArrayTree
 
 

@@ -80,10 +80,6 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
       name: for messages.
       hyper: all hyperparameters, with values.
       batch: shapes of a prepared batch.
-
-    Raises:
-      InputError: a function returns something else than `Task` says, or is not pure.
-      UserCodeError: a function fails.
     """
     read: set[str] = set()
     layouts: list[_Layout] = []  # one, after `init` was traced

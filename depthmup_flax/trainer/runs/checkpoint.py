@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import pathlib
 from collections.abc import Collection, Mapping
 
@@ -22,19 +20,17 @@ _MOST = 160  # characters of a reason
 
 
 class Checkpointer:
-    """The latest checkpoints of a run and the best one, written in the background.
+    """The latest checkpoints of a run, written in the background.
 
     Args:
       directory: created if absent; holds one folder per step.
-      keep: number of latest checkpoints to keep, besides the one with the highest `score`.
+      keep: number of latest checkpoints to keep.
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
         self._directory = directory if is_bucket(directory) else directory.absolute()
-        best = policies.BestN(n=1, get_metric_fn=score, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            best_fn=score,  # Orbax then stores the metrics, so that the best is known after a restart
+            preservation_policy=policies.LatestN(keep),
             cleanup_tmp_directories=True,  # of writers that were killed
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "meta"))
@@ -45,16 +41,14 @@ class Checkpointer:
         latest = self._manager.latest_step()
         return -1 if latest is None else latest
 
-    def save(
-        self, step: int, state: ArrayTree, meta: Mapping[str, object], metrics: Mapping[str, float] | None = None
-    ) -> None:
+    def save(self, step: int, state: ArrayTree, meta: Mapping[str, object]) -> None:
         """Copies ``state`` off the devices and returns; the files are then written in the background, atomically.
 
-        ``step`` is larger than that of every checkpoint. The `score` of ``metrics`` selects the best checkpoint.
+        ``step`` is larger than that of every checkpoint.
         """
         as_now = copy.deepcopy(dict(meta))  # Orbax reads it in the background, while training goes on
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(as_now))
-        self._manager.save(step, args=items, metrics=None if metrics is None else dict(metrics), force=True)
+        self._manager.save(step, args=items, force=True)
 
     def check(self) -> None:
         """Raises the error that ended a save in the background, if there is one; takes no time."""
@@ -107,21 +101,6 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     else:
         folders = [path.name for path in directory.glob("*") if path.is_dir()]  # others have Orbax's temporary names
     return sorted(int(name) for name in folders if name.isdigit())
-
-
-def score(metrics: Mapping[str, float]) -> float:
-    """By which checkpoints are compared: the evaluated accuracy, or the negative loss of what has no accuracy."""
-    named = {name.partition("_")[2]: value for name, value in metrics.items()}
-    return float(named["accuracy"] if "accuracy" in named else -named["loss"])
-
-
-def best_step(directory: pathlib.Path) -> int | None:
-    """The step with the highest `score`, of equal ones the latest; ``None`` if none was evaluated."""
-    scores = {}
-    for step in saved_steps(directory):
-        with contextlib.suppress(FileNotFoundError):  # not evaluated
-            scores[step] = score(json.loads((directory / str(step) / "metrics" / "metrics").read_bytes()))
-    return max(scores, key=lambda step: (scores[step], step), default=None)
 
 
 def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tuple[Json, Json]:

@@ -19,7 +19,7 @@ from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
-from depthmup_flax.trainer.runs.checkpoint import Checkpointer, best_step, saved_steps
+from depthmup_flax.trainer.runs.checkpoint import Checkpointer, saved_steps
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import Json
 
@@ -66,9 +66,9 @@ def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int
         if config.train.checkpoint:
             remedy = "wait for its first evaluation, or set train.checkpoint_every"
         raise InputError(f"the run in {str(path)!r} has saved no checkpoint yet: {remedy}.")
-    step = {"latest": steps[-1], "best": best_step(path / "checkpoints")}.get(str(which), which)
+    step = steps[-1] if which == "latest" else which
     if step not in steps:
-        raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
+        raise InputError(f"which is {which!r}: use 'latest' or a saved step: {', '.join(map(str, steps))}.")
     return int(step)
 
 
@@ -81,11 +81,7 @@ def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
 
 
 def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrite: bool) -> None:
-    """Deletes the run in a claimed directory if ``overwrite``, or checks that it is the run of ``config`` and ``data``.
-
-    Raises:
-      InputError: its ``config.json`` or its data differ; the sentence lists in what.
-    """
+    """Deletes the run in a claimed directory if ``overwrite``; else `InputError` if it has another config or data."""
     if overwrite:
         _delete(directory)
     if (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
@@ -134,40 +130,27 @@ def _delete(directory: pathlib.Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-class RunCheckpoints:
-    """Restores a run, and saves its finite states, if ``train.checkpoint`` is set.
+class RunCheckpoints(Checkpointer):
+    """Restores a run, also without ``train.checkpoint``, and saves its finite states if that is set.
 
     Args:
       experiment: what is trained.
       directory: of the checkpoints; need not exist.
 
     Attributes:
-      finite: whether the state and all losses were finite at the last `save`.
+      finite: whether the state and all losses were finite at the last `save_finite`.
     """
 
     def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
-        self._experiment, self._directory = experiment, directory
-        self._train = experiment.config.train
-        self.finite = True
-        # A run that has checkpoints resumes from them even if it writes no more.
-        self._checkpointer = Checkpointer(directory, self._train.keep_checkpoints)
-        self.restore, self.check = self._checkpointer.restore, self._checkpointer.check
-        self.wait, self.close = self._checkpointer.wait, self._checkpointer.close
+        super().__init__(directory, experiment.config.train.keep_checkpoints)
+        self._experiment, self.finite = experiment, True
 
-    def save(
-        self, state: TrainState, elapsed_s: float, test: dict[str, float] | None, first: Callable[[], None]
-    ) -> None:
-        """Writes a checkpoint, evaluated as ``test``, in the background, unless it exists or the state is not finite.
-
-        Calls ``first`` before.
-
-        Raises:
-          RunStopped: copies of the state on several devices differ.
-        """
-        step = int(state.step)
-        if not self._train.checkpoint or step <= self._checkpointer.latest_step:
+    def save_finite(self, state: TrainState, elapsed_s: float, *, evaluated: bool, first: Callable[[], None]) -> None:
+        """Calls ``first`` and writes a checkpoint in the background, unless it exists or the state is not finite."""
+        step, train = int(state.step), self._experiment.config.train
+        if not train.checkpoint or step <= self.latest_step:
             return
-        if self._train.compare_replicas:  # first: the next answer must be the same everywhere
+        if train.compare_replicas:  # first: the next answer must be the same everywhere
             try:
                 require_equal_copies(state)
             except RunStopped:
@@ -179,14 +162,13 @@ class RunCheckpoints:
         meta = {
             "config": json.loads(configs.to_json(self._experiment.config)),
             "param_info": info_to_json(self._experiment.info),
-            "data_position": step * self._train.batch_size,  # examples read since step 0
+            "data_position": step * train.batch_size,  # examples read since step 0
             "elapsed_s": elapsed_s,
-            "evaluated": test is not None,
+            "evaluated": evaluated,
         }
         first()
-        self._checkpointer.save(step, state, meta, test or None)
+        self.save(step, state, meta)
 
     def latest(self) -> pathlib.Path | None:
         """The latest checkpoint, which is finite."""
-        step = self._checkpointer.latest_step
-        return None if step < 0 else self._directory / str(step)
+        return None if self.latest_step < 0 else self._directory / str(self.latest_step)

@@ -159,7 +159,7 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> Tr
 
     Args:
       workdir: of the run, on a disk or in a bucket.
-      which: ``"latest"``, ``"best"`` (by the evaluated accuracy), or the step of a checkpoint.
+      which: ``"latest"`` or the step of a checkpoint.
 
     Raises:
       InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
