@@ -5,7 +5,7 @@
 
 The figure of the README: every layer is trained with Adam, a warm-up and a cosine, in two passes over all 50,000 images
 at 16 x 16 pixels. The control is the standard parametrization; over depth alone muP has the same runs. ``joint``
-doubles the width at four times the depth.
+doubles the width at four times the depth, ``wide`` the width alone, which tells what depth adds.
 
 Measured on two CPU cores: 330 runs, 11 core-minutes of training. The base's rate costs 0.0035 (95 % interval 0 to
 0.0095) at the joint size and 0.021 (0.016 to 0.027) at depth 64, where the best rate is 1.6 octaves higher (n = 5); the
@@ -36,6 +36,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     }
     grids = {
         "depths": {"model.depth": at_scale(scale, smoke=(2, 8), cpu=(4, 16, 64)), **common},
+        "wide": {"model.width": (2 * width,), "model.depth": (depth,), **common},
         "joint": {"model.width": (2 * width,), "model.depth": (4 * depth,), **common},
     }
     return sweep_config(
