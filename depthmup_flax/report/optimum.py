@@ -16,9 +16,6 @@ DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A loss this many times the lowest, and above that of the grid's first point (losses may be near zero), counts as
-# diverged: it would pull a parabola's vertex to the middle.
-_EXPLODED = 100.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +89,7 @@ class Parabolas:
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present and `_comparable`, and c > 0.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present and belong to it, and c > 0.
     """
 
     u0: np.ndarray
@@ -118,32 +115,55 @@ class Parabolas:
         return np.where(self.valid & (self.u0 <= u) & (u <= self.u2), value, np.nan)
 
 
-def parabolas(coordinates: np.ndarray, losses: np.ndarray) -> Parabolas:
-    """(X,), (..., X) -> (...)."""
+def parabolas(coordinates: np.ndarray, losses: np.ndarray, belongs: np.ndarray | bool = True) -> Parabolas:
+    """(X,), (..., X) -> (...); ``belongs``, (X,), is whether a point may be a neighbor, see `belonging`."""
     filled = np.where(np.isfinite(losses), losses, np.inf)
-    lowest, last, first = filled.argmin(-1), len(coordinates) - 1, losses[..., 0]
+    lowest, last = filled.argmin(-1), len(coordinates) - 1
     around = [np.clip(lowest + k, 0, last) for k in (-1, 0, 1)]
     u0, u1, u2 = (coordinates[i] for i in around)
     l0, l1, l2 = (np.take_along_axis(filled, i[..., None], -1)[..., 0] for i in around)
     with np.errstate(all="ignore"):
         d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
         curvature = (d2 - d1) / (u2 - u0)
-    valid = (lowest > 0) & (lowest < last) & _comparable(l0, l1, first) & _comparable(l2, l1, first) & (curvature > 0)
+    usable = np.broadcast_to(belongs, len(coordinates))[np.stack(around)]
+    valid = (lowest > 0) & (lowest < last) & usable[0] & usable[2] & np.isfinite(l0) & np.isfinite(l2) & (curvature > 0)
     return Parabolas(u0, u1, u2, l0, l1, d1, curvature, valid)
 
 
-def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+def belonging(coordinates: np.ndarray, losses: np.ndarray, most: float = math.inf) -> np.ndarray:
+    """(X,), (S, X) -> (X,): whether a point may be a neighbor in the parabola of a curve.
+
+    A loss that explodes pulls the vertex half-way to the other neighbor, and the minimum far below all runs. So a point
+    does not belong if its mean is above ``most``, the loss before learning, or if with it the minimum is below all
+    points by more than the half-width of the lowest one, where the line through the next two points does not lead.
+    """
+    means, (seeds, count) = losses.mean(0), losses.shape
+    belongs = np.isfinite(means) & ~(means > most)
+    fit = parabolas(coordinates, means, belongs)
+    if seeds > 1 and fit.valid:
+        lowest, vertex = int(np.nanargmin(means)), float(fit.vertex)
+        toward = -1 if vertex < fit.u1 else 1
+        near, far = lowest + toward, lowest + 2 * toward
+        least = fit.l1 - scipy.special.stdtrit(seeds - 1, 0.975) * losses[:, lowest].std(ddof=1) / math.sqrt(seeds)
+        if 0 <= far < count and belongs[far]:
+            line = (means[near] - means[far]) / (coordinates[near] - coordinates[far])
+            least = min(least, means[near] + line * (vertex - coordinates[near]))
+        belongs[lowest - toward] &= float(minima(coordinates, means, belongs)) >= least
+    return np.asarray(belongs)
+
+
+def vertices(coordinates: np.ndarray, losses: np.ndarray, belongs: np.ndarray | bool = True) -> np.ndarray:
     """(X,), (..., X) -> (...): where the parabola through the lowest point is lowest, see `Parabolas`."""
-    return parabolas(coordinates, losses).vertex
+    return parabolas(coordinates, losses, belongs).vertex
 
 
-def minima(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+def minima(coordinates: np.ndarray, losses: np.ndarray, belongs: np.ndarray | bool = True) -> np.ndarray:
     """(X,), (..., X) -> (...): the lowest value of the parabola of `Parabolas`, or without one the lowest loss."""
-    near = parabolas(coordinates, losses)
+    near = parabolas(coordinates, losses, belongs)
     return np.where(near.valid, near(near.vertex), near.l1)
 
 
-def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.ndarray:
+def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray, belongs: np.ndarray | bool = True) -> np.ndarray:
     """(X,), (..., X) finite, (...) -> (...): the fitted curve at ``at`` minus its minimum; never negative.
 
     The curve is the parabola of `Parabolas` within its three points, and beyond them the monotone cubic of Fritsch and
@@ -159,35 +179,38 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     k = np.clip(np.searchsorted(coordinates, u, side="right") - 1, 0, len(coordinates) - 2)
     c3, c2, c1, c0 = c[:, k, np.arange(len(u))]
     t = u - coordinates[k]
-    near = parabolas(coordinates, flat)
+    near = parabolas(coordinates, flat, belongs)
     inside = near(u)
     value = np.where(np.isnan(inside), ((c3 * t + c2) * t + c1) * t + c0, inside)
-    return np.maximum(value - minima(coordinates, flat), 0.0).reshape(means.shape[:-1])  # below 0 by rounding
+    return np.maximum(value - minima(coordinates, flat, belongs), 0.0).reshape(means.shape[:-1])  # below 0 by rounding
 
 
-def _comparable(neighbor: np.ndarray, lowest: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether a loss is finite and at most `_EXPLODED` times the lowest, or at most the first of the grid."""
-    return np.isfinite(neighbor) & ((lowest <= 0) | (neighbor <= _EXPLODED * lowest) | (neighbor <= first))
+def find_optimum(
+    coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS, *, most: float = math.inf
+) -> Optimum | None:
+    """The minimum of losses (S, X), NaN for diverged runs, at coordinates (X,); ``None`` if every point has a NaN.
 
-
-def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
-    """The minimum of losses (S, X), NaN for diverged runs, at coordinates (X,); ``None`` if every point has a NaN."""
+    ``most`` is the loss before learning, see `belonging`.
+    """
     means = losses.mean(0)
     if not np.isfinite(means).any():
         return None
     grid, last, seeds = int(np.nanargmin(means)), len(means) - 1, len(losses)
     flag, resolution = ONE_VALUE if last == 0 else {0: EDGE_LOW, last: EDGE_HIGH}.get(grid, ""), 0.0
+    belongs = belonging(coordinates, losses, most)
     # At an edge all draws agree, even if the optimum lies beyond it.
     resampled = resampled_means(losses, draws) if seeds > 1 else None
-    at_draws = None if resampled is None or flag else vertices(coordinates, resampled)
-    if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid], means[0]).all():
+    at_draws = None if resampled is None or flag else vertices(coordinates, resampled, belongs)
+    if not flag and not belongs[[grid - 1, grid + 1]].all():
         flag, resolution = NEXT_TO_DIVERGENCE, float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
-    at = Estimate(float(vertices(coordinates, means)), at_draws, seeds, resolution)
+    at = Estimate(float(vertices(coordinates, means, belongs)), at_draws, seeds, resolution)
     loss_draws = None if resampled is None else np.nanmin(resampled, -1)
     return Optimum(grid, at, Estimate(float(means[grid]), loss_draws, seeds), flag)
 
 
-def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: int = DRAWS) -> Estimate | None:
+def regret(
+    coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: int = DRAWS, *, most: float = math.inf
+) -> Estimate | None:
     """What the proxy's optimum costs here: the fitted curve there minus its minimum, by `excess`.
 
     The proxy's choice is resampled together with this curve: each draw takes the minimum of the proxy's resampled curve
@@ -200,13 +223,14 @@ def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: i
     if not finite[np.abs(coordinates - proxy.at.value).argmin()]:
         return None
     u = coordinates[finite]
-    value = float(excess(u, means[finite], np.clip(proxy.at.value, u[0], u[-1])))
+    belongs = belonging(coordinates, losses, most)[finite]
+    value = float(excess(u, means[finite], np.clip(proxy.at.value, u[0], u[-1]), belongs))
     if seeds == 1 or proxy.at.seeds == 1:
         return Estimate(value, None, min(seeds, proxy.at.seeds))
     # At an edge of its grid the proxy's choice does not vary.
     at = np.full(draws, proxy.at.value) if proxy.at.draws is None else proxy.at.draws
     resampled = resampled_means(losses[:, finite], draws)
-    return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
+    return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1]), belongs), min(seeds, proxy.at.seeds))
 
 
 def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Estimate]) -> Estimate:

@@ -23,6 +23,7 @@ from depthmup_flax.report.verdict import (
     TOLERANCE,
     Verdict,
     rounded_loss,
+    rounded_power,
     verdicts,
 )
 from depthmup_flax.storage.run_hash import EXECUTION
@@ -37,7 +38,7 @@ _MEANINGS = {  # of the remarks on rows
     opt.EDGE_LOW: "the optimum may lie below the grid: extend the grid",
     opt.EDGE_HIGH: "the optimum may lie above the grid: extend the grid",
     opt.ONE_VALUE: "there is nothing to compare it with",
-    opt.NEXT_TO_DIVERGENCE: "the loss beside the best {x} diverges, or is 100 times as high: known to half a step",
+    opt.NEXT_TO_DIVERGENCE: "the loss beside the best {x} diverges or is too high for a fit: known to half a step",
     transfer.ALL_DIVERGED: "every {x} has a diverged run: try lower learning rates",
     transfer.INCOMPLETE: "some runs have not ended: points that lack a seed are left out",
     transfer.FEW_SEEDS: "there are only two: intervals are wide, and wrong if one seed is an outlier",
@@ -239,7 +240,7 @@ def _verdict_table(data: Json) -> Table:
     rows = []
     for one in data["verdicts"]:
         passing = one["passing"] and f"{one['passing']['octaves']:.2g} of {one['passing']['grid']:.2g}"
-        power = one["power"] is not None and f"{one['power']:.2f}"
+        power = one["power"] is not None and rounded_power(one["power"])
         unclear = one["verdict"] == NOT_RESOLVED and power and not one["remark"]
         needed = one["seeds_needed"] or (f"over {MOST_SEEDS}" if unclear else "")
         by_other = (one["verdict_by_other_loss"],) * bool(data["other_loss"])

@@ -72,6 +72,7 @@ class Variant:
     # The loss before learning: of the best constant guess if the sweep knows it (`data.chance_loss`); else
     # the base's training loss in the first time slice at its best x.
     initial_loss: float
+    most: float  # of a mean loss in a fit, see `belonging`: the constant guess's, or twice that of the first time slice
     rows: tuple[Row, ...]  # one per size, ascending
     slopes: dict[str, Slope]  # by depth and width, where at least three sizes were run
 
@@ -151,16 +152,17 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
     variants = []
     for name in dict.fromkeys(curve.variant for curve in curves):
         own = [curve for curve in curves if curve.variant == name]
-        optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses) for curve in own]
         base, is_smallest = _base(info, own)
-        at = own.index(base)
-        initial_loss = _first_loss(base, optima[at]) if info.chance is None else info.chance
+        at, initial_loss = own.index(base), _first_loss(base) if info.chance is None else info.chance
+        most = exploded(initial_loss) if info.chance is None else initial_loss
+        optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses, most=most) for curve in own]
+        regrets = [_regret(scale, curve, optima[at], most) for curve in own]
         rows = tuple(
-            _row(scale, curve, best, base, optima[at], initial_loss, planned)
-            for curve, best in zip(own, optima, strict=True)
+            _row(curve, best, base, optima[at], regret, initial_loss, planned)
+            for curve, best, regret in zip(own, optima, regrets, strict=True)
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
-        variants.append(Variant(name, rows[at], is_smallest, initial_loss, rows, slopes))
+        variants.append(Variant(name, rows[at], is_smallest, initial_loss, most, rows, slopes))
     return Analysis(scale, other, tuple(grids), tuple(variants), tuple(axes), loss, info.chance is not None)
 
 
@@ -202,17 +204,19 @@ def exploded(initial_loss: float) -> float:
     return initial_loss + abs(initial_loss)
 
 
-def _first_loss(base: Curve, best: opt.Optimum | None) -> float:
+def _first_loss(base: Curve) -> float:
     """The mean over seeds in the first time slice at the best x; NaN if it is unknown."""
-    return float(base.slices[:, best.grid, :1].mean()) if best and base.slices.shape[-1] else math.nan
+    means = base.losses.mean(0)
+    known = np.isfinite(means).any() and base.slices.shape[-1]
+    return float(base.slices[:, np.nanargmin(means), 0].mean()) if known else math.nan
 
 
 def _row(
-    scale: Scale,
     curve: Curve,
     best: opt.Optimum | None,
     base: Curve,
     base_best: opt.Optimum | None,
+    regret: opt.Estimate | str,
     initial_loss: float,
     planned: Sequence[float],
 ) -> Row:
@@ -228,15 +232,14 @@ def _row(
     flags += {1: [ONE_SEED], 2: [FEW_SEEDS]}.get(len(curve.seeds), [])
     flags += [INCOMPLETE] if curve.incomplete or len(missing) else []
     shift, bound = (None, "") if curve is base or not trains else _shift(best, base_best)
-    regret = _regret(scale, curve, base_best) if trains else UNTRAINED
-    return Row(curve, best, shift, bound, regret, tuple(flags))
+    return Row(curve, best, shift, bound, regret if trains else UNTRAINED, tuple(flags))
 
 
-def _regret(scale: Scale, curve: Curve, base_best: opt.Optimum | None) -> opt.Estimate | str:
+def _regret(scale: Scale, curve: Curve, base_best: opt.Optimum | None, most: float) -> opt.Estimate | str:
     coordinates = scale.coordinate(curve.x)
     if base_best is None or not coordinates[0] <= base_best.at.value <= coordinates[-1]:
         return NOT_RUN
-    return opt.regret(coordinates, curve.losses, base_best) or DIVERGED
+    return opt.regret(coordinates, curve.losses, base_best, most=most) or DIVERGED
 
 
 def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Estimate | None, str]:

@@ -7,6 +7,8 @@ import functools
 import math
 from collections.abc import Sequence
 
+import scipy.special
+
 from depthmup_flax.report import verdict
 from depthmup_flax.report.contrasts import same_runs
 from depthmup_flax.report.optimum import Estimate
@@ -35,7 +37,9 @@ from reproduction.claims.measures import (
 from reproduction.claims.statements import CLAIMS, Claim, Rule, Terms
 
 UNTRAINED_CONTROL = "the control does not train"  # so the claim holds, which says little
-_WORST_FIRST = (*verdict.WORST_FIRST, UNTRAINED_CONTROL)
+LEANS_AGAINST = "leans against"  # not resolved, with an estimate that violates the bound
+UNDECIDED = LEANS_AGAINST, NOT_RESOLVED
+_WORST_FIRST = (OPPOSITE, LEANS_AGAINST, *verdict.WORST_FIRST[1:], UNTRAINED_CONTROL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,8 @@ class JudgedClaim:
     """A claim and what a sweep shows about it.
 
     Attributes:
-      verdict: `SHOWN`, `UNTRAINED_CONTROL`, `OPPOSITE`, `NOT_RESOLVED` or `NO_EVIDENCE`, by the analysis's loss.
+      verdict: `SHOWN`, `UNTRAINED_CONTROL`, `OPPOSITE`, `LEANS_AGAINST`, `NOT_RESOLVED` or `NO_EVIDENCE`, by the
+        analysis's loss.
       contrast: what is measured, in words.
       estimate: ``None`` if it is unknown; infinite if a network does not train.
       bound: of the contrast, at most or at least as the rule says.
@@ -77,6 +82,19 @@ class JudgedClaim:
         return self.verdict == SHOWN == self.other_loss
 
     @property
+    def p(self) -> float | None:
+        """The one-sided p-value of the bound, by Student's t as in the intervals; at most 0.025 if it is shown.
+
+        ``None`` if the noise is unknown or the range does not bound the number.
+        """
+        half = self.estimate.half_width if self.estimate else None
+        if self.estimate is None or half is None or self.verdict not in (SHOWN, OPPOSITE, *UNDECIDED):
+            return None
+        sign, free = (1 if self.claim.rule.sense == AT_MOST else -1), self.estimate.seeds - 1
+        margin = sign * (self.bound - self.estimate.value) / half * scipy.special.stdtrit(free, 0.975)
+        return float(scipy.special.stdtr(free, -margin))
+
+    @property
     def numbers(self) -> str:
         """``0.012 (0.004 to 0.02)``; empty without a finite number."""
         if self.estimate is None or not math.isfinite(self.estimate.value):
@@ -103,7 +121,7 @@ class JudgedClaim:
         return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
-        if self.verdict != NOT_RESOLVED or self.note:
+        if self.verdict not in UNDECIDED or self.note:
             return ""
         return f"; {_undecided(self.seeds, '', self.seeds_needed)}"
 
@@ -239,14 +257,17 @@ def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
     """`verdict.judge`; not resolved where the measured range bounds the number on one side only."""
     if total.estimate is None or math.isnan(bound):
         return verdict.Judgment(NOT_RESOLVED)
-    sign = 1 if sense == AT_MOST else -1
+    sign, other = (1, AT_LEAST) if sense == AT_MOST else (-1, AT_MOST)
     if math.isinf(total.estimate.value):
         shown = UNTRAINED_CONTROL if total.limit == UNTRAINED else SHOWN
         return verdict.Judgment(shown if sign * total.estimate.value < 0 else OPPOSITE)
     decision = verdict.judge(total.estimate if sign > 0 else -total.estimate, sign * bound)
-    other = AT_LEAST if sense == AT_MOST else AT_MOST
-    unsure = {SHOWN: (other, EITHER), OPPOSITE: (sense, EITHER)}.get(decision.verdict, (AT_MOST, AT_LEAST, EITHER))
-    return verdict.Judgment(NOT_RESOLVED) if total.limit in unsure else decision
+    against = sign * (total.estimate.value - bound) > 0
+    if total.limit in ((sense, EITHER) if against else (other, EITHER)):
+        return verdict.Judgment(NOT_RESOLVED)
+    if decision.verdict != NOT_RESOLVED:
+        return decision
+    return verdict.Judgment(LEANS_AGAINST if against else NOT_RESOLVED, None if total.limit else decision.seeds)
 
 
 def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
@@ -259,7 +280,7 @@ def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
 
 def _passing(ruler: Yardstick) -> str:
     """``1.3 of the grid's 8 octaves would pass, power 0.98``."""
-    power = "" if ruler.power is None else f", power {ruler.power:.2f}"
+    power = "" if ruler.power is None else f", power {verdict.rounded_power(ruler.power)}"
     return f"{ruler.passing:.2g} of the grid's {ruler.grid:.2g} {ruler.unit} would pass{power}"
 
 

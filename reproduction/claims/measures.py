@@ -144,7 +144,7 @@ class Place:
         proxy = self.variant.base.curve
         if self.term.when is not None:  # the choice is made at the same size, early
             proxy = dataclasses.replace(self.row.curve, losses=self.losses(self.row.curve))
-        return yardstick(self.analysis.scale, proxy, self.row.curve, tolerance)
+        return yardstick(self.analysis.scale, proxy, self.row.curve, tolerance, self.variant.most)
 
     def losses(self, curve: Curve) -> np.ndarray:
         """(S, X): as reported, or the mean over the time slices that overlap ``when``."""
@@ -156,10 +156,11 @@ class Place:
         return np.asarray(curve.slices[..., inside].mean(-1))
 
 
-def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
+def lowest(coordinates: np.ndarray, losses: np.ndarray, most: float) -> Estimate:
     """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
-    resampled = opt.minima(coordinates, opt.resampled_means(losses)) if len(losses) > 1 else None
-    return Estimate(float(opt.minima(coordinates, losses.mean(0))), resampled, len(losses))
+    belongs = opt.belonging(coordinates, losses, most)
+    resampled = opt.minima(coordinates, opt.resampled_means(losses), belongs) if len(losses) > 1 else None
+    return Estimate(float(opt.minima(coordinates, losses.mean(0), belongs)), resampled, len(losses))
 
 
 def _no_seed_trains(place: Place, row: Row) -> bool:
@@ -200,12 +201,12 @@ def _loss(place: Place) -> Measured:
     if row.optimum is None or _no_seed_trains(place, row):
         return _fails(place, row, UNTRAINED)
     coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
-    best = opt.find_optimum(coordinates, losses)
+    best = opt.find_optimum(coordinates, losses, most=place.variant.most)
     if best is None:
         return _fails(place, row, "diverges")
     edge = best.flag in opt.EDGES
     note = f"the best {place.x} of {place.name} is at the edge of the grid" if edge else ""
-    return Measured(lowest(coordinates, losses), AT_MOST if edge else "", note)
+    return Measured(lowest(coordinates, losses, place.variant.most), AT_MOST if edge else "", note)
 
 
 def _exponent(place: Place) -> Measured:
@@ -213,7 +214,8 @@ def _exponent(place: Place) -> Measured:
     optima = {}
     for row in place.rows.values():
         size = row.curve.size(place.term.axis)
-        best = opt.find_optimum(place.coordinates(row.curve), place.losses(row.curve))
+        coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
+        best = opt.find_optimum(coordinates, losses, most=place.variant.most)
         if best is None or not row.trains or best.flag in (*opt.EDGES, opt.ONE_VALUE):
             note = f"no best {place.x} of {place.name} inside the grid at {place.size(row)}"
             return Measured(None, note=note)
@@ -261,9 +263,9 @@ def _without_sign(measure: Callable[[Place], Measured], place: Place) -> Measure
 
 def _early_choice(place: Place) -> Measured:
     """What the x that is best early in training costs at the end, at the same size."""
-    row, coordinates = place.row, place.coordinates(place.row.curve)
-    early = opt.find_optimum(coordinates, place.losses(row.curve))
-    regret = opt.regret(coordinates, row.curve.losses, early) if early else None
+    row, coordinates, most = place.row, place.coordinates(place.row.curve), place.variant.most
+    early = opt.find_optimum(coordinates, place.losses(row.curve), most=most)
+    regret = opt.regret(coordinates, row.curve.losses, early, most=most) if early else None
     if early is None or regret is None:
         return _fails(place, row, f"diverges with the early best {place.x}")
     if early.flag in opt.EDGES:
@@ -284,7 +286,8 @@ def _cost_of_an_octave(place: Place) -> Measured:
         Estimate(at.value + step, None if at.draws is None else at.draws + step, at.seeds, at.resolution)
         for step in (-1.0, 1.0)
     ]
-    costs = [opt.regret(coordinates, row.curve.losses, dataclasses.replace(row.optimum, at=one)) for one in moved]
+    optima = [dataclasses.replace(row.optimum, at=one) for one in moved]
+    costs = [opt.regret(coordinates, row.curve.losses, one, most=place.variant.most) for one in optima]
     known = [cost for cost in costs if cost is not None]
     if len(known) < len(costs):
         return _fails(place, row, f"diverges within an octave of the best {place.x}")
@@ -305,7 +308,7 @@ def _loss_at_depth(pick: Callable[[Sequence[int]], int], place: Place) -> Measur
     lines: dict[int, list[tuple[float, Estimate]]] = {}
     for row in sorted(place.variant.rows, key=lambda row: row.curve.parameters):
         if row.trains:
-            loss = lowest(place.coordinates(row.curve), row.curve.losses)
+            loss = lowest(place.coordinates(row.curve), row.curve.losses, place.variant.most)
             lines.setdefault(row.curve.depth, []).append((math.log(row.curve.parameters), loss))
     lines = {depth: line for depth, line in lines.items() if len(line) > 1}
     low = max((line[0][0] for line in lines.values()), default=math.inf)

@@ -63,7 +63,8 @@ class Curve:
 def curves(name: str, x: str = LEARNING_RATE) -> dict[tuple[int, int, float | None], Curve]:
     """(batch size, steps, averaging constant) -> curve, of the sweep in the directory ``name``."""
     found: dict[tuple[int, int, float | None], dict[tuple[float, int], float]] = {}
-    for record in read_sweep([RECORDS / name]).records:
+    sweep = read_sweep([RECORDS / name])
+    for record in sweep.records:
         point = record.point
         beta = point.get(MOMENTUM, point.get(B1))
         beta = None if beta is None else round(beta, 6)
@@ -74,7 +75,7 @@ def curves(name: str, x: str = LEARNING_RATE) -> dict[tuple[int, int, float | No
     for key, losses in found.items():
         rates, seeds = (sorted({entry[i] for entry in losses}) for i in (0, 1))
         grid = np.array([[losses.get((rate, seed), math.nan) for rate in rates] for seed in seeds])
-        optimum = find_optimum(np.array(rates), grid)
+        optimum = find_optimum(np.array(rates), grid, most=sweep.info.chance)
         assert optimum is not None
         result[key] = Curve(np.array(rates), grid, optimum)
     return result

@@ -14,11 +14,21 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+import numpy as np
+from scipy import stats
+
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.sweep_report import analysis_of
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, judge
 from depthmup_flax.storage.sweep_records import read_sweep
-from reproduction.claims.judged_claims import UNTRAINED_CONTROL, JudgedClaim, core_minutes, judged
+from reproduction.claims.judged_claims import (
+    LEANS_AGAINST,
+    UNDECIDED,
+    UNTRAINED_CONTROL,
+    JudgedClaim,
+    core_minutes,
+    judged,
+)
 from reproduction.claims.statements import CLAIMS
 from reproduction.pages.generated_parts import with_part
 
@@ -38,7 +48,13 @@ HEADER = (
     "sweep",
 )
 BY_BOTH, BY_TRAINING = "shown by both losses", "by the training loss alone"
-VERDICTS = (BY_BOTH, BY_TRAINING, UNTRAINED_CONTROL, OPPOSITE, NOT_RESOLVED, NO_EVIDENCE)
+VERDICTS = (BY_BOTH, BY_TRAINING, UNTRAINED_CONTROL, OPPOSITE, LEANS_AGAINST, NOT_RESOLVED, NO_EVIDENCE)
+LEVEL = 0.025  # one-sided, of the 95 % intervals
+# Sweep and claim -> its bound before the yardstick changed: 1 % of the lowest loss of the base. Verdicts depend on it.
+EARLIER_BOUNDS = {
+    ("trained_ends-long", "the best rate of Depth-muP transfers over width and depth together"): 0.0035,
+    ("lr_width_depth_mlp-long", "the best rate of Depth-muP transfers over width"): 0.0054,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +101,21 @@ def table() -> str:
     counts = collections.Counter(row.verdict for row in deciding)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
-    return f"Of {len(deciding)} claims: {summary}.\n\n{_by_id(deciding)}\n\n{_markdown(HEADER, cells)}"
+    parts = f"Of {len(deciding)} claims: {summary}.", multiplicity(deciding), _by_id(deciding), _markdown(HEADER, cells)
+    return "\n\n".join(parts)
+
+
+def multiplicity(deciding: Sequence[Row]) -> str:
+    """How many of the shown claims stay so if they are judged together, in a sentence."""
+    p = np.array([1.0 if row.one.p is None else row.one.p for row in deciding])
+    holm = (np.minimum.accumulate(np.sort(p) * np.arange(len(p), 0, -1) <= LEVEL)).sum()
+    fdr = (stats.false_discovery_control(p) <= LEVEL).sum()
+    against = sum(row.verdict == LEANS_AGAINST and p_one > 0.9 for row, p_one in zip(deciding, p, strict=True))
+    return (
+        f"**Together**: {(p <= LEVEL).sum()} claims have a one-sided p of at most {LEVEL} (no number: 1). Of these "
+        f"{holm} stay by Holm's method, and {fdr} by Benjamini and Hochberg's, over all {len(p)}. Of those that lean "
+        f"against their claim, {against} have a p above 0.9."
+    )
 
 
 def costs() -> str:
@@ -126,14 +156,17 @@ def _rows() -> list[Row]:
 def _cells(row: Row, decides: bool) -> tuple[str, ...]:
     """The cells under `HEADER`."""
     one = row.one
-    seeds_needed = "" if one.verdict != NOT_RESOLVED or one.note else str(one.seeds_needed or "> 100")
+    seeds_needed = "" if one.verdict not in UNDECIDED or one.note else str(one.seeds_needed or "> 100")
     name, _, scale = row.sweep.rpartition("-")
     sweep = f"[{name}, {scale}](../records/{row.sweep})"
     claim = f"{one.claim.text} ({one.claim.source})"
     verdict = f"**{one.verdict}**" if decides else one.verdict
-    by_test_loss = one.other_loss + r"\*" * (one.other_loss == NOT_RESOLVED and bool(one.other_note))
+    by_test_loss = one.other_loss + r"\*" * (one.other_loss in UNDECIDED and bool(one.other_note))
     cost = f"{float(f'{row.minutes:.2g}'):g}"
-    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
+    finding, earlier = one.finding, EARLIER_BOUNDS.get((row.sweep, one.claim.text))
+    if earlier is not None and one.estimate is not None:
+        finding += f"; **{judge(one.estimate, earlier).verdict} to {earlier}**, its bound before the yardstick changed"
+    return one.claim.id, claim, finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
 
 
 if __name__ == "__main__":

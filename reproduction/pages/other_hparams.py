@@ -90,7 +90,8 @@ class Curve:
 def curves(one: Hyperparameter) -> dict[Size, Curve]:
     """By width, depth and steps; values that not all networks have were added at the end of a grid."""
     losses: dict[Size, dict[tuple[float, int], float]] = {}
-    for record in read_sweep([HERE.parent / "records" / f"other_hparams_{one.records}-cpu"]).records:
+    sweep = read_sweep([HERE.parent / "records" / f"other_hparams_{one.records}-cpu"])
+    for record in sweep.records:
         at = one.octaves(record.point[one.field]), record.point[SEED]
         loss = record.train_loss_avg if record.status == COMPLETED else math.nan
         losses.setdefault((record.width, record.depth, record.steps), {})[at] = loss
@@ -98,7 +99,7 @@ def curves(one: Hyperparameter) -> dict[Size, Curve]:
     for size, known in losses.items():
         x, seeds = (sorted({at[i] for at in known}) for i in (0, 1))
         grid = np.array([[known[u, seed] for u in x] for seed in seeds])
-        optimum = find_optimum(np.array(x), grid)
+        optimum = find_optimum(np.array(x), grid, most=sweep.info.chance)
         assert optimum is not None
         result[size] = Curve(np.array(x), grid, optimum)
     return result

@@ -6,9 +6,17 @@ import math
 import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, study_of, sweep_of
+from scipy import stats
 
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN
-from reproduction.claims.judged_claims import UNTRAINED_CONTROL, claims_text, core_minutes, judged, judged_claim
+from reproduction.claims.judged_claims import (
+    LEANS_AGAINST,
+    UNTRAINED_CONTROL,
+    claims_text,
+    core_minutes,
+    judged,
+    judged_claim,
+)
 from reproduction.claims.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from reproduction.claims.statements import (
     CLAIMS,
@@ -24,6 +32,7 @@ from reproduction.claims.statements import (
     rises,
     transfers,
 )
+from reproduction.pages.claims_table import Row, multiplicity
 
 DEPTHS, BEST, CURVATURE = (4, 16, 64), -8.0, 0.03
 OCTAVES = math.log2(DEPTHS[-1] / DEPTHS[0])  # of depth
@@ -92,6 +101,38 @@ def test_an_open_claim_names_the_seeds_that_would_do():
     single = of(falls("a"), planted({"a": DOWN}, seeds=1))
     assert single.verdict == NOT_RESOLVED
     assert single.sentence.endswith("is -0.08, claimed at most 0; 1 seed does not decide.")
+
+
+@pytest.mark.parametrize(("rule", "growth"), [(falls("a"), 0.002), (rises("a"), -0.005)])
+def test_an_open_claim_whose_estimate_violates_the_bound_leans_against_it(rule, growth):
+    found = of(rule, planted({"a": (0.0, growth)}, noise=0.02, seeds=4))
+    assert found.verdict == LEANS_AGAINST
+    assert found.p > 0.5
+    assert found.sentence.startswith("Leans against: a claim (TP6). ")
+    assert found.sentence.endswith(f"; 4 seeds do not decide, {found.seeds_needed} would.")
+
+
+def test_the_p_of_a_claim_is_that_of_students_test():
+    sweep = planted({"a": DOWN}, noise=0.02, seeds=6)
+    found = of(falls("a"), sweep)
+    lowest = {depth: [] for depth in DEPTHS}
+    for record in sweep.records:  # at the grid point next to the planted optimum, which all sizes share
+        if record.point["parametrization.preset"] == "a" and record.point[X] == 2.0**BEST:
+            lowest[record.depth].append((record.seed, record.train_loss_avg))
+    first, last = (np.array([loss for _, loss in sorted(lowest[depth])]) for depth in (DEPTHS[0], DEPTHS[-1]))
+    assert np.log10(found.p) == pytest.approx(
+        np.log10(stats.ttest_1samp(last - first, 0, alternative="less")[1]), abs=1
+    )
+
+
+def test_claims_are_counted_together_by_holm_and_by_benjamini_and_hochberg():
+    claims = [of(falls("a"), planted({"a": (0.0, g)}, noise=0.02, seeds=4)) for g in (-0.02, -0.01, -0.008, -0.006, 0)]
+    p = sorted(one.p for one in claims)
+    holm = next(k for k in range(6) if k == 5 or p[k] * (5 - k) > 0.025)
+    fdr = max((k + 1 for k in range(5) if p[k] * 5 / (k + 1) <= 0.025), default=0)
+    assert 0 < holm < fdr < 5
+    text = multiplicity([Row("", "", 1, 0.0, one) for one in claims])
+    assert f"Of these {holm} stay by Holm's method, and {fdr} by Benjamini and Hochberg's, over all 5." in text
 
 
 def test_a_claim_about_every_size_is_decided_by_the_worst():

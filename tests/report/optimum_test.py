@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from depthmup_flax.report.optimum import find_optimum, vertices
+from depthmup_flax.report.optimum import belonging, find_optimum, minima, regret, vertices
 
 
 def test_vertices_agree_with_a_polynomial_fit_on_uneven_grids():
@@ -27,3 +27,33 @@ def test_the_interval_covers_the_planted_optimum_in_most_noisy_sweeps(seeds):
         low, high = find_optimum(u, losses, draws=100).at.interval
         covered += low <= best <= high
     assert covered >= 85, covered
+
+
+WALLS = [2.1, 2.28, 2.5, 9.7, 180.0, 1e6]  # the loss just beyond the largest stable rate; a constant guess has 2.3
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_a_wall_beside_the_minimum_moves_neither_the_optimum_nor_the_lowest_loss_nor_the_regret(wall):
+    """A shallow valley that ends in a wall, which no parabola has: every number is that of the valley, to its noise."""
+    rng, u, covered, below, costs = np.random.default_rng(2), np.arange(-10.0, -2.0), 0, [], []
+    for _ in range(60):
+        best = rng.uniform(-6.4, -5.6)
+        valley = lambda at: 1.85 + 0.02 * (at - best) ** 2  # noqa: B023
+        losses = np.where(u > best + 0.6, wall * 1.2 ** (u + 5), valley(u)) + 0.004 * rng.normal(size=(5, len(u)))
+        found = find_optimum(u, losses, draws=100, most=2.3)
+        low, high = found.at.interval
+        covered += low <= best <= high
+        belongs = belonging(u, losses, 2.3)
+        below.append(1.85 - minima(u, losses.mean(0), belongs))
+        proxy = find_optimum(u, np.tile(0.02 * (u - best + 0.7) ** 2, (5, 1)), 100)
+        costs.append(abs(regret(u, losses, proxy, 100, most=2.3).value - (valley(proxy.at.value) - 1.85)))
+    assert covered >= 57, covered
+    assert max(below) < 0.012, max(below)  # three standard deviations of a mean
+    assert max(costs) < 0.02, max(costs)
+
+
+def test_a_valley_without_noise_keeps_its_parabola_and_its_minimum_between_points():
+    u = np.arange(-10.0, -2.0)
+    losses = np.tile(1.85 + 0.02 * (u + 5.5) ** 2, (3, 1))
+    assert find_optimum(u, losses, most=2.3).at.value == pytest.approx(-5.5)
+    assert minima(u, losses.mean(0), belonging(u, losses, 2.3)) == pytest.approx(1.85)

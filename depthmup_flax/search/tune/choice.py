@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 from depthmup_flax.report.sweep_report import Report, make_report
+from depthmup_flax.report.transfer import exploded
 from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.util.errors import InputError
@@ -46,11 +47,13 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
         others = tuple((path, value) for path, value in record.point.items() if path not in (x, SEED))
         loss = record.loss(objective)
         curves.setdefault(others, {})[record.point[x], record.seed] = loss
+    started = [record.train_loss_slices[0] for record in records if record.train_loss_slices]
+    most = exploded(float(np.nanmedian(np.array(started, np.float64)))) if started else math.inf
     optima = []
     for others, curve in curves.items():
         rates = np.array(sorted({rate for rate, _ in curve}))
         losses = np.array([[curve.get((rate, seed)) for rate in rates] for seed in seeds], np.float64)  # None: NaN
-        optimum = find_optimum(np.log2(rates), losses)
+        optimum = find_optimum(np.log2(rates), losses, most=most)
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
     if not optima:
@@ -91,10 +94,10 @@ def search_beyond(path: str, value: float) -> str:
 
 
 def _unstable(around: Mapping[float, float], loss: float, x: str) -> str:
-    """Says that a run diverged, or that the loss is many times the lowest, next to the best x."""
+    """Says that a run diverged, or that the loss is too high for a fit, next to the best x."""
     lower, best, higher = around
     at = higher if not around[higher] <= around[lower] else lower  # NaN: diverged
-    problem = f"the loss is {around[at] / loss:.0f} times as high" if math.isfinite(around[at]) else "a run diverges"
+    problem = f"the loss is {around[at]:.4g}, against {loss:.4g}" if math.isfinite(around[at]) else "a run diverges"
     advice = f" Consider {best / 2:.4g}, an octave lower." if at == higher else ""
     return (
         f"next to the best {axis_name(x)}, at {at:.4g}, {problem}: training is close to instability there. The optimum "

@@ -92,7 +92,7 @@ def planted_curve(losses):
     )
 
 
-@pytest.mark.parametrize(("beside", "what"), [(500.0, "the loss is 5000 times as high"), (None, "a run diverges")])
+@pytest.mark.parametrize(("beside", "what"), [(500.0, "the loss is 500, against 0.1"), (None, "a run diverges")])
 def test_an_instability_next_to_the_best_rate_is_not_called_an_edge(beside, what):
     (warning,) = planted_curve([0.3, 0.1, beside, None]).warnings
     assert f"at 0.004, {what}" in warning
