@@ -13,11 +13,12 @@ import tempfile
 import pytest
 
 # JAX reads these variables when it is imported; workers and programs under test inherit them. Most tests compile for
-# longer than they compute: they compile without optimizations, `optimized` ones at level 1 instead of the default 3. In
-# jaxlib 0.10, fusion emitters take a third of the compilation; later versions have no such flag.
+# longer than they compute: they compile without optimizations, `optimized` ones at level 1 instead of the default 3. A
+# program is compiled in one part: in 32, which threads share, it takes half as long again. In jaxlib 0.10, fusion
+# emitters take a third of the compilation; later versions have no such flag.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=1"]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"]
     + ["--xla_cpu_use_fusion_emitters=false"] * importlib.metadata.version("jaxlib").startswith("0.10.")
 ).strip()
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -4,8 +4,10 @@ import os
 
 import pytest
 
-# Most programs here compile for longer than they compute; slow tests, and those of limits/, the other way round.
+# Most programs here compile for longer than they compute; slow tests, and those of limits/, the other way round. Parts
+# of a program that threads compile side by side take longer in all.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 
 
 @pytest.fixture(autouse=True)
