@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -78,6 +79,7 @@ def audited(
     """
     inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
 
+    @functools.cache
     def functions(sizes: Sizes) -> ModelFunctions:
         with calling(name or "build", *sizes):
             make = build(*sizes)

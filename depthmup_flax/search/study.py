@@ -258,15 +258,16 @@ class Study:
           lanes, overwrite, on_record: see `depthmup_flax.sweep`.
           **values: of the hyperparameters.
         """
-        config, objective = self._compared
+        config = self.config()
         if tune or not values:
             names = as_tuple(tune) or default_names(config)
             named = [(name, values.get(name)) for name in dict.fromkeys((*names, *values))]
             search = search_of(config, named, seeds=seeds, trials=trials, extend=extend)
         else:
             search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
+        workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
-        return tune_proxy(config, search, self._directory(search.figure, search.axes), objective=objective, **options)
+        return tune_proxy(config, search, workdir, objective=self.objective, **options)
 
     def sweep(
         self,

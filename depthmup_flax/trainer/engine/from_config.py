@@ -28,6 +28,7 @@ from depthmup_flax.trainer.engine.experiment import (
     make_optimizer,
     require_optimizer,
 )
+from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.user_model import UserNetwork, require_pure, user_task
 from depthmup_flax.util.errors import InputError
 
@@ -66,7 +67,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         optimizer=make_optimizer(config, info, rule, steps["total_steps"]),
     )
     if config.loss != "cross_entropy":  # which fits every data set of classes
-        _require_step(experiment)
+        require_pure(*_step(experiment), config.model.name)
     return experiment
 
 
@@ -120,13 +121,18 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
             raise _refused(
                 config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
             )
-    functions = network.functions(rule)
+    functions, loss = network.functions(rule), named_loss(config.loss)
     params, collections = shapes = functions.shapes(dataset.input_spec)
+
+    def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
+        inputs, targets = batch
+        outputs, new = functions.apply(params, collections, inputs, train=True, key=key)
+        if config.loss == "cross_entropy":
+            _require_labels(dataset, outputs)
+        return new, loss.metrics(outputs, targets)
+
     key = jax.eval_shape(lambda: jax.random.key(0))
-    forward = functools.partial(functions.apply, train=True)
-    require_pure(lambda key, *arguments: forward(*arguments, key=key), (key, *shapes, dataset.input_spec), model.name)
-    if config.loss == "cross_entropy":
-        _require_labels(dataset, functions.outputs(dataset.input_spec))
+    require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), model.name)
     found = network.audited(dataset.input_spec, rule)
     if found.findings and model.audit:
         raise InputError(
@@ -142,15 +148,15 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         audited=found,
         init_factors=network.init_factors(dataset.input_spec, rule, found.info),
     )
-    _require_step(experiment)
+    step, arguments = _step(experiment)
+    jax.eval_shape(step, *arguments)
     return experiment
 
 
-def _require_step(experiment: NetworkExperiment) -> None:
-    """Traces a training step, in which the loss may fail or be impure."""
-    config, dataset = experiment.config, experiment.dataset
-    arguments = experiment.state_shapes(), abstract_batch(config, dataset)
-    require_pure(experiment.step({}), arguments, config.model.name)
+def _step(experiment: NetworkExperiment) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A training step and the shapes of its arguments, to be traced: the loss or the gradient may fail."""
+    batch = abstract_batch(experiment.config, experiment.dataset)
+    return experiment.step({}), (experiment.state_shapes(), batch)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
