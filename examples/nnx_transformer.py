@@ -1,4 +1,4 @@
-"""A causal transformer in NNX with tied embeddings; the lines that Depth-muP adds are marked."""
+"""A causal transformer in NNX with tied embeddings, as it is; the lines of the training that Depth-muP adds are marked."""
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +15,24 @@ RULE = dm.get_parametrization("depth_mup")
 class Block(nnx.Module):
     """Pre-LN attention and feed-forward, two residual branches."""
 
-    def __init__(self, width: int, multiplier: float, rngs: nnx.Rngs):
-        self.multiplier = multiplier  # depth-muP
+    def __init__(self, width: int, rngs: nnx.Rngs):
         self.norm_1, self.norm_2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(width // HEAD_SIZE, width, decode=False, rngs=rngs)
         self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x, mask):
         """``[batch, length, width] -> [batch, length, width]``."""
-        x = x + self.multiplier * self.attention(self.norm_1(x), mask=mask)  # depth-muP
-        return x + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(x))))  # depth-muP
+        x = x + self.attention(self.norm_1(x), mask=mask)
+        return x + self.down(nnx.gelu(self.up(self.norm_2(x))))
 
 
 class Transformer(nnx.Module):
     """Embedding, blocks, and the logits of the next token."""
 
     def __init__(self, width: int, depth: int, rngs: nnx.Rngs):
-        self.width = width
         self.embed = nnx.Embed(VOCABULARY, width, rngs=rngs)
         self.position = nnx.Embed(LENGTH, width, rngs=rngs)
-        multiplier = RULE.residual_multiplier(depth / BASE_DEPTH)  # depth-muP
-        self.blocks = nnx.List([Block(width, multiplier, rngs) for _ in range(depth)])
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
     def __call__(self, tokens):
@@ -44,22 +41,19 @@ class Transformer(nnx.Module):
         mask = nnx.make_causal_mask(tokens)
         for block in self.blocks:
             x = block(x, mask)
-        logits = self.embed.attend(self.norm(x))
-        return logits * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
+        return self.embed.attend(self.norm(x))
 
 
 def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     """Trains on sequences that count upwards; returns the losses."""
     model = Transformer(width, depth, nnx.Rngs(0))
-    base = Transformer(BASE_WIDTH, depth, nnx.Rngs(0))  # the base width, this depth
+    base = Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0))  # depth-muP
+    audit = dm.audit(model, base, jax.ShapeDtypeStruct((2, LENGTH), jnp.int32), rule=RULE)  # depth-muP
     params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
-
-    tokens = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
-    info = dm.audit(model, Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0)), tokens, rule=RULE).info
-    nnx.update(model, dm.rescale_init(params, base_params, info, RULE))
-    tx = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
+    nnx.update(model, dm.rescale_init(params, base_params, audit.info, RULE))  # depth-muP
+    tx = dm.adamw(3e-3, audit.info, RULE, weight_decay=0.01)  # depth-muP, in place of optax.adamw
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    print(dm.param_table(info, RULE, eps=1e-8, weight_decay=0.01))
+    print(audit)
 
     @nnx.jit
     def step(model, optimizer, tokens):
