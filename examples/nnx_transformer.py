@@ -1,4 +1,4 @@
-"""A causal transformer in NNX with tied embeddings, as it is; the lines of the training that Depth-muP adds are marked."""
+"""A causal transformer in NNX with tied embeddings, unchanged; lines of its training that Depth-muP adds are marked."""
 
 import jax
 import jax.numpy as jnp

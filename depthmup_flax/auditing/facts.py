@@ -216,7 +216,7 @@ class _Reader:
     def result(self) -> Traced:
         by_path = self.uses.by_path()
         # How often one layer of a stack, or a parameter without layers, is used.
-        times = lambda use: use.times / math.prod(self.shapes[use.path][k] for k in use.picked)
+        times = lambda use: use.times / math.prod(self.shapes[use.path][k] for k in use.layers)
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
         products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}

@@ -63,11 +63,6 @@ def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape_of(leaf), getattr(value_of(leaf), "dtype", jnp.float32))
 
 
-def template(path: str) -> str:
-    """A path without its numbers: equal layers have one."""
-    return re.sub(r"\d+", "*", path)
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def series(path: str) -> str:
     """What paths of equal layers have in common; ``linear``, ``linear_1`` and ``linear_2`` have one."""

@@ -252,7 +252,7 @@ def branch_counts(facts: Traced) -> dict[Kind, float]:
     for kind, count in counts.items():
         # A layer that lacks a branch lacks all parameters that are of this branch alone.
         lacking = {unused[name] * count / used[name] for name in kind if kinds_of[name] == 1}
-        if len(lacking) == 1 and (more := lacking.pop()) == int(more):
+        if len(lacking) == 1 and (more := lacking.pop()).is_integer():
             counts[kind] += more
     return counts
 

@@ -27,7 +27,6 @@ class View:
     path: str
     dims: tuple[Axis, ...]  # one for each axis of the array
     layers: Axis = frozenset()  # axes along which one layer was taken
-    loops: frozenset[int] = frozenset()  # loops that took a layer in each iteration
     picked: Axis = frozenset()  # axes along which one layer was taken by its number
     inner: Axis = frozenset()  # axes that were contracted with another parameter
     experts: Axis = frozenset()  # axes along which activations choose
@@ -291,7 +290,7 @@ def _token_use(i: int, node: Node, view: View, j: int) -> Use:
 
 def _use_at(i: int, node: Node, view: View) -> Callable[..., Use]:
     """Makes uses of a view by node ``i``."""
-    times = math.prod(length for number, length in node.loops if number not in view.loops)
+    times = math.prod(length for _, length in node.loops)
     return functools.partial(Use, view.path, node=i, times=times, layers=view.layers, picked=view.picked)
 
 
@@ -327,7 +326,7 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
         dims = blank
     elif node.op == "scan_in":
         taken = _layer(now, [0])
-        return dataclasses.replace(taken, dims=taken.dims[1:], loops=now.loops | {p["loop"]}, picked=now.picked)
+        return dataclasses.replace(taken, dims=taken.dims[1:], picked=now.picked)
     elif node.op in ("scan_out", "stack"):
         dims.insert(p.get("axis", 0), frozenset())
     elif node.op == "unstack":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,7 +12,8 @@ from typing import Any, Literal
 import jax
 
 from depthmup_flax.auditing.graph import Place
-from depthmup_flax.auditing.parameter_trees import grouped, template
+from depthmup_flax.auditing.parameter_trees import grouped
+from depthmup_flax.rule.info_trees import collapsed, sizes, template
 from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.table import Table, notebook_html
@@ -228,11 +228,9 @@ def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     """The line of equal layers."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
-    # "*" for sizes that differ: 3x3x*x*
-    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(row.shape))]
     return (
         collapsed([row.path for row in rows]),
-        "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar",
+        sizes([row.shape for row in rows]),
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
         number(row.found) if row.wanted is not None else "-",
@@ -254,12 +252,6 @@ def _carried(row: Row) -> str:
 def number(x: float | None) -> str:
     """Four digits, or "?"."""
     return "?" if x is None else f"{x:.4g}"
-
-
-def collapsed(paths: Sequence[str]) -> str:
-    """One name for paths that differ in numbers alone: ``block_*/kernel``."""
-    parts = [re.split(r"(\d+)", path) for path in paths]
-    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True))
 
 
 def summary(paths: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup_flax.check.networks import Traced
-from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
+from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, OUTPUT, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.traits import matrix_updates
@@ -93,6 +93,8 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
                 branch_activations.add(one.collapse(name))
             elif kinds.get(module) == Role.OUTPUT.value:
                 readout_activations.add(one.collapse(name))
+    if len({one.size.width for one in networks}) > 1:  # what has the outputs' shape at all widths, as of a tied table
+        readout_activations |= set.intersection(*map(_of_outputs, networks)) - branch_activations
     # What does not grow shows in a wide network: one of the base model's width has roles by place.
     widest = max(networks, key=lambda one: (one.size.axis == "width", one.size.size))
     in_widest = {widest.collapse(path): _is_vector(leaf) for path, leaf in widest.info.items()}
@@ -123,6 +125,13 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
         once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
         matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )
+
+
+def _of_outputs(network: SizedNetwork) -> set[str]:
+    """The activations with the shape of the outputs."""
+    shapes = network.traced.shapes
+    same = (name for name, x in shapes.items() if name != OUTPUT and x.shape == shapes[OUTPUT].shape)
+    return {network.collapse(name) for name in same}
 
 
 def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,23 @@ def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
     if paths and len(frozen) == len(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
     return frozen
+
+
+def template(path: str) -> str:
+    """A path without its numbers: equal layers have one."""
+    return re.sub(r"\d+", "*", path)
+
+
+def collapsed(paths: Sequence[str]) -> str:
+    """One name for paths with one `template`: ``block_*/kernel``."""
+    parts = [re.split(r"(\d+)", path) for path in paths]
+    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True))
+
+
+def sizes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Shapes of one rank as a table shows them, with ``*`` for a size that differs: ``3x3x*``."""
+    columns = map(set, zip(*shapes, strict=True))
+    return "x".join(str(*column) if len(column) == 1 else "*" for column in columns) or "scalar"
 
 
 def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:

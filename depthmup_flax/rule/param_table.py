@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geometries, param_count
+from depthmup_flax.rule.info_trees import (
+    collapsed,
+    flatten_info,
+    frozen_paths,
+    named_geometries,
+    param_count,
+    sizes,
+    template,
+)
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.util.table import Table, notebook_html
@@ -39,7 +47,7 @@ def param_table(
     frozen: Sequence[str] = (),
     geometry: str | ArrayTree | None = None,
 ) -> ParamTable:
-    """One line per parameter, with its role and factors, and a line of totals.
+    """One line per parameter, equal layers in one, with its role and factors, and a line of totals.
 
     The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. With decay and
     ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps, at the peak of
@@ -59,7 +67,9 @@ def param_table(
     """
     carries = any(leaf.carried != 1 for leaf in flatten_info(info).values())
     peak = learning_rate if weight_decay and learning_rate else None
-    rows = []
+    columns = ["parameter", "shape", "role", "init std", "forward", *(["carried"] if carries else [])]
+    columns += ["lr mult", "eps", "decay", *(["decay time"] if peak else [])]
+    equal: dict[tuple[str, int, tuple[str, ...]], list[str]] = {}
     leaves = flatten_info(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     frozen_names = frozen_paths(info, frozen)
@@ -67,22 +77,23 @@ def param_table(
         rate = "?" if degree is None else f"{float(rule.lr_multiplier(leaf, degree, kinds[name])):.4g}"
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
         has_eps = eps is not None and kinds[name] in (Geometry.LINEAR, Geometry.SIGN)
-        row = {
-            "parameter": name,
-            "shape": "x".join(map(str, leaf.shape)) or "scalar",
-            "role": leaf.role + ("+branch" if leaf.in_branch else ""),
-            "init std": _initial_scale(leaf, rule),
-            "forward": f"{float(rule.forward_multiplier(leaf)):.4g}",
-            **({"carried": f"{leaf.carried:.4g}"} if carries else {}),
-            "lr mult": "frozen" if name in frozen_names else rate,
-            "eps": f"{(eps or 0) / float(rule.gradient_scale(leaf)):.3g}" if has_eps else "-",
-            "decay": f"{decay:g}",
-            **({"decay time": _time(peak, decay, epoch_steps)} if peak else {}),
-        }
-        rows.append(row)
-    columns = tuple(rows[0]) if rows else ()
+        cells = (
+            leaf.role + ("+branch" if leaf.in_branch else ""),
+            _initial_scale(leaf, rule),
+            f"{float(rule.forward_multiplier(leaf)):.4g}",
+            *([f"{leaf.carried:.4g}"] if carries else []),
+            "frozen" if name in frozen_names else rate,
+            f"{(eps or 0) / float(rule.gradient_scale(leaf)):.3g}" if has_eps else "-",
+            f"{decay:g}",
+            *([_time(peak, decay, epoch_steps)] if peak else []),
+        )
+        equal.setdefault((template(name), len(leaf.shape), cells), []).append(name)
+    rows = [
+        (collapsed(names), sizes([leaves[name].shape for name in names]), *cells)
+        for (_, _, cells), names in equal.items()
+    ]
     align = "<<<" + ">" * (len(columns) - 3)  # text left, numbers right
-    table = Table(columns, [tuple(row.values()) for row in rows], align, ruled=True)
+    table = Table(columns, rows, align, ruled=True)
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return ParamTable(f"{table}\n{total}", notebook_html(table, total))

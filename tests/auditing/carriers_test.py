@@ -144,16 +144,17 @@ def on_matrices(turned_back, geometry):
     """An optimizer like another library's Shampoo or SOAP of stacks of hidden matrices, and Adam of the others."""
 
     def init(params):
-        return jax.tree.map(lambda p: moments(jnp.zeros_like(stack(p))), params)
+        return jax.tree.map(lambda p: moments(jnp.zeros_like(p)), params)
 
     def update(grads, state, params=None):
         del params
-        state = jax.tree.map(lambda g, sums: jax.tree.map(jnp.add, sums, moments(stack(g))), grads, state)
+        state = jax.tree.map(lambda g, sums: jax.tree.map(jnp.add, sums, moments(g)), grads, state)
         bases = eigenvectors(state)
-        return jax.tree.map(lambda g, both: turned_back(stack(g), *both).reshape(g.shape), grads, bases), state
+        return jax.tree.map(lambda g, both: turned_back(g, *both), grads, bases), state
 
     def optimizer(info):
-        of_kind = lambda matrix, other: jax.tree.map(lambda x: matrix if x.is_matrix else other, info, is_leaf=is_info)
+        is_square = lambda x: x.is_matrix and x.shape[1:] == (SIZE[0], SIZE[0])  # others take longer
+        of_kind = lambda matrix, other: jax.tree.map(lambda x: matrix if is_square(x) else other, info, is_leaf=is_info)
         parts = {"matrix": optax.GradientTransformation(init, update), "other": ADAM}
         inner = optax.partition(parts, of_kind("matrix", "other"))
         return dm.depthmup(inner, info, RULE, SCHEDULE, geometry=of_kind(geometry, "sign"), **OPTIONS)
@@ -161,12 +162,8 @@ def on_matrices(turned_back, geometry):
     return optimizer
 
 
-def stack(g):
-    """Matrices ``[B, in, out]`` of a stack of layers; a convolution's window belongs to its inputs."""
-    return g.reshape(len(g), -1, g.shape[-1])
-
-
 def moments(g):
+    """Of a stack of matrices."""
     return g @ g.mT, g.mT @ g
 
 
@@ -354,6 +351,13 @@ LOOPS = {
     "split": lambda step, h, k: functools.reduce(step, [one[0] for one in jnp.split(k, len(k))], h),
     "fori_loop": lambda step, h, k: jax.lax.fori_loop(0, len(k), lambda i, h: step(h, k[i]), h),
     "scan": lambda step, h, k: jax.lax.scan(lambda h, one: (step(h, one), None), h, k)[0],
+    "dynamic_index": lambda step, h, k: functools.reduce(
+        step, [jax.lax.dynamic_index_in_dim(k, i, keepdims=False) for i in range(len(k))], h
+    ),
+    "scan over pairs": lambda step, h, k: jax.lax.scan(
+        lambda h, two: (step(step(h, two[0]), two[1]), None), h, k.reshape(-1, 2, *k.shape[1:])
+    )[0],
+    "first alone": lambda step, h, k: jax.lax.scan(lambda h, one: (step(h, one), None), step(h, k[0]), k[1:])[0],
 }
 
 
