@@ -101,8 +101,10 @@ def audited(
     try:
         result = of(larger, larger_sizes)
         info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
-        at_size = result if sizes == larger_sizes else None if sizes == base_sizes else of(own, sizes)
-        info = _carrying(info, () if at_size is None else at_size.rows)
+        rows = result.rows
+        if sizes != larger_sizes and any(row.carried != 1 for row in rows):  # by other factors there
+            rows = () if sizes == base_sizes else of(own, sizes).rows
+        info = _carrying(info, rows)
     except InputError as error:
         if annotated_info is None:
             raise

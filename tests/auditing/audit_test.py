@@ -142,7 +142,8 @@ SMALL_IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
 )  # fmt: skip
 def test_an_example_is_read_as_by_hand(name, build, x, roles):
     module = example(name)
-    result = audit(build(module, 2), build(module, 1), x, **({"train": True} if name == "linen_resnet" else {}))
+    options = {"linen_resnet": {"train": True}, "nnx_transformer": {"carry": True}}.get(name, {})
+    result = audit(build(module, 2), build(module, 1), x, **options)
     assert result.ok
     assert {path: role_of(result, path) for path in roles} == roles
 

@@ -221,7 +221,6 @@ SLOW = [case for case in itertools.product((tied, untied), OPTIMIZERS) if case n
 def test_a_network_that_carries_its_factors_trains_as_the_one_with_the_factors_in_its_code(make, name):
     losses, params = trained(make, False, OPTIMIZERS[name])
     wanted, wanted_params = trained(make, True, OPTIMIZERS[name])
-    print("DIFF", name, make.__name__, wanted[0], wanted[-1], float(jnp.max(jnp.abs(losses / wanted - 1))))
     assert wanted[-1] < wanted[0] - 0.05
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-4), params, wanted_params)
