@@ -133,11 +133,7 @@ class Traced:
 
 
 def traced(network: Network) -> Traced:
-    """Traces the forward pass of a network.
-
-    Raises:
-      InputError: the functions return something else, or ``info`` does not describe the parameters.
-    """
+    """Traces the forward pass of a network; `InputError` if ``info`` or its functions are not those of a `Network`."""
     params = jax.eval_shape(network.init, jax.random.key(0))
     jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):

@@ -19,10 +19,10 @@ import shlex
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import make_report
 from depthmup_flax.report.loss_surfaces import LOSSES
-from depthmup_flax.report.preset_comparison import COMPARISON
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, is_bucket
+from depthmup_flax.storage.sweep_records import COMPARISON
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
 

@@ -269,11 +269,7 @@ def get_field(config: ConfigDict, path: str) -> Any:
 
 
 def set_field(config: ConfigDict, path: str, value: Any) -> None:
-    """Sets a dotted field in place.
-
-    Raises:
-      InputError: no such field, or a value of another type.
-    """
+    """Sets a dotted field in place; `InputError` if there is none, or for a value of another type."""
     sections, _, name = path.rpartition(".")
     try:
         section = get_field(config, sections) if sections else config

@@ -92,12 +92,7 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
 
 
 def load(named: str) -> ConfigDict:
-    """The locked config of ``FILE.py`` or ``FILE.py:argument``; ``get_config`` receives the argument.
-
-    Raises:
-      InputError: the file cannot be read, or ``get_config`` returns something else.
-      UserCodeError: it fails.
-    """
+    """The locked config of ``FILE.py`` or ``FILE.py:argument``; ``get_config`` receives the argument."""
     from ml_collections import ConfigDict  # here, as the commands say which extra has it
 
     path, *arguments = named.split(":", 1)

@@ -81,11 +81,7 @@ class PlannedStep:
 def compile_run(
     config: ConfigDict, devices: Sequence[jax.Device], load: Callable[[ConfigDict], Dataset]
 ) -> PlannedStep:
-    """The step of ``depthmup train`` with ``config``.
-
-    Raises:
-      InputError: the config cannot run on this number of devices.
-    """
+    """The step of ``depthmup train`` with ``config``; `InputError` if it cannot run on this number of devices."""
     experiment = build(config, load=load)
     mesh = sharding.make_mesh(config.mesh, devices)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
@@ -113,9 +109,6 @@ def compile_sweep(
       load: see `depthmup_flax.data.blank.PlannedData`.
       lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
       memory: bytes of a device; ``None`` if not known.
-
-    Raises:
-      InputError: the config cannot run.
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = lane_mesh(devices)

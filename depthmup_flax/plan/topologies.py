@@ -62,9 +62,6 @@ def topology_devices(name: str, slices: int = 1) -> list[jax.Device]:
     Args:
       name: generation and shape of a TPU slice, such as ``v5e:4x4``, or `HERE`: the devices of this machine.
       slices: number of TPU slices of that shape, connected by the data-center network.
-
-    Raises:
-      InputError: the topology does not exist, or libtpu is not installed.
     """
     kind, _, shape = name.partition(":")
     if slices < 1 or (slices > 1 and name == HERE):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from depthmup_flax.report import tables
 from depthmup_flax.report.loss_surfaces import LOSSES
-from depthmup_flax.report.preset_comparison import comparison_of
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
@@ -55,7 +54,7 @@ def make_report(
     tolerance: float = TOLERANCE,
     loss: str | None = None,
 ) -> Report:
-    """Reads the shards of one sweep and writes ``report.html``, ``report.json``, ``points.csv`` and figures to ``out``.
+    """Reads the shards of one sweep and writes ``report.html``, ``report.json`` and figures to ``out``.
 
     Without matplotlib and jinja2 there are no figures and no page.
 
@@ -78,11 +77,9 @@ def make_report(
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
     with reachable(paths):
-        sweep = read_sweep(paths)
-        compared = comparison_of(paths)
-    sweep = first_round(sweep)
+        sweep = first_round(read_sweep(paths))
     analysis = analysis_of(sweep, loss)
-    data = tables.as_data(sweep, analysis, tolerance, compared, other_analysis(sweep, analysis))
+    data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""
     if all(map(importlib.util.find_spec, _DRAWN_BY)):
         from depthmup_flax.report import figures, page
@@ -94,11 +91,7 @@ def make_report(
         log.warning(
             'no page and no figures: matplotlib or jinja2 is not installed. Run pip install "depthmup-flax[report]".'
         )
-    files = {
-        **drawn,
-        "report.json": (json.dumps(data, indent=1) + "\n").encode(),
-        "points.csv": tables.points_csv(analysis).encode(),
-    }
+    files = drawn | {"report.json": (json.dumps(data, indent=1) + "\n").encode()}
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         for name, content in files.items():
             write_atomically(claim.workdir / name, content)

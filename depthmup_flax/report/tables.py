@@ -1,4 +1,4 @@
-"""An analysis as data for programs, as plain text and as CSV, with notes on what limits it."""
+"""An analysis as data for programs and as plain text, with notes on what limits it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdict
 from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
-from depthmup_flax.report.preset_comparison import comparison_data, comparison_lines
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import (
     MOST_SEEDS,
@@ -58,7 +55,6 @@ def as_data(
     sweep: Sweep,
     analysis: Analysis,
     tolerance: float = TOLERANCE,
-    compared: Sweep | None = None,
     other: Analysis | None = None,
 ) -> Json:
     """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `make_report`.
@@ -100,7 +96,6 @@ def as_data(
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, analysis),
         "variants": [_variant_data(analysis, variant) for variant in analysis.variants],
-        "comparison": comparison_data(compared) if compared else None,
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
@@ -207,8 +202,6 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
     parts = [Section("Verdicts", table=_verdict_table(data), below=_contrast_sentences(data))] * bool(data["verdicts"])
     if data["notes"]:
         parts.append(Section("Notes", data["notes"]))
-    if data["comparison"]:
-        parts.append(Section("Comparison", comparison_lines(data["comparison"])))
     for variant in data["variants"]:
         base = (variant["base"]["width"], variant["base"]["depth"])
         rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
@@ -330,25 +323,6 @@ def _duration(hours: float) -> str:
     """``2.1 hours``, ``2.3 minutes`` or ``7 s``."""
     units = (("hours", 1.0), ("minutes", 1 / 60))
     return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
-
-
-def points_csv(analysis: Analysis) -> str:
-    """Every network at every x over its seeds, with the names of the axes as columns.
-
-    The mean is empty if a run diverged or has not ended, the standard deviation also for one seed.
-    """
-    scales = list(filter(None, (analysis.scale, analysis.other)))
-    rows = []
-    for s in analysis.surfaces:
-        for i, j in np.argwhere(s.ended > 0):
-            losses = s.losses[:, i, j]
-            known = bool(np.isfinite(losses).all())
-            sd = float(losses.std(ddof=1)) if known and len(losses) > 1 else None
-            at = [float(s.x[j]), float(s.y[i])][: len(scales)]
-            mean, counts = float(losses.mean()) if known else None, (int(s.ended[i, j]), int(s.diverged[i, j]))
-            rows.append((s.variant, s.width, s.depth, s.parameters, *at, mean, sd, *counts))
-    sizes, axes = ("variant", "width", "depth", "parameters"), [scale.axis for scale in scales]
-    return Table((*sizes, *axes, "mean", "sd", "n", "diverged"), rows, "").csv()
 
 
 def settings(info: SweepInfo) -> dict[str, str]:

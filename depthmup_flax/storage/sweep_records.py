@@ -28,6 +28,7 @@ OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"
 LOSS_FIELDS = {TRAIN: "train_loss_avg", VALIDATION: "validation_loss", TEST: "test_loss"}  # of `Record`
 
 ROUNDS = "rounds"  # figure of a search that begins with a grid and goes on at random points
+COMPARISON = "compare"  # figure of the presets that a search has compared, and its directory below the search's
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (

@@ -1,10 +1,8 @@
-"""One table for a terminal, a file and a notebook."""
+"""One table for a terminal and a notebook."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -16,7 +14,7 @@ _SIDES = {"<": "left", ">": "right"}
 class Table:
     """Rows below named columns: `print` shows plain text that does not depend on the terminal, a notebook HTML.
 
-    Text and HTML show a float with four digits and ``None`` as nothing; CSV has all digits.
+    A float has four digits, and ``None`` is nothing.
     """
 
     columns: Sequence[str]  # none for a table without a head
@@ -39,12 +37,6 @@ class Table:
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
-
-    def csv(self) -> str:
-        """The head and the rows, separated by commas."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*([self.columns] if self.columns else []), *self.rows])
-        return text.getvalue()
 
     def html(self) -> str:
         """A table in the colors and fonts of what surrounds it."""

@@ -1,16 +1,13 @@
-"""A report's files, CSV and JSON, whole and from shards; the comparison of presets; and what it refuses."""
+"""A report's files, whole and from shards; and what it refuses."""
 
-import csv
 import dataclasses
 import json
 import math
-import statistics
 
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
-from depthmup_flax.report.preset_comparison import COMPARISON, PRESET, comparison_data, comparison_lines
 from depthmup_flax.report.sweep_report import first_round
 from depthmup_flax.storage.sweep_records import Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
@@ -36,7 +33,7 @@ def test_shards_give_the_same_files_as_the_whole(tmp_path):
     directories = [write(tmp_path / f"{k}", Sweep(sweep.info, sweep.records[k::2], [])) for k in range(2)]
     make_report([write(tmp_path / "whole", sweep)], tmp_path / "out")
     make_report(directories, tmp_path / "merged")
-    for name in ("report.json", "report.html", "points.csv", "transfer.png", "transfer.svg"):
+    for name in ("report.json", "report.html", "transfer.png", "transfer.svg"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
 
 
@@ -52,33 +49,9 @@ def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_
     names = {"transfer", "optima"}
     pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     written = {path.name for path in full_report.paths}
-    assert written == pictures | {"report.html", "report.json", "points.csv"}
+    assert written == pictures | {"report.html", "report.json"}
     assert all(path.stat().st_size for path in full_report.paths)
     assert not list(full_report.paths[0].parent.glob(".tmp-*"))
-
-
-def lines_of(report, name):
-    with next(path for path in report.paths if path.name == name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_points_csv_has_mean_deviation_and_count_of_every_point_of_the_records(full_sweep, full_report):
-    losses = {}
-    for record in full_sweep.records:
-        point = (record.width, record.depth, record.point[X], record.point[MULTIPLIER])
-        losses.setdefault(point, []).append(record.train_loss_avg)
-    lines = lines_of(full_report, "points.csv")
-    assert len(lines) == len(losses)
-    for line in lines:
-        own = losses[int(line["width"]), int(line["depth"]), float(line[X]), float(line[MULTIPLIER])]
-        ended = [loss for loss in own if loss is not None]
-        assert int(line["n"]) == len(own) == 2
-        assert int(line["diverged"]) == len(own) - len(ended)
-        if len(ended) == len(own):
-            assert float(line["mean"]) == pytest.approx(statistics.mean(own), rel=1e-12)
-            assert float(line["sd"]) == pytest.approx(statistics.stdev(own), rel=1e-9)
-        else:
-            assert (line["mean"], line["sd"]) == ("", "")
 
 
 def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path, undrawn):
@@ -135,57 +108,3 @@ def test_completed_runs_without_a_test_loss_are_no_divergence(every, tmp_path):
     directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=records))
     with pytest.raises(InputError, match=r"\d+ completed runs have no test loss: leave out"):
         make_report([directory], tmp_path / "report", loss="test")
-
-
-SHARES = {("depth_mup", 0): 0.9, ("depth_mup", 1): 0.94, ("sp", 0): 0.1, ("sp", 1): 0.1}
-
-
-def compared():
-    """Two presets at one rate with two seeds."""
-    losses = {"depth_mup": 0.25, "sp": 1e20}
-    axes = {PRESET: ("depth_mup", "sp"), X: (0.003,), "seed": (0, 1)}
-    sweep = sweep_of(lambda point: losses[point[PRESET]], axes, model={"name": "res_mlp", "width": 128, "depth": 64})
-    records = [
-        dataclasses.replace(one, width=128, depth=64, test_accuracy=SHARES[one.point[PRESET], one.seed])
-        for one in sweep.records
-    ]
-    return dataclasses.replace(sweep, info=dataclasses.replace(sweep.info, figure=COMPARISON), records=records)
-
-
-@pytest.fixture(scope="module")
-def search(tmp_path_factory):
-    """The directory of a search with a comparison."""
-    path = write(tmp_path_factory.mktemp("tune") / "search", sweep_of(parabola, {X: RATES, "seed": range(3)}))
-    write(path / COMPARISON, compared())
-    return path
-
-
-def test_the_report_of_a_search_has_its_best_rate_and_the_comparison_in_text_page_and_json(search, undrawn):
-    report = make_report([search], search / "report")
-    data = report.data["comparison"]
-    assert (data["width"], data["depth"], data["learning_rate"], data["seeds"], data["steps"]) == (
-        128,
-        64,
-        0.003,
-        2,
-        20,
-    )
-    for one in data["presets"]:
-        shares = [share for (preset, _), share in SHARES.items() if preset == one["preset"]]
-        accuracy = one["measures"]["test_accuracy"]
-        assert math.isclose(accuracy["mean"], statistics.mean(shares), rel_tol=1e-5)
-        assert math.isclose(accuracy["sd"], statistics.stdev(shares), rel_tol=1e-4, abs_tol=1e-12)
-    page = report.paths[0].read_text()
-    for text in (report.text, page, report._repr_html_()):
-        assert "test accuracy 92.0 % ± 2.8 %" in text
-        assert "width 128, depth 64" in text
-        assert "n = 2" in text
-    assert f"{2**-8:.3g}" in report.text  # where the parabolas are lowest
-
-
-def test_a_comparison_that_is_cut_off_counts_the_runs_that_ended():
-    whole = compared()
-    cut = dataclasses.replace(whole, records=whole.records[:1])
-    text = "\n".join(comparison_lines(comparison_data(cut)))
-    assert "1 of 2 runs ended, test accuracy 90.0 %" in text
-    assert "0 of 2 runs ended" in text

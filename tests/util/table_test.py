@@ -20,10 +20,9 @@ def test_a_table_has_the_notebooks_colors():
     assert shown.count("text-align: right") == shown.count("text-align: left") == 2
 
 
-def test_a_table_is_the_same_in_text_csv_and_html_and_its_text_is_never_cut():
+def test_a_table_is_the_same_in_text_and_html_and_its_text_is_never_cut():
     table = Table(("name", "loss"), [("a" * 200, 1 / 3), ("b", None)], "<>", caption="Losses", ruled=True)
     caption, head, rule, first, second, _ = str(table).splitlines()
     assert (caption, second, set(rule)) == ("Losses", "b", {"-"})
     assert (head.split(), first.split()) == (["name", "loss"], ["a" * 200, "0.3333"])
-    assert table.csv().splitlines() == ["name,loss", f"{'a' * 200},{1 / 3}", "b,"]
     assert html_text.words(table.html()) == ["Losses", "name", "loss", "a" * 200, "0.3333", "b"]

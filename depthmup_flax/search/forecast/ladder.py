@@ -54,9 +54,6 @@ class LadderPlan:
         Args:
           target: what is forecast.
           parameters: of a network of this size; `InputError` for a size that the network does not have.
-
-        Raises:
-          InputError: they do not lie below the target, determine no law, or do not fit the budget.
         """
         counted = lambda size: dataclasses.replace(size, parameters=parameters(size))
         target = counted(target)  # what is wrong with the target is said first

@@ -77,11 +77,7 @@ def sweep_config(
 
 
 def at_scale(scale: str, **choices: Any) -> Any:
-    """The choice for ``scale``, or ``other``.
-
-    Raises:
-      InputError: there is neither.
-    """
+    """The choice for ``scale``, or ``other``; `InputError` if there is neither."""
     known = SCALES if "other" in choices else tuple(choices)
     if scale not in known:
         raise InputError(f"config.scale is {scale!r}: use one of {', '.join(known)}.")
@@ -115,11 +111,7 @@ def sweep_info(config: ConfigDict) -> SweepInfo:
 
 
 def expand(config: ConfigDict) -> list[Run]:
-    """All runs, each once, in the order of the grids.
-
-    Raises:
-      InputError: an invalid axis or value, or a run that `depthmup_flax.config.fields.validate` refuses.
-    """
+    """All runs, each once, in the order of the grids; `InputError` for an invalid axis, value or run."""
     _validate(config)
     axes = list(sweep_info(config).axes)
     products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]

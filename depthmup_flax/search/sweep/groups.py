@@ -36,11 +36,7 @@ class Group:
 
 
 def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], Dataset]) -> list[Group]:
-    """Builds the experiment of every group, so that bad input is reported before any run trains.
-
-    Raises:
-      InputError: from `depthmup_flax.trainer.engine.from_config.build`, with the group's values.
-    """
+    """Builds the experiment of every group, so that bad input is reported, with the group, before any run trains."""
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []
     for group_runs in structural_groups(runs):

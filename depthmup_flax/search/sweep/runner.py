@@ -334,11 +334,7 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
 
 
 def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None:
-    """Writes ``data.json``, fields of ``config.data`` -> a description, or checks that data described there are same.
-
-    Raises:
-      InputError: they have changed; the records of two attempts would not be of one sweep.
-    """
+    """Writes ``data.json``, fields of ``config.data`` -> a description, or checks data that are described there."""
     path = directory / _DATA
     stored = read_json(path, "restore it, or set overwrite to delete the sweep") if path.exists() else {}
     described: dict[str, Dataset] = {}

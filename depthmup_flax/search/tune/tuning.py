@@ -144,9 +144,6 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
       objective: of `CHOICES`.
       proxy: the config of the search's runs, changed in place.
       experiment: what ``proxy``, or its target, describes without held-out examples.
-
-    Raises:
-      InputError: runs cannot measure it.
     """
     if objective not in CHOICES:
         raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")

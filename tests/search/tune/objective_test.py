@@ -8,12 +8,11 @@ from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.config.files import from_file
-from depthmup_flax.report.preset_comparison import measures, result
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best_choice, describe
-from depthmup_flax.search.tune.target import require_presets
+from depthmup_flax.search.tune.target import require_presets, result
 from depthmup_flax.search.tune.tuning import FRACTION, prepare_objective
 from depthmup_flax.storage.sweep_records import Record, read_sweep
 from depthmup_flax.util.errors import InputError
@@ -103,11 +102,11 @@ def test_an_objective_that_runs_cannot_measure_is_refused(asked, of):
 
 def test_presets_are_compared_by_accuracy_and_diverged_runs_are_counted():
     runs = [record(test_accuracy=share, test_loss=1.0, train_loss_avg=0.25) for share in (0.9, 0.94)]
-    assert result(measures(runs), 2) == "test accuracy 92.0 % ± 2.8 %, training loss 0.25 ± 0"
+    assert result(runs) == "test accuracy 92.0 % ± 2.8 %, training loss 0.25 ± 0"
     failed = record(status="diverged", train_loss_avg=None)
-    assert result(measures([*runs[:1], failed]), 2) == "1 of 2 runs diverged, test accuracy 90.0 %, training loss 0.25"
-    assert result(measures([failed]), 1) == "1 of 1 runs diverged"
-    assert result(measures([record(test_loss=0.5, train_loss_avg=0.25)]), 1) == "test loss 0.5, training loss 0.25"
+    assert result([*runs[:1], failed]) == "1 of 2 runs diverged, test accuracy 90.0 %, training loss 0.25"
+    assert result([failed]) == "1 of 1 runs diverged"
+    assert result([record(test_loss=0.5, train_loss_avg=0.25)]) == "test loss 0.5, training loss 0.25"
 
 
 @pytest.mark.parametrize("names", [["spp"], ["depth_mup"], ["sp", "sp"]])
@@ -148,6 +147,6 @@ def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test
     )
     for preset in ("depth_mup", "sp"):
         mine = [one for one in compared.records if one.point["parametrization.preset"] == preset]
-        assert f"{preset}  {' ' * (len('depth_mup') - len(preset))}{result(measures(mine), 2)}" in done.out
+        assert f"{preset}  {' ' * (len('depth_mup') - len(preset))}{result(mine)}" in done.out
     names = [one.run for one in compared.records if one.seed == tuned.seed]
     assert config_hash(tuned) in names  # the run that train makes of tuned.py
