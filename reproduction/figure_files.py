@@ -16,3 +16,8 @@ def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     for file, content in files.items():
         write_atomically(out / file, content)
     return [out / file for file in files]
+
+
+def format_slope(value: float, half: float | None, digits: int = 2) -> str:
+    """``-0.50 ± 0.03``."""
+    return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")

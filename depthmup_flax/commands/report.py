@@ -20,8 +20,7 @@ from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import make_report
 from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.verdict import TOLERANCE
-from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, is_bucket
+from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import COMPARISON
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -51,11 +50,6 @@ def main(args: argparse.Namespace) -> int:
     directories = [as_path(argument) for argument in args.words] or [newest_sweep(_RUNS)]
     if not args.words:
         print(f"the newest sweep: {directories[0]}", flush=True)
-    for directory in directories:
-        if not (is_bucket(directory) or (directory / "sweep.json").exists()):
-            workdirs.require_kind(
-                directory, workdirs.SWEEP, "name that of a sweep; TensorBoard draws the curves of runs"
-            )
     out = args.out or directories[0] / (f"report_{args.loss}" if args.loss else "report")
     report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
     print(report.text)

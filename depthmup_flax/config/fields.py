@@ -204,22 +204,12 @@ def validate(config: ConfigDict) -> None:
         )
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
-    writer_names(config)
+    if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
+        raise InputError(
+            f"train.writers is {config.train.writers!r}: use jsonl, which resuming and reading a run need, and "
+            "tensorboard or wandb."
+        )
     make_parametrization(config)
-
-
-def writer_names(config: ConfigDict) -> list[str]:
-    """The names in ``train.writers``, a tuple of strings that may have commas; `InputError` unless valid with jsonl."""
-    values = config.train.writers
-    if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
-        raise InputError(f"train.writers is {values!r}: use names, such as ('jsonl', 'tensorboard').")
-    names = [name.strip() for value in values for name in value.split(",")]
-    for name in names:
-        if name not in WRITERS:
-            raise InputError(f"train.writers has {name!r}: {did_you_mean(name, WRITERS)}")
-    if "jsonl" not in names:
-        raise InputError(f"train.writers is {','.join(names)}: add jsonl, which resuming and reading a run need.")
-    return names
 
 
 def _require_at_least(lowest: float, path: str, value: object) -> None:

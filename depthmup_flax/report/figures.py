@@ -1,10 +1,10 @@
-"""The figures of a report. A new one is a function that draws an analysis, and an entry in `drawn`."""
+"""The figure of a report: loss against x, a panel per variant and axis of sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -145,54 +145,14 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     return float(low), float(top), is_log
 
 
-def draw_optima(analysis: Analysis) -> Figure:
-    """The optimum against size, a line per variant; hollow where it is at the edge of the grid."""
-    scale, best = analysis.scale, [row.optimum.at for row in analysis.rows if row.trains and row.optimum]
-    ends = [end for one in best for end in one.interval or ()]
-    figure, grid = style.canvas(1, len(analysis.axes), width=5.6, height=4.2)
-    interval = "bars: 95 % interval over seeds" if ends else "no intervals"
-    figure.suptitle(f"Best {scale.name} against size\n{interval}; hollow: edge of the grid")
-    u = scale.coordinate(scale.values)
-    margin = _grid_step(u)
-    for axis, axes in zip(analysis.axes, grid[0], strict=True):
-        slopes = []
-        for k, variant in enumerate(analysis.variants):
-            rows = [row for row in axis.rows(variant.rows) if row.trains and row.optimum]
-            at = [row.optimum.at for row in rows if row.optimum]
-            nudge = 2 ** (0.05 * (k - (len(analysis.variants) - 1) / 2))  # keeps the bars at one size apart
-            sizes = np.array([row.curve.size(axis.name) for row in rows]) * nudge
-            look: dict[str, Any] = {"color": f"C{k}", "markersize": 6, "marker": "osD^vP"[k % 6]}
-            values, errors = [one.value for one in at], [one.half_width or 0.0 for one in at]
-            axes.errorbar(sizes, values, errors, linewidth=1.4, capsize=3, label=variant.name, **look)
-            hollow = [i for i, row in enumerate(rows) if not row.bracketed]
-            edges = [values[i] for i in hollow]
-            axes.plot(sizes[hollow], edges, linestyle="", markerfacecolor="white", zorder=3, **look)
-            if (slope := variant.slopes.get(axis.name)) and slope.estimate:
-                power = style.format_slope(slope.estimate.value, slope.estimate.half_width)
-                slopes.append(f"{variant.name} {power}".lstrip())
-        style.size_ticks(axes, axis.sizes, axis.name)
-        axes.set_ylim(min([u[0] - margin, *ends]) - 0.1 * margin, max([u[-1] + margin, *ends]) + 0.1 * margin)
-        style.hyperparameter_axis(axes.yaxis, scale)
-        exponents = f"\nexponent of {axis.name}: " + ";\n".join(slopes) if slopes else ""
-        axes.set_title(f"{axis.other} {axis.fixed}{exponents}")
-    if any(variant.name for variant in analysis.variants):
-        grid[0, -1].legend(**BESIDE)
-    return figure
-
-
-def drawn(analysis: Analysis) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Caption and files of each figure that an analysis has enough data for, the page's main one first."""
+def drawn(analysis: Analysis) -> list[tuple[str, dict[str, bytes]]]:
+    """Caption and files of the figure, if there are several values of x."""
+    if len(analysis.scale.values) == 1:
+        return []
     x = analysis.scale.name
-    figures = {
-        "transfer": (
-            draw_transfer,
-            f"Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. The {x} transfers if "
-            "the stars lie on the dashed line and larger networks have a lower loss.",
-        )
-    }
-    if any(len(axis.sizes) > 1 for axis in analysis.axes):
-        caption = f"The best {x} of each size. A flat line means transfer; the slope is the exponent of size."
-        figures["optima"] = draw_optima, caption
-    for name, (draw, caption) in figures.items() if len(analysis.scale.values) > 1 else ():
-        with matplotlib.rc_context(style.STYLE):
-            yield caption, style.pictures(draw(analysis), name)
+    caption = (
+        f"Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. The {x} transfers if "
+        "the stars lie on the dashed line and larger networks have a lower loss."
+    )
+    with matplotlib.rc_context(style.STYLE):
+        return [(caption, style.pictures(draw_transfer(analysis), "transfer"))]

@@ -18,12 +18,11 @@ from depthmup_flax.util.types import Json
 def pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[str, bytes]]]) -> tuple[str, str]:
     """The page of an analysis and its `tables.as_data`, and what a notebook shows of it, in the notebook's own style.
 
-    ``figures`` are captions and files, the main one first.
+    ``figures`` are captions and files.
     """
     parts = tables.sections(data, analysis)
     svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
-    shown = [Section(pictures=svg[:1]), *parts[:-2], Section("More figures", pictures=svg[1:]), *parts[-2:]]
-    cell = [Section(pictures=png[:1]), *parts[:-2]]
+    shown, cell = [Section(pictures=svg), *parts], [Section(pictures=png), *parts[:-2]]
     render = lambda sections, whole: _template().render(title=data["headline"], sections=sections, whole=whole)
     return render(shown, True).strip() + "\n", render(cell, False).strip() + "\n"
 

@@ -80,16 +80,3 @@ def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 2, 5)) -> None:
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter("{x:.3g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def size_ticks(panel: Axes, sizes: Sequence[int], name: str) -> None:
-    """A log2 axis of widths or depths, with a tick at each."""
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(list(sizes), labels=[str(size) for size in sizes], minor=False)
-    panel.minorticks_off()
-    panel.set_xlabel(name)
-
-
-def format_slope(value: float, half: float | None, digits: int = 2) -> str:
-    """``-0.50 ± 0.03``."""
-    return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")

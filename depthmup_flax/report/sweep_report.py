@@ -84,7 +84,7 @@ def make_report(
     if all(map(importlib.util.find_spec, _DRAWN_BY)):
         from depthmup_flax.report import figures, page
 
-        pictured = list(figures.drawn(analysis))
+        pictured = figures.drawn(analysis)
         html, notebook = page.pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:

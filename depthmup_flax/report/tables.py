@@ -20,7 +20,6 @@ from depthmup_flax.report.verdict import (
     TOLERANCE,
     Verdict,
     rounded_loss,
-    rounded_power,
     verdicts,
 )
 from depthmup_flax.storage.run_hash import EXECUTION
@@ -112,7 +111,6 @@ def _verdict_data(one: Verdict) -> Json:
         "regret": estimate_data(row.regret if isinstance(row.regret, opt.Estimate) else None),
         "tolerance": ruler.tolerance if ruler else None,
         "passing": {"octaves": ruler.passing, "grid": ruler.grid} if ruler else None,
-        "power": ruler.power if ruler else None,
         "seeds": len(row.curve.seeds),
         "seeds_needed": one.seeds_needed,
         "remark": one.remark,
@@ -233,15 +231,14 @@ def _verdict_table(data: Json) -> Table:
     rows = []
     for one in data["verdicts"]:
         passing = one["passing"] and f"{one['passing']['octaves']:.2g} of {one['passing']['grid']:.2g}"
-        power = one["power"] is not None and rounded_power(one["power"])
-        unclear = one["verdict"] == NOT_RESOLVED and power and not one["remark"]
+        unclear = one["verdict"] == NOT_RESOLVED and one["regret"]["interval"] and not one["remark"]
         needed = one["seeds_needed"] or (f"over {MOST_SEEDS}" if unclear else "")
         by_other = (one["verdict_by_other_loss"],) * bool(data["other_loss"])
         ends = (one["variant"], f"width {one['width']}, depth {one['depth']}", one["axis"], one["verdict"], *by_other)
-        numbers = (_interval(one["regret"], least=0.0), one["tolerance"], passing or "", power or "", str(needed))
+        numbers = (_interval(one["regret"], least=0.0), one["tolerance"], passing or "", str(needed))
         rows.append((*ends, *numbers, one["remark"]))
     by_other = (f"by {LOSSES[data['other_loss']]}",) if data["other_loss"] else ()
-    numbers = ("regret (95 %)", "tolerance", "would pass", "power", "seeds needed")
+    numbers = ("regret (95 %)", "tolerance", "would pass", "seeds needed")
     columns = ("", "at", "over", f"by {LOSSES[data['loss']]}", *by_other, *numbers, "remarks")
     return Table(columns, rows, "<" * len(columns))
 
@@ -314,8 +311,7 @@ def _explanation(data: Json, analysis: Analysis) -> list[str]:
         f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the base "
         f"learned (tolerance), the loss {initial} minus its lowest, and does not if the whole interval is above. A "
         "control costs more if the whole interval of its regret minus the rule's is above 0. Would pass: the "
-        f"{unit} of the grid whose regret is below the tolerance; above half of the grid there is no evidence. Power: "
-        "the probability that these seeds show transfer if there is no regret.",
+        f"{unit} of the grid whose regret is below the tolerance; above half of the grid there is no evidence.",
     ]
 
 

@@ -1,6 +1,6 @@
 """Verdicts: whether an interval shows a claim, whether a rate transfers, and what a sweep can show about it.
 
-Letters in shapes: N simulated sweeps, S seeds, X grid points.
+Letters in shapes: S seeds, X grid points.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ WORST_FIRST = OPPOSITE, NOT_RESOLVED, NO_EVIDENCE, SHOWN
 # A regret up to this share of what the base learned is small: of the loss before learning minus its lowest loss.
 TOLERANCE = 0.02
 _MOST_PASSING = 0.5  # of the grid: if more would pass, passing is no evidence
-_LEAST_POWER = 0.3
 _POINTS = 401  # at which a fitted curve is compared with the tolerance
 _ROUNDS_TO_0 = 5e-5  # a loss is printed with four digits
 
@@ -42,15 +41,12 @@ class Yardstick:
       passing: how much of the grid has at most this regret.
       grid: the length of the grid.
       unit: of both.
-      power: the probability that these seeds show a small regret if there is none; ``None`` for one seed. Too high
-        where it is small, see `rounded_power`.
     """
 
     tolerance: float
     passing: float
     grid: float
     unit: str
-    power: float | None
 
     @property
     def is_empty(self) -> bool:
@@ -64,89 +60,19 @@ def tolerance_of(variant: Variant, share: float) -> float:
     return share * (variant.initial_loss - best.loss.value) if best else math.nan
 
 
-def yardstick(scale: Scale, proxy: Curve, curve: Curve, tolerance: float, most: float = math.inf) -> Yardstick:
-    """The yardstick for the regret at ``curve`` of the x that is best at ``proxy``; ``most``: see `Variant`."""
+def yardstick(scale: Scale, curve: Curve, tolerance: float, most: float = math.inf) -> Yardstick:
+    """The yardstick for a regret at ``curve``; ``most``: see `Variant`."""
     ends = scale.coordinate(curve.x[[0, -1]])
-    u, losses = _finite(scale, curve)
+    u, losses = finite(scale, curve)
     at = np.linspace(u[0], u[-1], _POINTS)
     passes = opt.excess(u, np.tile(losses.mean(0), (_POINTS, 1)), at, opt.belonging(u, losses, most)) <= tolerance
-    power = None
-    if min(len(proxy.losses), len(losses)) > 1:
-        simulated = simulate(*_finite(scale, proxy), u, losses, most=most)
-        power = float((simulated.regrets + simulated.half_widths <= tolerance).mean())
-    return Yardstick(tolerance, float(passes.mean() * (u[-1] - u[0])), float(ends[1] - ends[0]), scale.unit, power)
+    return Yardstick(tolerance, float(passes.mean() * (u[-1] - u[0])), float(ends[1] - ends[0]), scale.unit)
 
 
-def _finite(scale: Scale, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+def finite(scale: Scale, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates (X,) and losses (S, X) where no seed diverged."""
     finite = np.isfinite(curve.losses).all(0)
     return np.asarray(scale.coordinate(curve.x[finite])), curve.losses[:, finite]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Simulated:
-    """Sweeps with a planted regret: the estimates, (N,) each, of `depthmup_flax.report.optimum.regret`."""
-
-    truth: float
-    regrets: np.ndarray
-    half_widths: np.ndarray
-
-
-def simulate(
-    proxy_u: np.ndarray,
-    proxy: np.ndarray,
-    u: np.ndarray,
-    losses: np.ndarray,
-    *,
-    drift: float = 0.0,
-    seeds: int = 0,
-    trials: int = 200,
-    draws: int = 100,
-    most: float = math.inf,
-) -> Simulated:
-    """Sweeps with the curves and the noise of a measured one, and a regret that is planted.
-
-    The proxy's curve is moved so that its optimum is ``drift`` beside the other's. Each simulated seed adds Gaussian
-    noise with the covariance of the measured seeds over the grid; with equal numbers of seeds the two curves share it,
-    as runs of one seed do.
-
-    Args:
-      proxy_u, u: (X,), coordinates of the proxy's and the other's grid.
-      proxy, losses: (S, X), finite, of at least two seeds.
-      drift: in units of the coordinates.
-      seeds: of a simulated sweep; 0: as many as measured.
-      trials, draws: numbers of sweeps, and of resamplings in each.
-      most: of a mean loss in a fit, see `belonging`.
-    """
-    rng, seeds = np.random.default_rng(0), seeds or min(len(proxy), len(losses))
-    weights = [rng.normal(size=(seeds, trials, len(one))) for one in (proxy, losses)]
-    theirs, ours = weights if len(proxy) != len(losses) else (weights[0], weights[0])
-    of_proxy, belongs = opt.belonging(proxy_u, proxy, most), opt.belonging(u, losses, most)
-    best = float(opt.vertices(u, losses.mean(0), belongs))
-    moved = proxy_u + best + drift - float(opt.vertices(proxy_u, proxy.mean(0), of_proxy))
-    simulated, target = (one.mean(0) + w @ _noise(one) for one, w in ((proxy, theirs), (losses, ours)))
-
-    def regret(chosen_on: np.ndarray, means: np.ndarray) -> np.ndarray:
-        return opt.excess(u, means, np.clip(opt.vertices(moved, chosen_on, of_proxy), u[0], u[-1]), belongs)
-
-    resampled = regret(opt.resampled_means(simulated, draws), opt.resampled_means(target, draws))
-    quantile = float(scipy.special.stdtrit(seeds - 1, 0.975))
-    half_widths = quantile * math.sqrt(seeds / (seeds - 1)) * resampled.std(0)
-    truth = float(opt.excess(u, losses.mean(0), np.clip(np.array(best + drift), u[0], u[-1]), belongs))
-    return Simulated(truth, regret(simulated.mean(0), target.mean(0)), half_widths)
-
-
-def _noise(losses: np.ndarray) -> np.ndarray:
-    """(S, X) -> (S, X): normal weights (S,) times it have the covariance of the seeds over the grid.
-
-    Away from the minimum and its neighbors it is limited to the excess over the minimum: as wide as seeds that explode,
-    Gaussian noise would undercut the minimum.
-    """
-    means, lowest = losses.mean(0), int(losses.mean(0).argmin())
-    residuals = (losses - means) / math.sqrt(len(losses) - 1)
-    deviations = np.sqrt((residuals**2).sum(0))
-    limits = np.maximum(means - means[lowest], deviations[max(lowest - 1, 0) : lowest + 2].max())
-    return residuals * np.minimum(1.0, limits / np.maximum(deviations, 1e-300))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +174,7 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
         return result(by_size[-1], NOT_RESOLVED, f"the base's best {x} was not run")
     if base.edge:
         return result(by_size[-1], NOT_RESOLVED, f"the base's best {x} is the {base.edge}: extend the grid")
-    rulers = [yardstick(analysis.scale, base.curve, row.curve, tolerance, variant.most) for row, _ in known]
+    rulers = [yardstick(analysis.scale, row.curve, tolerance, variant.most) for row, _ in known]
     judged = [
         (row, regret, ruler, unless_empty(judge(regret, tolerance), ruler))
         for (row, regret), ruler in zip(known, rulers, strict=True)
@@ -263,11 +189,6 @@ def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row
     if outside := [one for one, _ in known if not one.bracketed]:  # there the regret is only known from below
         return result(row, NOT_RESOLVED, f"best {x} at the edge of the grid at {sizes(outside, axis)}", ruler)
     return result(row, NOT_RESOLVED if worst == NOT_RESOLVED else TRANSFERS, "", ruler, judgment.seeds)
-
-
-def rounded_power(power: float) -> str:
-    """With two digits, or ``below 0.3``: there, simulated with the noise of a few seeds, it is twice too high."""
-    return f"{power:.2f}" if power >= _LEAST_POWER else f"below {_LEAST_POWER}"
 
 
 def rounded_loss(value: float) -> str:

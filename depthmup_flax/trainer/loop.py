@@ -138,7 +138,7 @@ def _train(run: _Run) -> Json:
 
 def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     experiment = build(config)
-    if "wandb" in configs.writer_names(config):
+    if "wandb" in config.train.writers:
         require("wandb", "train.writers='wandb'")
     mesh = sharding.make_mesh(config.mesh)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)

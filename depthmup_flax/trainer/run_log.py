@@ -9,7 +9,6 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from depthmup_flax.config.fields import writer_names
 from depthmup_flax.devices import distributed
 from depthmup_flax.storage.files import Scratch, write_atomically
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
@@ -55,7 +54,7 @@ class RunLog:
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
         self._writers = {f"{type(writer).__name__} {i}": writer for i, writer in enumerate(own)}
-        names, local = writer_names(experiment.config), self._scratch.local
+        names, local = experiment.config.train.writers, self._scratch.local
         if "tensorboard" in names:
             self._add("TensorBoard events", lambda: EventFile(local, first_step + 1 if first_step else None))
         if "wandb" in names:

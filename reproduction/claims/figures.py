@@ -19,7 +19,7 @@ from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.storage.sweep_records import TRAIN
 from reproduction.claims import valleys
-from reproduction.figure_files import save
+from reproduction.figure_files import format_slope, save
 
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
@@ -174,7 +174,7 @@ def _power_lines(axes: Axes, variant: Variant, name: str) -> None:
         label, law = str(size), laws.get(size)
         if law:
             losses = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean()) * counts**-law.value
-            label = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}"
+            label = f"{size}: b = {format_slope(law.value, law.half_width, 3)}"
         axes.plot(counts, losses, "-" if law else ":", color=color, label=label, linewidth=1.3)
 
 

@@ -21,6 +21,7 @@ from depthmup_flax.report.verdict import (
     Yardstick,
     rounded_loss,
     tolerance_of,
+    yardstick,
 )
 from depthmup_flax.storage.sweep_records import TRAIN, Record, Sweep
 from reproduction.claims.measures import (
@@ -34,6 +35,7 @@ from reproduction.claims.measures import (
     Measured,
     Place,
 )
+from reproduction.claims.power import power, rounded_power
 from reproduction.claims.statements import CLAIMS, Claim, Rule, Terms
 
 UNTRAINED_CONTROL = "the control does not train"  # so the claim holds, which says little
@@ -57,6 +59,7 @@ class JudgedClaim:
         or above `depthmup_flax.report.verdict.MOST_SEEDS`.
       note: what limits the verdict.
       measured_by: of a regret, with the bound as tolerance.
+      power: of its seeds, see `reproduction.claims.power`.
       drift: of the optimum, in words, if the claim is that it does not matter.
       other_loss: the verdict by another loss, of the name ``other_name``; empty if there is none.
       other_note: what limits that.
@@ -71,6 +74,7 @@ class JudgedClaim:
     seeds_needed: int | None = None
     note: str = ""
     measured_by: Yardstick | None = None
+    power: float | None = None
     drift: str = ""
     other_loss: str = ""
     other_name: str = ""
@@ -109,7 +113,7 @@ class JudgedClaim:
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
         text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {rounded_loss(self.bound)}"
-        ruler = _passing(self.measured_by) if self.measured_by else ""
+        ruler = _passing(self.measured_by, self.power) if self.measured_by else ""
         return "; ".join(filter(None, (text, self.drift, ruler, self.note)))
 
     @property
@@ -202,10 +206,12 @@ def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
     result = functools.partial(result, estimate=total.estimate, note=total.note)
     if rule.share is None or first.term.measure not in REGRETS or not _is_finite(total):
         return result(verdict=decision.verdict, seeds_needed=decision.seeds)
-    ruler = first.yardstick(bound)
+    scale, curve = first.analysis.scale, first.row.curve
+    most = first.variant.most
+    ruler, known = yardstick(scale, curve, bound, most), power(scale, first.chosen_on, curve, bound, most)
     decision = verdict.unless_empty(decision, ruler)
     moved = drift(first.analysis, first.variant, first.row, first.term.axis)
-    return result(verdict=decision.verdict, seeds_needed=decision.seeds, measured_by=ruler, drift=moved)
+    return result(verdict=decision.verdict, seeds_needed=decision.seeds, measured_by=ruler, power=known, drift=moved)
 
 
 def _variant(analysis: Analysis, parts: str) -> Variant | None:
@@ -278,10 +284,10 @@ def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
     return next(filter(None, (same_runs(analysis, *pair, axis) for pair in pairs)), "")
 
 
-def _passing(ruler: Yardstick) -> str:
+def _passing(ruler: Yardstick, power: float | None) -> str:
     """``1.3 of the grid's 8 octaves would pass, power 0.98``."""
-    power = "" if ruler.power is None else f", power {verdict.rounded_power(ruler.power)}"
-    return f"{ruler.passing:.2g} of the grid's {ruler.grid:.2g} {ruler.unit} would pass{power}"
+    known = "" if power is None else f", power {rounded_power(power)}"
+    return f"{ruler.passing:.2g} of the grid's {ruler.grid:.2g} {ruler.unit} would pass{known}"
 
 
 def _undecided(seeds: int, what: str, needed: int | None) -> str:

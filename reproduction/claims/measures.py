@@ -13,7 +13,6 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import Curve
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
-from depthmup_flax.report.verdict import Yardstick, yardstick
 from reproduction.claims.figures import power_laws
 from reproduction.claims.valleys import valley_angle
 
@@ -139,12 +138,12 @@ class Place:
         """(X,)."""
         return np.asarray(self.analysis.scale.coordinate(curve.x))
 
-    def yardstick(self, tolerance: float) -> Yardstick:
-        """For a measure of `REGRETS`."""
-        proxy = self.variant.base.curve
-        if self.term.when is not None:  # the choice is made at the same size, early
-            proxy = dataclasses.replace(self.row.curve, losses=self.losses(self.row.curve))
-        return yardstick(self.analysis.scale, proxy, self.row.curve, tolerance, self.variant.most)
+    @property
+    def chosen_on(self) -> Curve:
+        """The curve whose best x has a regret of `REGRETS`: the base's, or one that is made at the same size, early."""
+        if self.term.when is None:
+            return self.variant.base.curve
+        return dataclasses.replace(self.row.curve, losses=self.losses(self.row.curve))
 
     def losses(self, curve: Curve) -> np.ndarray:
         """(S, X): as reported, or the mean over the time slices that overlap ``when``."""

@@ -19,12 +19,13 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, batch_indices
 from depthmup_flax.models import ResMLP
-from depthmup_flax.report.style import colors, format_slope
+from depthmup_flax.report.style import colors
 from depthmup_flax.rule.optimizer import adamw, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Batch
+from reproduction.figure_files import format_slope
 from reproduction.limits import finite_networks as networks
 from reproduction.limits.config_fields import check_fields, is_distinct, is_whole, require, require_fractions
 from reproduction.limits.feature_distances import distances, four_digits, mean_interval, slopes

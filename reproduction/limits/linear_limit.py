@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.report.style import colors, size_ticks
+from depthmup_flax.report.style import colors
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 from reproduction.limits import finite_networks as networks
@@ -21,7 +21,7 @@ from reproduction.limits.config_fields import check_fields, require
 from reproduction.limits.finite_networks import GROUPS
 from reproduction.limits.fitted_rates import Line, aligned, rate, rates_table
 from reproduction.limits.image_examples import image_set, labeled_images
-from reproduction.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
+from reproduction.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis, size_ticks
 from reproduction.limits.pipeline import Case, Row, Values
 from reproduction.theory import linear_training
 

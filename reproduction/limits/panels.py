@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from depthmup_flax.report.style import canvas, size_ticks
+from depthmup_flax.report.style import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +46,14 @@ def guide(panel: Panel, sizes: Sequence[int], start: float, power: float, label:
     """A dashed line of an expected slope, from ``start`` at the smallest size."""
     x = np.array([min(sizes), max(sizes)], float)
     panel.plot(x, start * (x / x[0]) ** power, "--", color="0.45", linewidth=1.2, zorder=1, label=label)
+
+
+def size_ticks(panel: Panel, sizes: Sequence[int], name: str) -> None:
+    """A log2 axis of widths or depths, with a tick at each."""
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(list(sizes), labels=[str(size) for size in sizes], minor=False)
+    panel.minorticks_off()
+    panel.set_xlabel(name)
 
 
 def size_axis(panel: Panel, sizes: Sequence[int], name: str, *, title: str, ylabel: str, log: bool = True) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from depthmup_flax.report.style import colors, format_slope
+from depthmup_flax.report.style import colors
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.util.power_fits import EXPLODES, Fit, fit_power
+from reproduction.figure_files import format_slope
 from reproduction.limits.feature_distances import mean_interval, slopes
 from reproduction.limits.fitted_rates import aligned
 from reproduction.limits.panels import Page, Panel, finish, page, points

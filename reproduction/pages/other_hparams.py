@@ -30,6 +30,7 @@ from depthmup_flax.report.optimum import (  # noqa: E402
 from depthmup_flax.report.style import canvas  # noqa: E402
 from depthmup_flax.report.verdict import OPPOSITE, SHOWN, TOLERANCE, judge, unless_empty, yardstick  # noqa: E402
 from depthmup_flax.storage.sweep_records import COMPLETED, SEED, read_sweep  # noqa: E402
+from reproduction.claims.power import power  # noqa: E402
 from reproduction.pages.generated_parts import with_part  # noqa: E402
 
 PAGE = HERE / "other_hparams.md"
@@ -120,7 +121,7 @@ def judged(cost: Estimate | None, base: Curve, curve: Curve) -> str:
     """The cost of what the base chose, and its verdict by the yardstick of the reports."""
     if cost is None:
         return "?"
-    verdict = unless_empty(judge(cost, small(base)), yardstick(OCTAVES, base, curve, small(base))).verdict
+    verdict = unless_empty(judge(cost, small(base)), yardstick(OCTAVES, curve, small(base))).verdict
     return f"{lost(cost)}, {WORDS.get(verdict, verdict)}"
 
 
@@ -139,8 +140,8 @@ def cells(one: Hyperparameter, base: Curve, curve: Curve) -> tuple[str, str, str
     flag = curve.optimum.flag
     text = lambda u: f"{one.value(float(np.clip(u, curve.x[0], curve.x[-1]))):.{4 if one.name == 'b2' else 3}g}"
     best = shown(curve.optimum.at, text) + (f", {flag}" if flag in EDGES else "")
-    measured = yardstick(OCTAVES, base, curve, small(base))
-    return best, f"{100 * measured.passing / measured.grid:.0f} %", f"{measured.power:.2f}"
+    measured, share = yardstick(OCTAVES, curve, small(base)), power(OCTAVES, base, curve, small(base))
+    return best, f"{100 * measured.passing / measured.grid:.0f} %", f"{share:.2f}"
 
 
 SIZES = (

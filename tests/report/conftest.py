@@ -1,4 +1,4 @@
-"""Reports for all tests of what is in them: one with every figure, and others whose figures are not drawn."""
+"""Reports for all tests of what is in them: one with a figure, and others whose figure is not drawn."""
 
 import math
 
@@ -30,6 +30,5 @@ def full_report(full_sweep, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
-    for draw in ("draw_transfer", "draw_optima"):
-        monkeypatch.setattr(figures, draw, lambda analysis: None)
+    monkeypatch.setattr(figures, "draw_transfer", lambda analysis: None)
     monkeypatch.setattr(style, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))

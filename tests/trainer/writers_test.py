@@ -89,17 +89,9 @@ def test_every_finite_scalar_is_in_the_file_after_close_and_a_resumed_run_says_f
     assert scalars(tmp_path) == [(step, step / 4) for step in range(100)]
 
 
-@pytest.mark.parametrize(
-    ("names", "sentence"),
-    [
-        (("tensorboard",), "train.writers is tensorboard: add jsonl"),
-        (("jsonl", "tensorbord"), "train.writers has 'tensorbord': did you mean 'tensorboard'?"),
-        (("jsonl,wand",), "train.writers has 'wand': did you mean 'wandb'?"),
-        ((1,), r"train.writers is \(1,\)"),
-    ],
-)
-def test_names_of_writers_are_checked_before_anything_is_written(names, sentence, tmp_path):
-    with pytest.raises(InputError, match=sentence):
+@pytest.mark.parametrize("names", [("tensorboard",), ("jsonl", "tensorbord"), ("jsonl", 1)])
+def test_names_of_writers_are_checked_before_anything_is_written(names, tmp_path):
+    with pytest.raises(InputError, match=rf"train.writers is {re.escape(repr(names))}: use jsonl"):
         train_and_evaluate(short_run(writers=names), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
