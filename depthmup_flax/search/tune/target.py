@@ -6,11 +6,11 @@ import logging
 import os
 import pathlib
 import shlex
-import statistics
 import textwrap
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import (
@@ -192,8 +192,8 @@ def compare_presets(
     records = sweep(config, directory, load=load)
     rows = [(f"  {name}", result([r for r in records if r.point[_PRESET] == name])) for name in grid[_PRESET]]
     runs = f"n = {len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else "one seed"
-    at = f"width {base.model.width}, depth {base.model.depth}) at learning rate {rate:.4g}"
-    head = f"The target ({at}, {max(record.steps for record in records):,} steps, {runs}:"
+    size, steps = f"width {base.model.width}, depth {base.model.depth}", max(record.steps for record in records)
+    head = f"The target ({size}) at learning rate {rate:.4g}, {steps:,} steps, {runs}:"
     below = "On the proxy all of these are the same network: the search tuned each of them."
     return f"{head}\n{Table((), rows, '<<')}\n{below}"
 
@@ -210,8 +210,8 @@ def result(records: Sequence[Record]) -> str:
     for field in dict.fromkeys([*measured[:1], *measured[-1:]]):
         name, form, factor = _MEASURES[field]
         values = [factor * getattr(record, field) for record in completed]
-        spread = f" ± {form.format(statistics.stdev(values))}" if len(values) > 1 else ""
-        text.append(f"{name} {form.format(statistics.fmean(values))}{spread}")
+        spread = f" ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else ""
+        text.append(f"{name} {form.format(np.mean(values))}{spread}")
     return ", ".join(text)
 
 
