@@ -1,10 +1,7 @@
 """A Study in another process: the same source resumes its records, and a changed one says so."""
 
-import subprocess
-import sys
-
 import pytest
-from processes import ROOT
+from processes import run_command
 
 SCRIPT = """
 import sys
@@ -45,8 +42,7 @@ def test_the_same_source_resumes_in_another_process_and_changed_source_says_so(t
     def run(factor):
         script = tmp_path / "study.py"
         script.write_text(SCRIPT.replace("FACTOR", str(factor)))
-        command = [sys.executable, script, tmp_path / "runs"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return run_command(script, tmp_path / "runs")
 
     first, second, changed = run(4), run(4), run(8)
     assert last_words(first)[0] == "2", first.stderr
