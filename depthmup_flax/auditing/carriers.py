@@ -27,7 +27,6 @@ from depthmup_flax.util.primitives import (
     WRITES,
 )
 
-_TAKES_FIRST = LINEAR - SAME_PLACE - frozenset({"concatenate", "cond", "select_n", "stack"})
 _ROUNDS = 4  # parameters that leak are left out, and others looked for
 # Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.
 Carriers: TypeAlias = Mapping[str, float]
@@ -101,21 +100,12 @@ class _Walk:
             return None
         if (offset := self._offset(node)) is not None:
             return self._with_offset(node, offset)
-        if node.op in WRITES:
-            return self.of_all([node.inputs[0], node.inputs[1 if node.op == "dynamic_update_slice" else -1]])
         if node.op == "carry":
             return self.of_all([*node.inputs, node.params["next"]])
-        if node.op in SUMS | {"concatenate", "stack"} or (node.op in ("max", "min") and self._is_relu(node)):
-            return self.of_all(node.inputs)
-        if node.op in ("select_n", "cond"):
-            return self.of_all(node.inputs[1:])
-        if node.op == "div" or node.op in _TAKES_FIRST:
-            return self.of(node.inputs[0])
-        if node.op == "mul" or node.op in PRODUCTS | EXPERT_PRODUCTS:
+        terms, factors, _ = _operands(node)
+        if factors:
             return self._of_product(node)
-        if len(node.inputs) == 1 and node.op in SAME_PLACE | SUMMED | ROTATIONS:
-            return self.of(node.inputs[0])
-        return None
+        return self.of_all([node.inputs[k] for k in terms]) if terms else None
 
     def _of_product(self, node: Node) -> dict[int, float] | None:
         """Of one factor: the weights, or what they multiply."""
@@ -124,9 +114,6 @@ class _Walk:
             return None
         factors.sort(key=lambda j: self.kinds[j] != PARAM)
         return next((found for found in map(self.of, factors) if found), None)
-
-    def _is_relu(self, node: Node) -> bool:
-        return any(self.nodes[j].value == 0 for j in node.inputs)
 
     def _offset(self, node: Node) -> float | None:
         """The number that is added to an array of parameters."""
@@ -209,25 +196,35 @@ class _Degrees:
 
     def _of_operation(self, node: Node, degrees: Sequence[float | None]) -> float | None:
         op = node.op
-        if op in SUMS | {"concatenate", "stack"}:
-            return _sum(degrees)
-        if op in ("max", "min") and len(degrees) == 2:
-            return _sum(degrees)
-        if op in ("select_n", "cond"):
-            return _sum(degrees[1:]) if degrees[0] == 0 else math.nan
-        if op in PRODUCTS | EXPERT_PRODUCTS | {"mul"}:
-            return None if None in degrees[:2] else sum(d for d in degrees[:2] if d is not None)
         if op == "div":
             top, bottom = degrees
             return None if top is None else math.nan if bottom is None else top - bottom
-        if op in WRITES:
-            return _sum([degrees[0], degrees[1 if op == "dynamic_update_slice" else -1]])
-        if op in LINEAR | SUMMED | ROTATIONS or op.startswith(("reduce_", "cum")):
-            return degrees[0] if all(d in (0.0, None) for d in degrees[1:]) and op != "reduce_prod" else math.nan
         if op in POWERS or op == "abs":
             power = 1.0 if op == "abs" else node.params["y"] if op == "integer_pow" else POWERS[op]
             return None if degrees[0] is None else power * degrees[0]
-        return math.nan if any(d != 0 and d is not None for d in degrees) else 0.0
+        terms, factors, others = _operands(node)
+        if any(degrees[k] not in (0.0, None) for k in others):
+            return math.nan
+        if factors:
+            product = [degrees[k] for k in factors]
+            return None if None in product else sum(d for d in product if d is not None)
+        return _sum([degrees[k] for k in terms]) if terms else 0.0
+
+
+def _operands(node: Node) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Which inputs the result is a sum of, or one of; which it is a product of; and the others."""
+    op, every = node.op, range(len(node.inputs))
+    if op in PRODUCTS | EXPERT_PRODUCTS | {"mul"}:
+        return (), every[:2], every[2:]
+    if op in SUMS | {"concatenate", "stack", "max", "min"}:
+        return every, (), ()
+    if op in ("select_n", "cond"):
+        return every[1:], (), every[:1]
+    if op in WRITES:  # what is written, and not where
+        return (0, 1 if op == "dynamic_update_slice" else every[-1]), (), ()
+    if op in LINEAR | SUMMED | ROTATIONS | {"div"} or (op.startswith(("reduce_", "cum")) and "prod" not in op):
+        return every[:1], (), every[1:]
+    return (), (), every
 
 
 def _sum(degrees: Sequence[float | None]) -> float | None:
