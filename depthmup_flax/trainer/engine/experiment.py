@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.auditing.config_audit import Audited
 from depthmup_flax.auditing.initial_scale import Start
 from depthmup_flax.auditing.parameter_trees import grouped
-from depthmup_flax.auditing.verdict import places
+from depthmup_flax.auditing.verdict import places, summary
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices.sharding import MESH_AXES, on_whole_matrices, state_shardings
@@ -28,7 +28,7 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
-from depthmup_flax.rule.info_trees import param_count, path_name
+from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
@@ -224,9 +224,14 @@ class Experiment(abc.ABC):
         return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
     def _notes(self) -> str:
-        """What the audit says of a network that trains all the same, and which initial values are rescaled."""
+        """What parameters carry, which initial values are rescaled, and what the audit says of what trains anyway."""
+        carried = {path: leaf.carried for path, leaf in flatten_info(self.info).items() if leaf.carried != 1}
         lines = [
-            f"init   {start}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
+            f"carry  times {factor:.4g}, which the code lacks: {summary(paths)}\n"
+            for factor, paths in grouped(carried, carried.__getitem__).items()
+        ]
+        lines += [
+            f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
             for start, paths in grouped(self.init_factors, self.init_factors.__getitem__).items()
         ]
         if self.audited is not None and self.audited.findings:
