@@ -164,3 +164,20 @@ def test_a_matrix_that_does_not_grow_is_no_weight_though_it_looks_like_one_at_th
     layers = collect_layers(sized)
     assert "b*/mix" in layers.vectors
     assert not {*layers.weights} - {"stem", "b*/w", "head"}
+
+
+def test_the_logits_of_a_tied_table_before_their_multiplier_are_no_feature():
+    tokens = jnp.arange(4)
+
+    def apply(p):
+        h = p["table"][tokens]
+        logits = h @ p["table"].T
+        return logits * 8 / h.shape[-1], {"table": h, "table/attend": logits}
+
+    def build(width):
+        info = {"table": dm.ParamInfo(dm.Role.INPUT, (16, width), width_out=width / 8)}
+        return Network(lambda key: {"table": jnp.zeros((16, width))}, apply, info, dm.adamw(1e-3, info, RULE))
+
+    sizes = [Size("width", width, width, 1) for width in (16, 32, 64)]  # 16 features for 16 tokens
+    layers = collect_layers(named_alike([SizedNetwork(size, traced(build(size.width))) for size in sizes]))
+    assert layers.readout_activations == {"table/attend"}
