@@ -216,7 +216,7 @@ def _operands(node: Node) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     op, every = node.op, range(len(node.inputs))
     if op in PRODUCTS | EXPERT_PRODUCTS | {"mul"}:
         return (), every[:2], every[2:]
-    if op in SUMS | {"concatenate", "stack", "max", "min"}:
+    if op in SUMS | {"complex", "concatenate", "stack", "max", "min"}:
         return every, (), ()
     if op in ("select_n", "cond"):
         return every[1:], (), every[:1]
