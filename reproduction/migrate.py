@@ -45,6 +45,7 @@ DROPPED: Mapping[str, Any] = {
     "train.matmul_precision": "",
     "train.log_norms": False,
     "mesh.gradient_dtype": "",
+    "mesh.tensor": 1,
 }
 _FREE = ("code", "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
 _OTHER = object()  # equal to no value

@@ -94,7 +94,6 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             "mesh": {
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
-                "tensor": 1,  # parts of the features inside layers
             },
             # Length of the training, evaluations, checkpoints.
             "train": {

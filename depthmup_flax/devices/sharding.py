@@ -1,8 +1,7 @@
 """The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
-The mesh has three axes. ``data`` and ``fsdp`` split batches. ``fsdp`` also splits parameters and optimizer state; a
-device gathers those of the layer that it computes. ``tensor`` splits the features inside layers, and the tokens of a
-transformer's stream between them. `PARAM_RULES` derives the sharding of a parameter from its logical axes
+The mesh has two axes, which split batches. ``fsdp`` also splits parameters and optimizer state; a device gathers those
+of the layer that it computes. `param_spec` derives the sharding of a parameter from its logical axes
 (`depthmup_flax.annotated`). GSPMD inserts the communication. Results equal those of one device up to the order of sums,
 which are rounded to the dtype of the layers.
 """
@@ -22,17 +21,10 @@ from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, HostBatch
 
-MESH_AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
+MESH_AXES = BATCH_AXES = ("data", "fsdp")
 
-# Mesh axis -> logical axes: the first of them that a parameter has, and that the mesh axis divides, is split. Features
-# inside a branch precede those of the stream, so that a branch needs one sum over `tensor` (Megatron-LM,
-# arXiv:1909.08053, sec. 3); a vocabulary does so that logits are split, not summed. Vectors, and parameters that fit no
-# rule, are replicated.
-PARAM_RULES: Mapping[str, tuple[str, ...]] = {
-    "tensor": ("inner_out", "inner_in", "vocab_in", "vocab_out", "width_out"),
-    "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out", "vocab_in", "vocab_out"),
-}
+# Logical axes: the first of them that a parameter has, and that `fsdp` divides, is split.
+_SPLIT = ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out", "vocab_in", "vocab_out")
 
 
 def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
@@ -52,15 +44,14 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
 def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh of ``devices``, by default of all processes; without ``axes`` all along ``data``. See `mesh_shape`.
 
-    ``data`` spans the TPU slices, which a slower network connects. Axes may share a dimension of a slice's torus;
-    ``tensor``, which communicates most, is placed first.
+    ``data`` spans the TPU slices, which a slower network connects. Axes may share a dimension of a slice's torus.
     """
     devices = jax.devices() if devices is None else devices
-    shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices))
+    shape = mesh_shape(axes or {"data": -1, "fsdp": 1}, len(devices))
     # JAX also calls hosts of GPUs slices. Their devices are numbered host by host, so `data` spans hosts first anyway.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
-    data, *others = shape
+    data, fsdp = shape
     if data % slices:
         raise InputError(f"mesh.data is {data}: it must be a multiple of the number of TPU slices, {slices}.")
     try:
@@ -68,7 +59,7 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
             arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         else:
             arranged = mesh_utils.create_hybrid_device_mesh(
-                (data // slices, *others), (slices, *[1] * len(others)), devices, allow_split_physical_axes=True
+                (data // slices, fsdp), (slices, 1), devices, allow_split_physical_axes=True
             )
     except (AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
@@ -109,15 +100,12 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
 
 
 def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The sharding of a parameter with these logical axes, by `PARAM_RULES`."""
+    """The sharding of a parameter with these logical axes: of at most one axis, over ``fsdp``; of a vector none."""
     split: list[str | None] = [None] * len(shape)
-    if sum(AXES[name][0] is not None for name in names) > 1:
-        for mesh_axis, rule in PARAM_RULES.items():
-            size = mesh.shape[mesh_axis]
-            dimensions = (names.index(name) for name in rule if name in names)
-            fitting = [d for d in dimensions if split[d] is None and shape[d] % size == 0]
-            if size > 1 and fitting:
-                split[fitting[0]] = mesh_axis
+    if mesh.shape["fsdp"] > 1 and sum(AXES[name][0] is not None for name in names) > 1:
+        dimensions = (names.index(name) for name in _SPLIT if name in names)
+        if fitting := [d for d in dimensions if shape[d] % mesh.shape["fsdp"] == 0]:
+            split[fitting[0]] = "fsdp"
     return PartitionSpec(*split)
 
 
@@ -174,7 +162,7 @@ _platform = jax.make_user_context(None)
 
 @contextlib.contextmanager
 def activations_on(mesh: Mesh) -> Iterator[None]:
-    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument."""
+    """A context in which `stream` and `gathered` constrain shardings; outside they return their argument."""
     with traced_for(mesh), _mesh(mesh):
         yield
 
@@ -197,15 +185,13 @@ def target_platform() -> str | None:
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
     """A parameter as a product needs it: whole along ``fsdp``. Its gradient is summed into the parameter's own parts.
 
-    If the same axis splits a batch and a parameter, GSPMD may compute a wrong product: on 2 x 2 x 2 devices it does not
-    move rows back (jax 0.10.2 and 0.12.0). A table for look-ups needs no `gathered`.
+    If the same axis splits a batch and a parameter, GSPMD may compute a wrong product (jax 0.10.2 and 0.12.0). A table
+    for look-ups needs no `gathered`.
     """
     mesh = _mesh.value
     if mesh is None or mesh.shape["fsdp"] == 1:
         return param
-    spec = param_spec(names, param.shape, mesh)
-    whole = PartitionSpec(*(axis if axis != "fsdp" else None for axis in spec))
-    return _gathered(param, NamedSharding(mesh, spec), NamedSharding(mesh, whole))
+    return _gathered(param, NamedSharding(mesh, param_spec(names, param.shape, mesh)), replicated(mesh))
 
 
 def _split_then_whole(param: jax.Array, split: NamedSharding, whole: NamedSharding) -> jax.Array:
@@ -236,7 +222,7 @@ def on_whole_matrices(function: Callable[[jax.Array], jax.Array], x_BxIxO: jax.A
         return function(x_BxIxO)
     axes: tuple[str, ...] = ()
     free, steps = PartitionSpec.UNCONSTRAINED, []
-    for axis in ("tensor", "fsdp", "data"):
+    for axis in ("fsdp", "data"):
         if mesh.shape[axis] > 1 and math.prod(mesh.shape[name] for name in axes) < len(x_BxIxO):
             axes = (*axes, axis)
             steps.append(PartitionSpec(axes, free, free))
@@ -255,74 +241,31 @@ def gathers() -> bool:
 
 
 def stream(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits a residual stream along the batch, with whole features.
-
-    Tokens, ``[B, T, features]``, are also split over ``tensor`` (arXiv:2205.05198, sec. 4.2.2): a branch gathers them,
-    and its increment is summed into parts. That moves as many bytes as a sum on every device, and devices do not repeat
-    the computations between branches or store their results twice.
-    """
+    """``[B, ...]``: splits a residual stream along the batch, with whole features."""
     mesh = _mesh.value
-    in_parts = mesh is not None and x.ndim == 3 and x.shape[1] % mesh.shape["tensor"] == 0
-    spec = PartitionSpec(BATCH_AXES, "tensor") if in_parts else PartitionSpec(BATCH_AXES)
-    x = _constrain(x, spec)
-    return _features_last(x, spec) if target_platform() == "gpu" else x
+    if mesh is not None and mesh.size > 1 and divides(x):
+        x = jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
+    return _features_last(x) if target_platform() == "gpu" else x
 
 
-def _features_last(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+def _features_last(x: jax.Array) -> jax.Array:
     """``x``, stored with its last axis contiguous.
 
     The gradient of learned positions is a sum over the batch, for which XLA:GPU would store a whole stream with the
     batch last: 1.18 times the step of ViT-S, by the roofline of the compiled program.
     """
     constrained = lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-    mesh = _mesh.value
-    if mesh is None or mesh.size == 1:
-        return constrained(x)
-    if not _divides(x.shape, NamedSharding(mesh, spec)):
-        return x
-    # GSPMD would gather the operand of a layout constraint.
-    return jax.shard_map(constrained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+    return on_parts(constrained, x) if divides(x) else x  # GSPMD would gather the operand of a layout constraint
 
 
-def inner(x: jax.Array) -> jax.Array:
-    """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
-    return _constrain(x, _inner_spec(x.ndim))
-
-
-def inner_part(shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape of each device's part of an array that `inner` splits; ``None`` if the parts are not equal."""
-    mesh = _mesh.value
-    if mesh is None:
-        return tuple(shape)
-    sharding = NamedSharding(mesh, _inner_spec(len(shape)))
-    return sharding.shard_shape(tuple(shape)) if _divides(shape, sharding) else None
+def divides(x: jax.Array) -> bool:
+    """Whether the devices can have equal parts of a batch: not of the single example of an initialization."""
+    return _mesh.value is None or len(x) % batch_shards(_mesh.value) == 0
 
 
 def on_parts(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """``function`` on each device's parts of arrays that `inner` splits; see `inner_part`."""
-    mesh = _mesh.value
+    """``function`` on each device's examples of arrays that `divides`."""
+    mesh, spec = _mesh.value, PartitionSpec(BATCH_AXES)
     if mesh is None or mesh.size == 1:
         return function(*arrays)
-    spec = _inner_spec(arrays[0].ndim)
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
-
-
-def _inner_spec(ndim: int) -> PartitionSpec:
-    return PartitionSpec(BATCH_AXES, *[None] * (ndim - 2), "tensor")
-
-
-def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    mesh = _mesh.value
-    if mesh is None or mesh.size == 1 or x.ndim < 2:
-        return x
-    sharding = NamedSharding(mesh, spec)
-    # The single example of an initialization, for instance, cannot be split.
-    return jax.lax.with_sharding_constraint(x, sharding) if _divides(x.shape, sharding) else x
-
-
-def _divides(shape: Sequence[int], sharding: NamedSharding) -> bool:
-    try:
-        sharding.shard_shape(tuple(shape))
-    except ValueError:
-        return False
-    return True

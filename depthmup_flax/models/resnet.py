@@ -7,7 +7,7 @@ import itertools
 import flax.linen as nn
 import jax
 
-from depthmup_flax.devices.sharding import inner, stream
+from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, ResidualNetwork, require
 from depthmup_flax.nn.blocks import ActivationConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv, max_pool
@@ -212,7 +212,7 @@ class _TwoConvBlock(nn.Module):
         second = _NormedConv(config, channels, OUT_OF, ends_branch=True, name="conv_2")
         if self.down:
             shortcut = _NormedConv(config, channels, window=1, stride=2, name="shortcut")
-        h = config.residual(lambda x: second(config.phi(inner(first(config.phi(x))))), shortcut)(h)
+        h = config.residual(lambda x: second(config.phi(first(config.phi(x)))), shortcut)(h)
         if not self.down:
             self.sow("intermediates", "stream", h)
         return h, None

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from depthmup_flax.devices.sharding import inner, inner_part, on_parts, target_platform, traced_platform
+from depthmup_flax.devices.sharding import divides, on_parts, target_platform, traced_platform
 from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import Form, fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
@@ -56,13 +56,13 @@ class SelfAttention(nn.Module):
             # queries, keys and values would be copies.
             x = jnp.pad(x, ((0, 0), (0, tokens % 2), (0, 0)))
         project = lambda name, heads, sigma: config.dense(heads * head_dim, INTO, sigma=sigma, name=name)(x)
-        q = inner(project("query", num_heads, config.sigma if config.qk_norm else 0.0))
-        k, v = (inner(project(name, kv_heads, config.sigma)) for name in ("key", "value"))
+        q = project("query", num_heads, config.sigma if config.qk_norm else 0.0)
+        k, v = (project(name, kv_heads, config.sigma) for name in ("key", "value"))
         q, k = (self._prepared(f"{name}_norm", x, head_dim, tokens) for name, x in (("query", q), ("key", k)))
         scale = config.rule.attention_scale(head_dim, config.base_head_dim or head_dim)
         attend = functools.partial(attention, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
         mixed = attend(q, k, v, tokens=tokens)
-        return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))[:, :tokens]
+        return config.dense(features, OUT_OF, name="out")(checkpoint_name(mixed, ATTENTION))[:, :tokens]
 
     def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int, tokens: int) -> jax.Array:
         """Queries or keys, normalized and rotated as configured; those after ``tokens`` are padding."""
@@ -174,10 +174,10 @@ def attention(
     tokens = tokens or q_BxTxN.shape[1]
     if not isinstance(scale, numbers.Real):  # traced, where lanes have several width rules: kernels take numbers
         q_BxTxN, scale = q_BxTxN * jnp.asarray(scale, q_BxTxN.dtype), 1.0
-    part = inner_part(q_BxTxN.shape) if fused else None
-    if part is not None and _takes_cudnn(head_dim, q_BxTxN.dtype) and q_BxTxN.shape[1] % 2 == 0:
+    fused = fused and divides(q_BxTxN)
+    if fused and _takes_cudnn(head_dim, q_BxTxN.dtype) and q_BxTxN.shape[1] % 2 == 0:
         return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal, tokens), q_BxTxN, k_BxTxM, v_BxTxM)
-    if part is not None and traced_platform() == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+    if fused and traced_platform() == "tpu" and fuses(q_BxTxN.shape[1], q_BxTxN.shape[2], head_dim, q_BxTxN.dtype):
         form = Form(head_dim, float(scale), causal)
         kernel = lambda q, k, v: fused_attention(q, k, v, form)
         k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))

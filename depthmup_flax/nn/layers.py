@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.sharding import gathered, gathers, inner, stream, target_platform
+from depthmup_flax.devices.sharding import gathered, gathers, stream, target_platform
 from depthmup_flax.nn.convolution import conv_same, convolve
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
@@ -38,8 +38,7 @@ NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 NORMS = ("none", "layer", "batch")  # of residual networks of convolutions
 
-# Logical axes of kernels: a stem, a hidden layer, and the first and last layer of a branch, between which features may
-# be split over devices.
+# Logical axes of kernels: a stem, a hidden layer, and the first and last layer of a branch.
 STEM, HIDDEN = ("fixed_in", "width_out"), ("width_in", "width_out")
 INTO, OUT_OF = ("width_in", "inner_out"), ("inner_in", "width_out")
 
@@ -113,10 +112,10 @@ class Conv(nn.Module):
 
 
 def readout_product(x: jax.Array, kernel: jax.Array, precision: Precision) -> jax.Array:
-    """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
+    """``[..., n] @ [n, V]``."""
     if precision is IN_BFLOAT16:
-        return inner(_product_in_bfloat16(x, kernel))
-    return inner(jnp.matmul(x, kernel, precision=precision))
+        return _product_in_bfloat16(x, kernel)
+    return jnp.matmul(x, kernel, precision=precision)
 
 
 @jax.custom_jvp

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.sharding import gathered, inner, target_platform
+from depthmup_flax.devices.sharding import gathered, target_platform
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.layers import INTO, OUT_OF, normal, readout_product
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
             z = _recomputed(jax.nn.gelu)(z)
         else:
             z = _recomputed(_gated)(z, config.dense(hidden, INTO, name="gate")(x))
-        return config.dense(n, OUT_OF, name="down")(inner(z))
+        return config.dense(n, OUT_OF, name="down")(z)
 
 
 def _gated(z: jax.Array, gate: jax.Array) -> jax.Array:

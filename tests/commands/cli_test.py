@@ -116,10 +116,10 @@ def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters
     """Without the devices: a laptop shows what a pod will do."""
     config = config_module("digits").get_config()
     config.model.update(width=64, depth=4)
-    config.mesh.update(fsdp=4, tensor=2)
+    config.mesh.update(fsdp=4)
     table = " ".join(build(config).parameter_table().split())
-    assert "blocks/branch/dense_0/kernel P(None, 'fsdp', 'tensor')" in table
-    config.mesh.update(fsdp=1, tensor=1)
+    assert "blocks/branch/dense_0/kernel P(None, 'fsdp', None)" in table
+    config.mesh.update(fsdp=1)
     assert "P(" not in build(config).parameter_table()
 
 

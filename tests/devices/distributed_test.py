@@ -59,7 +59,7 @@ def test_a_run_goes_from_two_processes_to_four_to_one_with_the_losses_of_one_tha
     assert two.wait() == [errors.PREEMPTED] * 2, two.text()
     assert "of 2 processes" in two.running[0].text()
     assert "step" not in two.running[1].text().replace("preemption sync point, step", "")  # only the first logs
-    four = Joined(tmp_path / "four", 4, 1, *command, "--config.mesh.data=2", "--config.mesh.tensor=2")
+    four = Joined(tmp_path / "four", 4, 1, *command, "--config.mesh.data=2", "--config.mesh.fsdp=2")
     four.wait_for("resuming after step")
     four.running[0].send(signal.SIGTERM)
     codes = four.wait()

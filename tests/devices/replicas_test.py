@@ -37,12 +37,12 @@ def sentences(path):
     from depthmup_flax.devices.equal_copies import require_equal_copies
     from depthmup_flax.util.errors import RunStopped
 
-    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    mesh = sharding.make_mesh({"data": 4, "fsdp": 2})
     ids = np.vectorize(lambda device: device.id)(mesh.devices)
 
     def state():
         put = lambda spec: jax.device_put(np.arange(32, dtype=np.float32).reshape(4, 8), NamedSharding(mesh, spec))
-        specs = {"whole": (), "rows": ("fsdp",), "parts": (("data", "fsdp"), "tensor")}
+        specs = {"whole": (), "rows": ("fsdp",), "parts": (None, ("data", "fsdp"))}
         return {name: put(PartitionSpec(*spec)) for name, spec in specs.items()}
 
     def said(**corruptions):
@@ -58,7 +58,7 @@ def sentences(path):
     cases = {
         "none": said(),
         "one of eight": said(whole=[5]),
-        "one of four": said(rows=[int(ids[1, 0, 1])]),
+        "one of four": said(rows=[int(ids[1, 0])]),
         "two arrays": said(whole=[5], rows=[5]),
         "half": said(whole=range(4)),
         "a part that only one device holds": said(parts=[3]),

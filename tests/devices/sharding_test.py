@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 
 import jax
 import numpy as np
@@ -35,7 +34,7 @@ def on_eight_devices(tmp_path):
     return run
 
 
-EVERY_AXIS = "data 2, fsdp 2, tensor 2"
+EVERY_AXIS = "data 2, fsdp 4"
 slow = pytest.mark.slow
 
 
@@ -98,9 +97,9 @@ def test_the_layout_of_a_stream_on_gpus_is_set_on_each_devices_part(on_eight_dev
         assert set(found["layouts"]) == {"2,1,0"}
 
 
-def test_the_attention_kernel_runs_on_each_devices_examples_and_heads(on_eight_devices):
+def test_the_attention_kernel_runs_on_each_devices_examples(on_eight_devices):
     results = on_eight_devices("fused_attention_parts")
-    assert results[EVERY_AXIS]["parts"] == [[2, 5, 128]] * 4
+    assert results[EVERY_AXIS]["parts"] == [[1, 5, 256]] * 4
     for layout, result in results.items():
         np.testing.assert_array_equal(result["values"], results["one"]["values"], err_msg=layout)
 
@@ -110,19 +109,6 @@ def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(on_eig
     losses = on_eight_devices("in_parts", "vit")
     for other in ("parts", "dots", "full"):
         np.testing.assert_allclose(losses[other], losses["whole"], rtol=3e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_vocabulary_is_split_over_tensor_and_its_logits_stay_where_they_are(tied, on_eight_devices):
-    result = on_eight_devices("language_model", tied)
-    np.testing.assert_allclose(result["split losses"], result["whole"], rtol=3e-7)
-    kernel = {} if tied else {"readout/kernel": ["fsdp", "tensor"]}
-    assert result["split"] == {"stem/embedding": ["tensor", "fsdp"], **kernel}
-    assert "4,16,128" in result["logits"]  # of 4 examples, half of the vocabulary
-    assert "4,16,16" in result["exchanged"]  # rows of the table
-    kernels = {"16,128", "8,128"}  # whole along fsdp, and a device's part
-    assert {shape for shape in result["exchanged"] if re.search(r"(128|256)$", shape)} <= kernels
 
 
 @pytest.mark.slow
@@ -137,16 +123,15 @@ def test_memory_for_the_state_falls_as_one_over_fsdp(on_eight_devices):
 
 
 def test_parameters_are_split_as_their_axes_say():
-    mesh = jax.sharding.AbstractMesh((2, 2, 4), sharding.MESH_AXES)
+    mesh = jax.sharding.AbstractMesh((2, 4), sharding.MESH_AXES)
     spec = lambda names, shape: sharding.param_spec(names, shape, mesh)
-    assert spec(("layers", "width_in", "inner_out"), (3, 8, 16)) == P(None, "fsdp", "tensor")
-    assert spec(("layers", "inner_in", "width_out"), (3, 16, 8)) == P(None, "tensor", "fsdp")
-    assert spec((None, None, "width_in", "width_out"), (3, 3, 8, 8)) == P(None, None, "fsdp", "tensor")
+    assert spec(("layers", "width_in", "inner_out"), (3, 8, 16)) == P(None, "fsdp", None)
+    assert spec(("layers", "inner_in", "width_out"), (3, 16, 8)) == P(None, None, "fsdp")
+    assert spec((None, None, "width_in", "width_out"), (3, 3, 8, 8)) == P(None, None, "fsdp", None)
     assert spec(("width_in", "fixed_out"), (8, 10)) == P("fsdp", None)  # classes stay together
-    assert spec(("fixed_in", "width_out"), (7, 6)) == P(None, "fsdp")  # 6 does not divide by 4, 7 not by 2
-    assert spec(("vocab_in", "width_out"), (12, 6)) == P("tensor", "fsdp")
-    assert spec(("width_in", "vocab_out"), (8, 12)) == P("fsdp", "tensor")
-    assert spec(("width_in", "vocab_out"), (8, 65)) == P("fsdp", None)
+    assert spec(("fixed_in", "width_out"), (8, 6)) == P("fsdp", None)  # 6 does not divide by 4
+    assert spec(("fixed_in", "width_out"), (7, 6)) == P(None, None)
+    assert spec(("vocab_in", "width_out"), (12, 8)) == P(None, "fsdp")
     assert spec(("layers", "width_out"), (4, 8)) == P(None, None)  # vectors are everywhere
 
 
@@ -155,13 +140,13 @@ def test_the_optimizers_state_lies_as_the_parameters_do():
     config.data.update(name=f"text:{__file__}", context=8)
     config.optimizer.frozen = ("stem",)
     experiment = build(config)
-    mesh = jax.sharding.AbstractMesh((2, 2, 2), sharding.MESH_AXES)
+    mesh = jax.sharding.AbstractMesh((2, 2), sharding.MESH_AXES)
     state = experiment.state_shapes()
     placed = sharding.state_shardings(state, experiment.axes, mesh)
     specs = {path_name(path): s.spec for path, s in jax.tree_util.tree_flatten_with_path(placed)[0]}
     kernel = "transformer/blocks/mlp/up/kernel"
     lying = [spec for path, spec in specs.items() if path.endswith(kernel)]
-    assert lying == [P(None, "fsdp", "tensor")] * 3  # the parameter and Adam's two moments
+    assert lying == [P(None, "fsdp", None)] * 3  # the parameter and Adam's two moments
     assert specs["step"] == P()
     assert all(spec == P() for path, spec in specs.items() if path.endswith("count"))
 
@@ -169,10 +154,10 @@ def test_the_optimizers_state_lies_as_the_parameters_do():
 @pytest.mark.parametrize(
     ("axes", "devices", "shape"),
     [
-        ({"data": -1, "fsdp": 1, "tensor": 1}, 8, (8, 1, 1)),
-        ({"data": -1, "fsdp": 4, "tensor": 2}, 8, (1, 4, 2)),
-        ({"data": 2, "fsdp": -1, "tensor": 1}, 8, (2, 4, 1)),
-        ({"data": 1, "fsdp": 1, "tensor": 1}, 1, (1, 1, 1)),
+        ({"data": -1, "fsdp": 1}, 8, (8, 1)),
+        ({"data": -1, "fsdp": 8}, 8, (1, 8)),
+        ({"data": 2, "fsdp": -1}, 8, (2, 4)),
+        ({"data": 1, "fsdp": 1}, 1, (1, 1)),
     ],
 )
 def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
@@ -182,10 +167,10 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
 @pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
-        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1: .* number of devices, 1"),
-        ({"data": 2}, "mesh is data=2, fsdp=1, tensor=1"),
-        ({"fsdp": -1}, "mesh is data=-1, fsdp=-1, tensor=1: .* one may be -1"),
-        ({"tensor": 0}, "mesh is data=-1, fsdp=1, tensor=0"),
+        ({"fsdp": 3}, "mesh is data=-1, fsdp=3: .* number of devices, 1"),
+        ({"data": 2}, "mesh is data=2, fsdp=1: "),
+        ({"fsdp": -1}, "mesh is data=-1, fsdp=-1: .* one may be -1"),
+        ({"fsdp": 0}, "mesh is data=-1, fsdp=0"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, sentence, tmp_path):
@@ -217,16 +202,16 @@ def absent_devices(platform, kind, slices):
 
 def test_data_is_the_axis_between_tpu_slices():
     devices = absent_devices("tpu", "TPU v5 lite", 2)
-    mesh = sharding.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, devices)
-    assert [[d.slice_index for d in row] for row in mesh.devices[..., 0]] == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    mesh = sharding.make_mesh({"data": -1, "fsdp": 2}, devices)
+    assert [[d.slice_index for d in row] for row in mesh.devices] == [[0, 0], [0, 0], [1, 1], [1, 1]]
     with pytest.raises(InputError, match=r"^mesh.data is 1: .* number of TPU slices, 2"):
-        sharding.make_mesh({"data": -1, "fsdp": 8, "tensor": 1}, devices)
+        sharding.make_mesh({"data": -1, "fsdp": 8}, devices)
 
 
 def test_any_axis_may_span_hosts_of_gpus():
     """Each is a slice to JAX; parameters of a model may be split over several."""
     devices = absent_devices("gpu", "NVIDIA H100", 2)
-    mesh = sharding.make_mesh({"data": 1, "fsdp": -1, "tensor": 1}, devices[::-1])
+    mesh = sharding.make_mesh({"data": 1, "fsdp": -1}, devices[::-1])
     assert [d.id for d in mesh.devices.flat] == list(range(8))  # host by host
 
 
@@ -239,7 +224,7 @@ def test_tpu_chips_with_a_hole_are_refused():
     ("batch_size", "accumulate", "devices", "multiple"), [(20, 1, 8, 8), (64, 3, 1, 3), (4, 2, 4, 8)]
 )
 def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, multiple):
-    mesh = jax.sharding.AbstractMesh((devices, 1, 1), sharding.MESH_AXES)
+    mesh = jax.sharding.AbstractMesh((devices, 1), sharding.MESH_AXES)
     with pytest.raises(InputError, match=f"^train.batch_size is {batch_size}: it must be a multiple of {multiple},"):
         sharding.require_divisible(batch_size, accumulate, mesh)
 

@@ -1,8 +1,5 @@
 """Meshes of TPU slices that are not here: every layout is built or refused in one sentence."""
 
-import itertools
-
-import numpy as np
 import pytest
 import tpu_compiler  # noqa: F401  (skips where there is none)
 from jax.experimental import topologies
@@ -14,29 +11,29 @@ from depthmup_flax.plan.topologies import topology_devices
 
 def layouts(count):
     divisors = [n for n in range(1, count + 1) if count % n == 0]
-    return [(a, b, c) for a, b, c in itertools.product(divisors, repeat=3) if a * b * c == count]
+    return [(data, count // data) for data in divisors]
 
 
 @pytest.mark.parametrize(
     ("name", "slices", "built", "refused"),
     [
-        ("v4:2x2x2", 1, 10, 0),
-        ("v4:4x4x4", 1, 28, 0),
-        ("v5p:4x4x4", 1, 28, 0),
-        ("v5e:2x2", 1, 6, 0),
-        ("v5e:4x4", 1, 15, 0),
-        ("v5e:4x8", 1, 21, 0),
-        ("v5e:8x8", 1, 28, 0),
-        ("v5e:8x16", 1, 36, 0),
-        ("v5e:16x16", 1, 45, 0),
-        ("v6e:16x16", 1, 45, 0),
-        # Refused are those with data=1: the slow network between slices carries data parallelism alone.
-        ("v4:4x4x4", 2, 28, 8),
-        ("v5p:4x4x4", 2, 28, 8),
-        ("v5e:4x4", 2, 15, 6),
-        ("v5e:16x16", 2, 45, 10),
-        ("v6e:16x16", 2, 45, 10),
-        ("v5e:4x4", 4, 15, 13),
+        ("v4:2x2x2", 1, 4, 0),
+        ("v4:4x4x4", 1, 7, 0),
+        ("v5p:4x4x4", 1, 7, 0),
+        ("v5e:2x2", 1, 3, 0),
+        ("v5e:4x4", 1, 5, 0),
+        ("v5e:4x8", 1, 6, 0),
+        ("v5e:8x8", 1, 7, 0),
+        ("v5e:8x16", 1, 8, 0),
+        ("v5e:16x16", 1, 9, 0),
+        ("v6e:16x16", 1, 9, 0),
+        # Refused: the slow network between slices carries data parallelism alone.
+        ("v4:4x4x4", 2, 7, 1),
+        ("v5p:4x4x4", 2, 7, 1),
+        ("v5e:4x4", 2, 5, 1),
+        ("v5e:16x16", 2, 9, 1),
+        ("v6e:16x16", 2, 9, 1),
+        ("v5e:4x4", 4, 5, 2),
     ],
 )
 def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, built, refused):
@@ -56,14 +53,6 @@ def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, b
         assert all(len({getattr(device, "slice_index", 0) for device in part}) == 1 for part in parts)
         found["built"] += 1
     assert found == {"built": built, "refused": refused}
-
-
-@pytest.mark.parametrize("name", ["v4:4x4x4", "v5p:4x4x4", "v5e:4x4", "v5e:16x16", "v6e:16x16"])
-@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 2), (2, 2), (1, 4), (4, 4)])
-def test_tensor_parallelism_is_between_neighbors(name, fsdp, tensor):
-    mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": tensor}, topology_devices(name))
-    coordinates = np.array([device.coords for device in mesh.devices.flat]).reshape(-1, tensor, 3)
-    assert (np.abs(np.diff(coordinates, axis=1)).sum(-1) == 1).all()
 
 
 def test_devices_that_are_half_a_chip_are_refused():

@@ -30,10 +30,9 @@ from depthmup_flax.trainer.engine.task import batch_key
 
 STEPS = 4
 LAYOUTS = {
-    "one": {"data": 1, "fsdp": 1, "tensor": 1},
-    "data 8": {"data": 8, "fsdp": 1, "tensor": 1},
-    "data 2, fsdp 4": {"data": 2, "fsdp": 4, "tensor": 1},
-    "data 2, fsdp 2, tensor 2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "one": {"data": 1, "fsdp": 1},
+    "data 8": {"data": 8, "fsdp": 1},
+    "data 2, fsdp 4": {"data": 2, "fsdp": 4},
 }
 
 
@@ -97,35 +96,10 @@ def compared(model, layouts):
 def in_parts(model):
     """Whole batches, in four parts, and with activations computed again."""
     experiment = build(config_of(model, dropout=False))
-    mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
+    mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 4"])
     found = {"whole": trained(experiment, mesh, remat="none")[0], "parts": trained(experiment, mesh, accumulate=4)[0]}
     for policy in ("dots", "full"):
         found[policy] = trained(experiment, mesh, remat=policy)[0]
-    return found
-
-
-def language_model(tied):
-    """On one device and on all; and shapes of what those devices exchange."""
-    config = config_of("gpt")
-    config.model.tied = tied
-    config.data.tokenizer = "byte"  # 256, which can be split
-    experiment = build(config)
-    one = sharding.make_mesh(LAYOUTS["one"], jax.devices()[:1])
-    found = {"whole": trained(experiment, one)[0]}
-    mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    losses, state = trained(experiment, mesh)
-    lowered = program_of(experiment, mesh).traced().lower()
-    found["split losses"] = losses
-    found["split"] = {
-        path_name(path): list(p.sharding.spec)
-        for path, p in jax.tree_util.tree_flatten_with_path(state.carry.params)[0]
-        if 256 in p.shape
-    }  # fmt: skip
-    text = lowered.compile().as_text()
-    found["logits"] = sorted(set(re.findall(r"f64\[([\d,]+,(?:128|256))\]", text)))
-    collectives = r"= (.*) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-    types = " ".join(re.findall(collectives, text))
-    found["exchanged"] = sorted(set(re.findall(r"\[([\d,]*)\]", types)))
     return found
 
 
@@ -202,14 +176,14 @@ def derivatives():
                 "of several": jax.vmap(jax.grad(loss))(jnp.stack([kernel, tangent])),
             }
 
-    eight = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
+    eight = sharding.make_mesh(LAYOUTS["data 2, fsdp 4"])
     found = {name: jax.jit(functools.partial(all_of, mesh))() for name, mesh in (("one", None), ("eight", eight))}
     return {name: jax.tree.map(lambda x: np.asarray(x).tolist(), value) for name, value in found.items()}
 
 
 def lookup_collectives():
     """Shapes that devices exchange for a look-up in a split table of 48 x 16 numbers, and for its gradient."""
-    mesh, embed = sharding.make_mesh({"data": 2, "fsdp": 4, "tensor": 1}), Embed(48, 16, dm.PRESETS["mup"], 1.0)
+    mesh, embed = sharding.make_mesh(LAYOUTS["data 2, fsdp 4"]), Embed(48, 16, dm.PRESETS["mup"], 1.0)
 
     def loss(params, tokens):
         with sharding.activations_on(mesh):
@@ -225,10 +199,10 @@ def lookup_collectives():
 def stream_of_a_gpu():
     """What devices exchange for a stream with features last and its gradient, in programs as for GPUs."""
     found = {}
-    for name in ("one", "data 2, fsdp 2, tensor 2"):
+    for name in ("one", "data 2, fsdp 4"):
         axes = LAYOUTS[name]
         mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
-        split = NamedSharding(mesh, P(sharding.BATCH_AXES, "tensor"))
+        split = sharding.batch_sharding(mesh)
 
         def gradient(x, mesh=mesh):
             with sharding.activations_on(mesh), mock.patch.object(sharding, "target_platform", return_value="gpu"):
@@ -251,7 +225,7 @@ def fused_attention_parts():
         mock.patch.object(attention, "traced_platform", return_value="tpu"),
         mock.patch.object(attention, "fused_attention", interpreted),
     ):
-        for name in ("one", "data 2, fsdp 2, tensor 2"):
+        for name in ("one", "data 2, fsdp 4"):
             axes = LAYOUTS[name]
             mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
 
@@ -285,7 +259,7 @@ def memory():
     config.data.placement = "stream"  # else the data are an argument, too
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
-        mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
+        mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp})
         program = ShardedProgram(experiment, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)

@@ -338,7 +338,7 @@ class NetworkExperiment(Experiment):
             frozen=optimizer.frozen,
         )
         mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
-        if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+        if mesh.shape["fsdp"] == 1:
             return table
         shapes = self.state_shapes().carry.params
         places = jax.tree_util.tree_leaves_with_path(state_shardings(shapes, self.axes, mesh))

@@ -103,9 +103,8 @@ def require_read(config: ConfigDict, read: Collection[str], paths: Collection[st
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
     network, steps, model = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset), config.model
     common = {"config": config, "dataset": dataset, "rule": rule, **steps}
-    for axis in ("fsdp", "tensor"):
-        if config.mesh[axis] not in (1, -1):
-            raise _refused(config, f"mesh.{axis}", f"is not split over devices: use mesh.{axis}=1 and mesh.data=-1")
+    if config.mesh.fsdp not in (1, -1):
+        raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
     if (task := network.task(rule)) is not None:
         of_networks = [path for path in field_paths(config) if path.startswith(("optimizer.", "loss"))]
         unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate"]

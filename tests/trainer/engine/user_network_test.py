@@ -119,7 +119,7 @@ def test_labels_that_are_no_classes_of_the_outputs_are_refused():
     [
         ({"parametrization.branch_multiplier": 2.0}, "does not take the rule"),
         ({"hyper.temperature": 0.1}, "hyper.temperature"),
-        ({"mesh.tensor": 2}, "mesh.tensor"),
+        ({"mesh.fsdp": 2}, "mesh.fsdp"),
         ({"model.name": "user_networks:LinenNett"}, "LinenNet"),
         ({"model.name": "user_network:LinenNet"}, "no module user_network"),
         ({"model.name": "user_networks:VECTORS"}, "class or a function"),
