@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,7 @@ from ml_collections import ConfigDict
 from benchmarks.gpu.cases import Case
 from benchmarks.timing import RATE, repeated
 from depthmup_flax.config import default_config, from_file
-from depthmup_flax.data import Dataset, LoadOnce
-from depthmup_flax.data.blank import PlannedData, Sizes
+from depthmup_flax.data import Dataset, LoadOnce, TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
@@ -137,14 +135,15 @@ def _program(config: ConfigDict, case: Case) -> tuple[ShardedProgram, Any]:
 
 def random_data(fields: Any, case: Case) -> Dataset:
     """Two batches of random pixels or tokens: products of zeros draw less power, and so are faster."""
-    sizes = Sizes(classes=case.classes, examples=2 * case.batch, vocabulary=case.classes)
-    dataset, rng = PlannedData(sizes)(fields), np.random.default_rng(0)
-    most = {"image": 256}  # labels and tokens are below the number of classes
-    arrays = {
-        name: rng.integers(0, most.get(name, case.classes), blank.shape, blank.dtype)
-        for name, blank in dataset.train.arrays().items()
-    }
-    return dataclasses.replace(dataset, train=ArraySplit(arrays))
+    rng, count = np.random.default_rng(0), 2 * case.batch
+    if fields.name.startswith("text:"):
+        kind = np.min_scalar_type(case.classes - 1)
+        tokens = rng.integers(0, case.classes, (count, 2 * fields.context), kind)
+        train, test = (ArraySplit({"tokens": part}) for part in (tokens, tokens[:1, : fields.context + 1]))
+        return TextDataset(fields.name, train, test, case.classes, "device", fields.context, Tokenizer())
+    images = rng.integers(0, 256, (count, fields.image_size, fields.image_size, 3), np.uint8)
+    labels = rng.integers(0, case.classes, count)
+    return from_arrays(images, labels, images[:1], labels[:1], case.classes, fields.name)
 
 
 def bytes_of(compiled: jax.stages.Compiled) -> int:

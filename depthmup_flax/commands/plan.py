@@ -9,7 +9,7 @@ Examples:
 
 Compiles the program that train or sweep will run. --topology=here means this
 machine's devices. TPUs that are absent need pip install "depthmup-flax[plan]".
-No plan needs the data.
+No plan needs the data, if they are a published set.
 depthmup config digits explains the fields of the config.
 Exit codes: 0 it fits or the limit is unknown, 1 it does not fit, 2 bad input.
 """
@@ -31,16 +31,10 @@ def define(parser: Parser) -> None:
     parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
     parser.flag("--lanes", type=lanes, help="Sweeps: runs on a device: auto (the default: most that fit), all, N.")
-    parser.flag("--classes", type=int, help="Classes of an absent, unknown image set.")
-    parser.flag("--examples", type=int, help="Training examples of an absent, unknown set.")
-    parser.flag("--vocabulary", type=int, help="Vocabulary of an absent, unknown text.")
 
 
 def main(args: argparse.Namespace) -> int:
     """Prints the plan; returns an exit code."""
-    for flag in ("classes", "examples", "vocabulary"):
-        if (value := getattr(args, flag)) is not None and value < 1:
-            raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.plan.topologies import HERE, device_memory, environment_for, topology_devices
 
@@ -49,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 
     if args.topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
         jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
-    from depthmup_flax.data.blank import PlannedData, Sizes
+    from depthmup_flax.data.blank import PlannedData
     from depthmup_flax.plan.programs import compile_run, compile_sweep
     from depthmup_flax.plan.summary import make_plan
 
@@ -60,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     if is_sweep:
         one_device_per_core()
     devices = topology_devices(args.topology, args.slices)
-    load = PlannedData(Sizes(args.classes, args.examples, args.vocabulary))
+    load = PlannedData()
     if is_sweep:
         step = compile_sweep(config, devices, load, args.lanes, device_memory(devices[0]))
     else:

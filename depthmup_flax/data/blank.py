@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import os
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.registry import LoadOnce, checked_source, named_split
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
+
+T = TypeVar("T")
 
 # Published sets, by the last part of data.name -> training and test examples, classes, shape if all images share it.
 _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
@@ -25,15 +26,6 @@ _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
     "tiny-imagenet-200": (100_000, 10_000, 200, (64, 64, 3)),
 }
 _TEXTS = {"tinyshakespeare.txt": (1_115_394, 65)}  # characters, vocabulary
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a set that is neither present nor known: ``--classes``, ``--examples``, ``--vocabulary``."""
-
-    classes: int | None = None
-    examples: int | None = None
-    vocabulary: int | None = None
 
 
 class BlankSplit(ArraySplit):
@@ -49,16 +41,16 @@ class BlankSplit(ArraySplit):
 class PlannedData(LoadOnce):
     """Loads each data set once: the real one if it is here, else a blank one."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(functools.partial(_real_or_blank, sizes))
+    def __init__(self) -> None:
+        super().__init__(_real_or_blank)
 
 
-def _real_or_blank(sizes: Sizes, fields: DataConfig) -> Dataset:
+def _real_or_blank(fields: DataConfig) -> Dataset:
     source, place = checked_source(fields)
     try:
         dataset = source.load(place, fields)
     except NotHere:
-        dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place, sizes)
+        dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place)
     return named_split(dataset, fields)
 
 
@@ -69,10 +61,9 @@ def description(dataset: Dataset) -> str:
     return f"{dataset.name}, {dataset.train_size} {dataset.describe()}, {where}; {origin}"
 
 
-def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
-    train, test, classes, shape = _IMAGES.get(os.path.basename(os.path.normpath(name)), (0, 0, 0, None))
-    classes = sizes.classes or classes
-    counts = _counts(fields, sizes, classes, train, test, "--classes=1000 --examples=1000000")
+def _blank_images(fields: DataConfig, name: str) -> ImageDataset:
+    train, test, classes, shape = _known(fields, name, _IMAGES)
+    counts = _counts(fields, train, test)
     if fields.image_size:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
     if shape is None:
@@ -87,11 +78,11 @@ def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
     return ImageDataset(fields.name, blank_train, blank_test, classes, where, shape, mean, std)
 
 
-def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
-    (tokens, vocabulary), context = _TEXTS.get(os.path.basename(name), (0, 0)), fields.context
-    vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else vocabulary)
+def _blank_text(fields: DataConfig, name: str) -> TextDataset:
+    (tokens, vocabulary), context = _known(fields, name, _TEXTS), fields.context
+    vocabulary = 256 if fields.tokenizer == "byte" else vocabulary
     train, test = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
-    counts = _counts(fields, sizes, vocabulary, train, test, "--vocabulary=50304 --examples=1000000")
+    counts = _counts(fields, train, test)
     dtype = np.min_scalar_type(vocabulary - 1)
     lengths = zip(counts, (2 * context, context + 1), strict=True)
     blank_train, blank_test = (BlankSplit(count, tokens=((length,), dtype)) for count, length in lengths)
@@ -100,13 +91,17 @@ def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
     return TextDataset(fields.name, blank_train, blank_test, vocabulary, where, context, tokenizer)
 
 
-def _counts(fields: DataConfig, sizes: Sizes, classes: int, train: int, test: int, flags: str) -> tuple[int, int]:
-    """The numbers of training and test examples; `InputError` with the flags that say what is unknown."""
-    train = fields.train_examples or sizes.examples or train
-    test = fields.test_examples or test or max(1, (sizes.examples or train) // 10)
-    if not classes or not train:
+def _known(fields: DataConfig, name: str, sets: Mapping[str, T]) -> T:
+    if (last := os.path.basename(os.path.normpath(name))) not in sets:
         raise InputError(
-            f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Give it: {flags}."
+            f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Plan with one of "
+            f"{', '.join(sets)} in its place, and data.train_examples."
         )
+    return sets[last]
+
+
+def _counts(fields: DataConfig, train: int, test: int) -> tuple[int, int]:
+    """The numbers of training and of evaluated examples."""
+    train = fields.train_examples or train
     held_out = validation_count(fields, train)
-    return train - held_out, held_out or test
+    return train - held_out, held_out or fields.test_examples or test

@@ -67,42 +67,21 @@ def from_arrays(
     train_labels: np.ndarray,
     test_images: np.ndarray,
     test_labels: np.ndarray,
-    num_classes: int | None = None,
+    num_classes: int,
     name: str = "arrays",
 ) -> ImageDataset:
     """An ``ImageDataset`` from arrays in memory.
 
     Args:
-      train_images, test_images: [N, H, W, C], uint8 or floating point on the same 0..255 scale.
+      train_images, test_images: [N, H, W, C], uint8 or float32 on the same 0..255 scale.
       train_labels, test_labels: integers [N] in [0, num_classes).
-      num_classes: by default the largest label plus one.
+      num_classes: number of labels.
       name: for messages.
     """
-    if num_classes is None:
-        num_classes = 1 + int(max(np.max(train_labels), np.max(test_labels)))
-    train, test = (
-        _checked_split(f"data set {name!r}, {which} split", images, labels, num_classes)
-        for which, images, labels in (("train", train_images, train_labels), ("test", test_images, test_labels))
-    )
-    shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
-    if shape != test_shape:
-        raise InputError(f"data set {name!r}: train images are {shape}, and test images are {test_shape}. Resize them.")
+    pairs = (train_images, train_labels), (test_images, test_labels)
+    train, test = (ArraySplit({"image": images, "label": labels.astype(np.int32)}) for images, labels in pairs)
+    shape = train_images.shape[1:]
     return ImageDataset(name, train, test, num_classes, "device", shape, *channel_statistics(train))
-
-
-def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int) -> ArraySplit:
-    """Images as uint8 or float32 and labels as int32."""
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim != 4 or labels.shape != images.shape[:1] or not images.size:
-        shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
-        raise InputError(f"{where}: {shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0.")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= num_classes:
-        raise InputError(f"{where}: labels are {labels.dtype}. Give integers in 0..{num_classes - 1}.")
-    is_bytes = images.dtype == np.uint8
-    if not is_bytes and not (np.issubdtype(images.dtype, np.floating) and np.isfinite(images).all()):
-        raise InputError(f"{where}: images are {images.dtype}. Give uint8, or finite floats in 0..255.")
-    images = images if is_bytes else images.astype(np.float32)
-    return ArraySplit({"image": images, "label": labels.astype(np.int32)})
 
 
 def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ import jax  # noqa: E402
 
 from benchmarks.gpu.roofline import H100, step_kernels  # noqa: E402
 from depthmup_flax.config import from_file  # noqa: E402
-from depthmup_flax.data.blank import PlannedData, Sizes  # noqa: E402
+from depthmup_flax.data.blank import PlannedData  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import make_plan  # noqa: E402
 from depthmup_flax.search.sweep.grid import expand  # noqa: E402
@@ -58,7 +58,7 @@ def row(name: str, scale: str) -> str:
     config = from_file(next(path for place in places if (path := place / f"configs/sweeps/{name}.py").exists()), scale)
     if config.base.data.name.startswith("text:"):
         config.base.data.name = "text:tinyshakespeare.txt"
-    devices, load = [absent_gpus.device("h100")], PlannedData(Sizes())
+    devices, load = [absent_gpus.device("h100")], PlannedData()
     runs = expand(config)
     step = compile_sweep(config, devices, load, None, absent_gpus.MEMORY["h100"])
     found = make_plan(step)

@@ -112,17 +112,6 @@ def test_print_params_shows_the_table_and_trains_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters():
-    """Without the devices: a laptop shows what a pod will do."""
-    config = config_module("digits").get_config()
-    config.model.update(width=64, depth=4)
-    config.mesh.update(fsdp=4)
-    table = " ".join(build(config).parameter_table().split())
-    assert "blocks/branch/dense_0/kernel P(None, 'fsdp', None)" in table
-    config.mesh.update(fsdp=1)
-    assert "P(" not in build(config).parameter_table()
-
-
 def test_a_missing_workdir_is_runs_and_the_name_of_the_config(tmp_path):
     small = "--config.model.width=8", "--config.model.depth=2", "--config.train.steps=2"
     done = run_command(ROOT / "train.py", "--config=digits", *small, cwd=tmp_path)

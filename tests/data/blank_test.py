@@ -8,7 +8,8 @@ from data_sets import error
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, dataset, load
-from depthmup_flax.data.blank import BlankSplit, PlannedData, Sizes, description
+from depthmup_flax.data import blank as blank_data
+from depthmup_flax.data.blank import BlankSplit, PlannedData, description
 from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.device_batches import abstract_examples, abstract_train_data, put_train_data
 
@@ -17,8 +18,8 @@ def fields(**changed):
     return ConfigDict({**DATA_DEFAULTS, **changed})
 
 
-def blank(sizes=None, **changed):
-    return PlannedData(sizes or Sizes())(fields(**changed))
+def blank(**changed):
+    return PlannedData()(fields(**changed))
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +46,21 @@ def same_programs(one, other):
 
 
 @pytest.mark.parametrize("changed", [{}, {"placement": "stream"}, {"train_examples": 5}, {"augment": "resized_crop"}])
-def test_a_blank_folder_has_the_shapes_and_the_placement_of_the_real_one(changed, folder):
-    sizes = Sizes(classes=2, examples=12)
-    gone = blank(sizes, name="folder:no/such", image_size=8, **changed)
+def test_a_blank_folder_has_the_shapes_and_the_placement_of_the_real_one(changed, folder, monkeypatch):
+    monkeypatch.setitem(blank_data._IMAGES, "known", (12, 4, 2, None))
+    gone = blank(name="folder:no/such/known", image_size=8, **changed)
     real = load(fields(name=f"folder:{folder}", image_size=8, **changed))
     assert isinstance(gone.train, BlankSplit)
     assert same_programs(gone, real)
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
-def test_a_blank_text_has_the_shapes_and_the_placement_of_the_real_one(tokenizer, tmp_path):
+def test_a_blank_text_has_the_shapes_and_the_placement_of_the_real_one(tokenizer, tmp_path, monkeypatch):
     text = "".join(chr(97 + i % 26) for i in range(3000))
     (tmp_path / "text.txt").write_text(text)
     real = load(fields(name=f"text:{tmp_path}/text.txt", context=16, tokenizer=tokenizer))
-    sizes = Sizes(examples=len(real.train), vocabulary=26 if tokenizer == "char" else None)
-    gone = blank(sizes, name="text:no/such.txt", context=16, tokenizer=tokenizer)
+    monkeypatch.setitem(blank_data._TEXTS, "known.txt", (len(text), 26))
+    gone = blank(name="text:no/known.txt", context=16, tokenizer=tokenizer)
     assert same_programs(gone, real)
 
 
@@ -71,7 +72,7 @@ def test_a_set_larger_than_the_limit_is_streamed_as_in_training(monkeypatch):
 
 
 def test_data_that_are_here_are_read_once_and_a_line_says_so(folder):
-    data = PlannedData(Sizes())
+    data = PlannedData()
     names = (f"folder:{folder}", f"folder:{folder}", "folder:tiny-imagenet-200")
     real, again, gone = (data(fields(name=name, image_size=8)) for name in names)
     assert real is again
@@ -82,8 +83,8 @@ def test_data_that_are_here_are_read_once_and_a_line_says_so(folder):
 
 
 def test_what_a_blank_set_lacks_is_asked_for():
-    assert "--classes=1000 --examples=1000000" in error(blank, name="folder:mine", image_size=8)
-    assert "--vocabulary=50304" in error(blank, name="text:mine.txt")
+    assert "Plan with one of cifar10, " in error(blank, name="folder:mine", image_size=8)
+    assert "Plan with one of tinyshakespeare.txt" in error(blank, name="text:mine.txt")
     assert "Set data.image_size" in error(blank, name="tfds:imagenet2012")
 
 

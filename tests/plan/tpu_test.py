@@ -5,7 +5,7 @@ import tpu_compiler  # noqa: F401  (skips where there is none)
 from data_sets import error
 
 from depthmup_flax.config import default_config
-from depthmup_flax.data.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.plan.programs import compile_run
 from depthmup_flax.plan.summary import make_plan
 from depthmup_flax.plan.topologies import CHIPS, device_memory, topology_devices
@@ -48,7 +48,7 @@ def small(model):
 def test_the_step_of_a_model_is_planned_for_four_chips(model):
     config = small(model)
     config.mesh.fsdp = 2
-    step = compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes()))
+    step = compile_run(config, topology_devices("v5e:2x2"), PlannedData())
     plan = make_plan(step)
     assert plan.memory.fits
     assert plan.gflops > 0
@@ -59,7 +59,7 @@ def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
     config = small("vit")
     config.data.image_size, config.train.batch_size, config.model.depth = 256, 16384, 8
     config.data.placement = "stream"
-    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes())))
+    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData()))
     assert plan.memory.fits is False
     assert plan.memory.limit == CHIPS["v5e"].memory
     assert "TOO BIG" in str(plan)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
-from depthmup_flax.data.blank import PlannedData, Sizes
+from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.devices import sharding
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
@@ -242,7 +242,7 @@ def _fits(program: LaneProgram) -> bool:
 
 def describe(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
     """The output of ``--dry_run``: axes, runs, parameters, steps. Published data sets may be absent."""
-    groups = groups_of_shard(config, plan(config, expand(config), PlannedData(Sizes())), shard)
+    groups = groups_of_shard(config, plan(config, expand(config), PlannedData()), shard)
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import Audited
@@ -23,7 +23,7 @@ from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.verdict import places, summary
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.sharding import MESH_AXES, on_whole_matrices, state_shardings
+from depthmup_flax.devices.sharding import on_whole_matrices
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
@@ -320,14 +320,14 @@ class NetworkExperiment(Experiment):
         return jax.eval_shape(of, dict(self.variables))
 
     def parameter_table(self) -> str:
-        """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
+        """`param_table` for the optimizer of this run."""
         optimizer, kwargs = self.config.optimizer, optimizer_kwargs(self.config)
         if optimizer.name == "muon":
             updates = {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
         else:
             inner, eps = direction(optimizer.name, **kwargs), direction_eps(optimizer.name, **kwargs)
             updates = {"degree": homogeneity(inner), "eps": eps, "geometry": geometry_of(inner)}
-        table = param_table(
+        return param_table(
             self.info,
             self.rule,
             **updates,
@@ -337,12 +337,6 @@ class NetworkExperiment(Experiment):
             epoch_steps=self.epoch_steps,
             frozen=optimizer.frozen,
         )
-        mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
-        if mesh.shape["fsdp"] == 1:
-            return table
-        shapes = self.state_shapes().carry.params
-        places = jax.tree_util.tree_leaves_with_path(state_shardings(shapes, self.axes, mesh))
-        return "\n".join([table, "", *(f"{path_name(path)}  {place.spec}" for path, place in places)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

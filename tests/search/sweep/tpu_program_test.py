@@ -24,7 +24,7 @@ def program_for_a_tpu(config, lanes):
         config, {"rates": {"optimizer.learning_rate": rates}}, figure="test", title="A test", scale="smoke"
     )
     pixels, labels = np.zeros((4096, 28, 28, 3), np.uint8), np.arange(4096) % 10
-    dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128]), expand(sweep)
+    dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128], 10), expand(sweep)
     experiment = build(runs[0].config, load=lambda _: dataset)
     mesh = lane_mesh(devices)
     return LaneProgram(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))

@@ -14,7 +14,7 @@ from depthmup_flax.trainer.engine.device_batches import abstract_train_data, bat
 
 def images(dtype):
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 6, 3)).astype(dtype)
-    return from_arrays(pixels, np.arange(12) % 4, pixels, np.arange(12) % 4)
+    return from_arrays(pixels, np.arange(12) % 4, pixels, np.arange(12) % 4, num_classes=4)
 
 
 def text():

@@ -8,7 +8,7 @@ import pytest
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices, load
-from depthmup_flax.data.blank import PlannedData, Sizes, description
+from depthmup_flax.data.blank import PlannedData, description
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
@@ -120,9 +120,7 @@ def test_our_language_model_trains_on_their_tokens(tmp_path):
 
 
 def test_a_plan_loads_their_data():
-    assert "64 float32[5, 4, 2], targets int32[], 3 classes" in description(
-        PlannedData(Sizes())(config(in_memory).data)
-    )
+    assert "64 float32[5, 4, 2], targets int32[], 3 classes" in description(PlannedData()(config(in_memory).data))
 
 
 @pytest.mark.parametrize(
