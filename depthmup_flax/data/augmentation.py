@@ -116,7 +116,6 @@ def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def _scaled(image: jax.Array) -> jax.Array:
-    """0..255 to float32 in 0..1."""
     return image.astype(jnp.float32) / 255
 
 

@@ -169,7 +169,7 @@ class TransformerNetwork(ResidualNetwork):
       mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
         ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
-      positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
+      positions: ``learned``, added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
       stream_dtype: of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and
         rounds it to 8 bits after each branch; the result of the last norm and the input of the readout have
@@ -182,13 +182,12 @@ class TransformerNetwork(ResidualNetwork):
 
     choices = ResidualNetwork.choices | {
         "norm": ("none", "layer", "rms"),
-        "positions": ("learned", "sincos", "rotary"),
+        "positions": ("learned", "rotary"),
         "mlp": MLPS,
         "attention": ATTENTIONS,
         "remat": ("auto", *REMAT),
     }
-    # Divides the width for sines and cosines, and a head's dimension for rotations: two for each side of the grid.
-    position_divisor: ClassVar[int]
+    rotary_divisor: ClassVar[int]  # of a head's dimension: two for each side of the grid
 
     num_heads: int = 4
     head_dim: int = 0
@@ -210,11 +209,9 @@ class TransformerNetwork(ResidualNetwork):
         for field, width in (("width", self.width), ("base_width", base)):
             divisor = getattr(self, name)
             require(width % divisor == 0, f"{field} is {width}: use a multiple of model.{name}, {divisor}.")
-            # Sines and cosines of positions are features of the stream, or of the heads at both widths.
-            dim = {"sincos": self.width, "rotary": width // self._heads(width)}.get(self.positions, 0)
-            need = f"positions is {self.positions!r}: the features of the stream or of a head"
-            multiple = self.position_divisor
-            require(dim % multiple == 0, f"{need} are {dim} at width {width}, not a multiple of {multiple}.")
+            dim, multiple = width // self._heads(width), self.rotary_divisor
+            need = f"positions is 'rotary': the features of a head are {dim} at width {width}"
+            require(self.positions != "rotary" or dim % multiple == 0, f"{need}, not a multiple of {multiple}.")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout!r}: use a probability below 1.")
         if self.num_kv_heads:
             heads, group = self._heads(base), self._heads(base) // self.num_kv_heads

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import stream
 from depthmup_flax.models.base import Classifier, LanguageModel, TransformerNetwork
-from depthmup_flax.nn.attention import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
 from depthmup_flax.nn.transformer import Embed
@@ -29,11 +28,11 @@ class ViT(TransformerNetwork, Classifier):
     Attributes:
       patch_size: side of a square patch in pixels.
       pool: ``token``, a class token; or ``mean`` over patches.
-      positions: ``learned``; or ``sincos`` or ``rotary``, both two-dimensional. A class token is not rotated.
+      positions: ``learned``; or ``rotary``, by row and column. A class token is not rotated.
     """
 
     choices = TransformerNetwork.choices | {"pool": ("token", "mean")}
-    position_divisor = 4
+    rotary_divisor = 4
 
     width: int = 192
     depth: int = 12
@@ -52,8 +51,7 @@ class ViT(TransformerNetwork, Classifier):
         stem = self.config(LayerConfig, train=train).dense(self.width, STEM, name="stem")
         h = stem(patches(x.astype(self.param_dtype), self.patch_size)).astype(self.param_dtype)
         if self.positions != "rotary":
-            learned = self.positions == "learned"
-            h = h + (self.position_table(rows * columns) if learned else sincos_positions_2d(rows, columns, self.width))
+            h = h + self.position_table(rows * columns)
         if self.pool == "token":
             init = normal(self.embedding_std, (None, None, "width_out"), decay=False)
             token = self.param("class_token", init, (1, 1, self.width), self.param_dtype)
@@ -76,11 +74,11 @@ class GPT(TransformerNetwork, LanguageModel):
     `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
 
     Attributes:
-      positions: ``learned``, for at most as many tokens as at initialization; ``sincos`` or ``rotary``, for any number.
+      positions: ``learned``, for at most as many tokens as at initialization; or ``rotary``, for any number.
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
-    position_divisor = 2
+    rotary_divisor = 2
 
     width: int = 128
     depth: int = 4
@@ -108,8 +106,7 @@ class GPT(TransformerNetwork, LanguageModel):
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
         h = embed(tokens)
         if self.positions != "rotary":
-            learned = self.positions == "learned"
-            h = h + (self.position_table(length) if learned else sincos_positions(length, self.width))
+            h = h + self.position_table(length)
         h = self.transform(stream(h), grid=(length,), train=train, causal=True)
         if self.tied:
             return embed.attend(h)

@@ -25,7 +25,6 @@ from depthmup_flax.util.types import Dtype, Scalar
 
 ATTENTIONS = ("auto", "xla")
 CUDNN_DTYPES, CUDNN_HEAD_DIM = (jnp.bfloat16, jnp.float16), 128
-_LONGEST = 10_000.0  # in tokens over 2 pi: the wavelengths grow to it from 1
 
 
 class SelfAttention(nn.Module):
@@ -78,7 +77,6 @@ class SelfAttention(nn.Module):
 
 
 def _by_head(x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
-    """``[B, T, H D] -> [B, T, H, D]``."""
     return x_BxTxN.reshape(*x_BxTxN.shape[:-1], -1, head_dim)
 
 
@@ -189,22 +187,6 @@ def attention(
     return jnp.pad(mixed.reshape(*mixed.shape[:2], -1), ((0, 0), (0, padding), (0, 0)))
 
 
-def sincos_positions(count: int, features: int) -> np.ndarray:
-    """``[count, features]``: sines, then cosines, of the position times ``10000^(-i / (features / 2))``.
-
-    Vaswani et al. (arXiv:1706.03762), sec. 3.5, with sines and cosines side by side instead of interleaved.
-    """
-    half = features // 2
-    angles = np.arange(count)[:, None] * _LONGEST ** (-np.arange(half) / half)
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-
-
-def sincos_positions_2d(height: int, width: int, features: int) -> np.ndarray:
-    """``[height * width, features]``: `sincos_positions` of the row in one half, of the column in the other."""
-    rows, columns = (sincos_positions(size, features // 2) for size in (height, width))
-    return np.concatenate([np.repeat(rows, width, axis=0), np.tile(columns, (height, 1))], axis=1)
-
-
 def rotary_angles(grid: tuple[int, ...], head_dim: int) -> np.ndarray:
     """``[product of grid, head_dim / 2]``: angles by which `rotated` turns the pairs of a head's features.
 
@@ -213,7 +195,7 @@ def rotary_angles(grid: tuple[int, ...], head_dim: int) -> np.ndarray:
     patches, has ``p = head_dim / 2 / sides`` pairs for the position along each.
     """
     pairs = head_dim // 2 // len(grid)
-    frequencies = _LONGEST ** (-np.arange(pairs) / pairs)
+    frequencies = 10_000.0 ** (-np.arange(pairs) / pairs)
     places = np.indices(grid).reshape(len(grid), -1)  # row by row
     return np.concatenate([place[:, None] * frequencies for place in places], axis=1).astype(np.float32)
 

@@ -120,8 +120,8 @@ def delete_tree(directory: pathlib.Path) -> None:
 class JsonLines:
     """An append-only file with one JSON object per line; in a bucket each `write` replaces the whole object.
 
-    Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
-    its newline. A compressed file is refused: a new file beside it would repeat its work.
+    Opening removes a last line without its newline, whose writer was killed. A compressed file is refused: a new file
+    beside it would repeat its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -135,11 +135,7 @@ class JsonLines:
         content = path.read_bytes() if path.exists() else b""
         complete = content.rfind(b"\n") + 1
         if complete != len(content):
-            with path.open("ab") as file:
-                if _is_json(content[complete:]):
-                    file.write(b"\n")
-                else:
-                    file.truncate(complete)
+            os.truncate(path, complete)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Iterable[Any]) -> None:
@@ -157,14 +153,6 @@ class JsonLines:
         """Closes the file."""
         if not is_bucket(self._path):
             self._file.close()
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Scratch:

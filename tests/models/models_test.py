@@ -150,12 +150,12 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
         ),
         pytest.param(dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES, marks=pytest.mark.slow),
         pytest.param(
-            dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"),
+            dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="rotary"),
             IMAGES,
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="sincos", norm="none"),
+            dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="rotary", norm="none"),
             TOKENS,
             marks=pytest.mark.slow,
         ),

@@ -14,7 +14,7 @@ import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn import blocks as blocks_module
 from depthmup_flax.nn import transformer as feed_forward
-from depthmup_flax.nn.attention import SelfAttention, sincos_positions, sincos_positions_2d
+from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.transformer import Embed, FeedForward
 from depthmup_flax.rule.info_trees import flatten_info
@@ -96,14 +96,14 @@ def test_gpt_does_not_see_the_future():
     assert float(jnp.abs(before[:, 6:] - after[:, 6:]).max()) > 0.1
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos"])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_no_longer_ones(positions):
     model = dm.GPT(7, width=16, depth=2, positions=positions)
     params = drawn(model, TOKENS)
     whole, part = (outputs(model, params, tokens) for tokens in (TOKENS, TOKENS[:, :5]))
     np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
     longer = jnp.concatenate([TOKENS, TOKENS], 1)
-    if positions == "sincos":
+    if positions == "rotary":
         assert jax.eval_shape(model.apply, {"params": params}, longer).shape == (3, 24, 7)
     else:
         with pytest.raises(dm.InputError, match="24 tokens: use at most 12"):
@@ -190,17 +190,6 @@ def test_dropout_acts_in_training_only_and_differs_between_layers():
     first, second = stream[1] - stream[0], stream[2] - stream[1]
     np.testing.assert_allclose(sorted(set(np.round(np.asarray(first), 3).ravel())), [0.0, 2.0], atol=1e-3)
     assert float((first != second).mean()) > 0.3
-
-
-def test_sincos_positions_are_the_transformers():
-    table = sincos_positions(10, 8)
-    for position in (0, 3, 9):
-        for i in range(4):
-            angle = position / 10_000 ** (i / 4)
-            assert table[position, i] == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[position, 4 + i] == pytest.approx(math.cos(angle), abs=1e-6)
-    grid = sincos_positions_2d(3, 5, 16)
-    np.testing.assert_array_equal(grid[7], np.concatenate([sincos_positions(3, 8)[1], sincos_positions(5, 8)[2]]))
 
 
 @pytest.mark.parametrize(

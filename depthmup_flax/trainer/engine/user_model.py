@@ -183,7 +183,7 @@ class _Layout:
     def of(cls, state: Any) -> _Layout:
         found, structure = jax.tree_util.tree_flatten_with_path(state)
         paths = [tuple(path_name(path).split("/")) if path else ("state",) for path, _ in found]
-        restore = lambda x: jax.random.wrap_key_data if _is_key(x) else _itself if _is_array(x) else x
+        restore = lambda x: jax.random.wrap_key_data if _is_key(x) else jnp.asarray if _is_array(x) else x
         return cls(structure, paths, [restore(leaf) for _, leaf in found])
 
     def arrays(self, state: Any, name: str) -> ArrayTree:
@@ -208,10 +208,6 @@ class _Layout:
             other(flat[path]) if path in flat else other for path, other in zip(self.paths, self.others, strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
-
-
-def _itself(x: jax.Array) -> jax.Array:
-    return x
 
 
 def _like(new: ArrayTree, old: ArrayTree, name: str) -> ArrayTree:
