@@ -152,7 +152,9 @@ class TransformerNetwork(ResidualNetwork):
 
     The defaults are the papers' blocks. Recent language models (Llama, Qwen) use ``positions="rotary"``,
     ``norm="rms"``, ``mlp="swiglu"``, ``qk_norm=True`` and ``num_kv_heads`` below ``num_heads``; see
-    `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.transformer` for their rules.
+    `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.transformer` for their rules. Branches have two
+    matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
+    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured.
 
     Attributes:
       width: n, the model dimension.

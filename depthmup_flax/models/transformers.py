@@ -20,10 +20,7 @@ class ViT(TransformerNetwork, Classifier):
     """Patches, a class token, positions, pre-norm or norm-free transformer blocks, a readout (B24 A.3).
 
     Attention logits are scaled by ``sqrt(d_base) / d`` and queries start at zero. Other weights start with standard
-    deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all.
-
-    Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
+    deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all. Other fields: `TransformerNetwork`.
 
     Attributes:
       patch_size: side of a square patch in pixels.
@@ -70,8 +67,7 @@ def patches(x_BxHxWxC: jax.Array, size: int) -> jax.Array:
 class GPT(TransformerNetwork, LanguageModel):
     """Token embeddings and positions, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
-    Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured. Other fields: `TransformerNetwork`.
+    Other fields: `TransformerNetwork`.
 
     Attributes:
       positions: ``learned``, for at most as many tokens as at initialization; or ``rotary``, for any number.

@@ -48,7 +48,7 @@ from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_model import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
-from depthmup_flax.trainer.writers import Writer
+from depthmup_flax.trainer.run_log import Writer
 from depthmup_flax.util.errors import InputError, closest, shown
 from depthmup_flax.util.messages import PACKAGE
 from depthmup_flax.util.types import Json

@@ -15,7 +15,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
@@ -165,12 +164,9 @@ class Scratch:
       fetch: names of files to copy from the bucket first, if they exist.
     """
 
-    UPLOAD_EVERY_S = 60.0
-
     def __init__(self, directory: pathlib.Path, fetch: Iterable[str] = ()) -> None:
         self._directory, self._remote = directory, is_bucket(directory)
         self.local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-scratch-")) if self._remote else directory
-        self._last = time.monotonic()
         for name in fetch if self._remote else ():
             if (directory / name).exists():
                 (self.local / name).write_bytes((directory / name).read_bytes())
@@ -180,12 +176,6 @@ class Scratch:
         for path in sorted(self.local.iterdir()) if self._remote else ():
             if path.is_file():
                 (self._directory / path.name).write_bytes(path.read_bytes())
-        self._last = time.monotonic()
-
-    def upload_if_due(self) -> None:
-        """Uploads if the last upload was `UPLOAD_EVERY_S` ago."""
-        if time.monotonic() - self._last >= self.UPLOAD_EVERY_S:
-            self.upload()
 
     def close(self) -> None:
         """Uploads, and deletes the local copies."""

@@ -31,10 +31,9 @@ from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
-from depthmup_flax.trainer.run_log import RunLog
+from depthmup_flax.trainer.run_log import RunLog, Writer
 from depthmup_flax.trainer.runs import directory as run_directory
 from depthmup_flax.trainer.runs.directory import RunCheckpoints
-from depthmup_flax.trainer.writers import Writer
 from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.messages import RESULT

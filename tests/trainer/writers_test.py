@@ -14,7 +14,7 @@ from processes import ROOT
 from small_runs import config
 
 from depthmup_flax.trainer.loop import train_and_evaluate
-from depthmup_flax.trainer.writers import EventFile
+from depthmup_flax.trainer.run_log import EventFile
 from depthmup_flax.util.errors import InputError
 
 

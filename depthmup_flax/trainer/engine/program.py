@@ -41,13 +41,8 @@ MOST_STEPS = 16
 class Program(abc.ABC):
     """Initializes, trains and evaluates an experiment, with the placement of a subclass.
 
-    Args:
-      experiment: what is trained.
-      mesh: of the devices.
-      data: from `depthmup_flax.trainer.engine.device_batches.put_train_data`.
-      periods: of the run, or of the runs.
-
-    With a mesh of devices that are absent, and shapes of the data, it can be traced and compiled.
+    ``data`` are from `put_train_data`. With a mesh of devices that are absent, and shapes of the data, it can be traced
+    and compiled.
     """
 
     abstract_state: TrainState  # shapes, dtypes and shardings

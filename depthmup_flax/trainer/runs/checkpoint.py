@@ -20,12 +20,7 @@ _MOST = 160  # characters of a reason
 
 
 class Checkpointer:
-    """The latest checkpoints of a run, written in the background.
-
-    Args:
-      directory: created if absent; holds one folder per step.
-      keep: number of latest checkpoints to keep.
-    """
+    """The latest ``keep`` checkpoints of a run, written in the background: a folder per step in ``directory``."""
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
         self._directory = directory if is_bucket(directory) else directory.absolute()

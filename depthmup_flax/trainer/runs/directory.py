@@ -120,7 +120,6 @@ def write_data(directory: pathlib.Path, data: Json) -> None:
 
 
 def _delete(directory: pathlib.Path) -> None:
-    """Deletes the files of a run, and no others."""
     delete_tree(directory / "checkpoints")
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
@@ -132,10 +131,6 @@ def _delete(directory: pathlib.Path) -> None:
 
 class RunCheckpoints(Checkpointer):
     """Restores a run, also without ``train.checkpoint``, and saves its finite states if that is set.
-
-    Args:
-      experiment: what is trained.
-      directory: of the checkpoints; need not exist.
 
     Attributes:
       finite: whether the state and all losses were finite at the last `save_finite`.

@@ -171,7 +171,9 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> Tr
         stored = read_json(path / "config.json", RESTORE)
         config = configs.from_json(stored)
         data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
-        step, state, meta = _read(path, which, config, data)
+        step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
+        parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
+        state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
         if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
             log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
         return TrainedRun(
@@ -192,21 +194,6 @@ def training_step(config: ConfigDict, num_classes: int) -> Task | None:
     if not is_import_path(config.model.name):
         return None
     return UserNetwork(config.model, num_classes).task(configs.make_parametrization(config))
-
-
-def _read(path: pathlib.Path, which: str | int, config: ConfigDict, data: Dataset) -> tuple[int, Json, Json]:
-    """The step, the arrays and the description of the checkpoint that ``which`` means."""
-    step = chosen_step(path, which, config)
-    is_step = training_step(config, data.num_classes) is not None
-    parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
-    while True:
-        try:
-            return step, *read_checkpoint(path / "checkpoints" / str(step), parts)
-        except InputError:
-            # The run may be training: it deletes its older checkpoints.
-            previous, step = step, chosen_step(path, which, config)
-            if step == previous:
-                raise
 
 
 def _restored(config: ConfigDict, data: Dataset, carry: Json) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from depthmup_flax.data import Tokenizer, dataset_json, load
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.trainer.loop import train_and_evaluate
-from depthmup_flax.trainer.runs import trained as trained_run
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import read_metrics
 
@@ -82,16 +81,6 @@ def test_a_damaged_checkpoint_is_one_sentence(copied):
             path.write_bytes(bytes(len(path.read_bytes())))
     with pytest.raises(dm.InputError, match=r"checkpoints/240 cannot be read as a checkpoint .*: name another one\."):
         dm.load_run(copied)
-
-
-def test_a_checkpoint_that_the_run_deletes_meanwhile_is_replaced_by_the_next(copied, monkeypatch):
-    def read(path, parts):
-        if path.name == "240":  # as if training went on
-            path.rename(path.with_name("300"))
-        return read_checkpoint(path, parts)
-
-    monkeypatch.setattr(trained_run, "read_checkpoint", read)
-    assert dm.load_run(copied).step == 300
 
 
 def test_a_run_without_checkpoints_is_refused(copied):
