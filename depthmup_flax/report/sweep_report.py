@@ -14,7 +14,7 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, reachable, write_atomically
+from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -76,8 +76,7 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    with reachable(paths):
-        sweep = first_round(read_sweep(paths))
+    sweep = first_round(read_sweep(paths))
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""

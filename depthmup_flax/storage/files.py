@@ -207,22 +207,6 @@ def deleted(directory: pathlib.Path) -> str:
     return f"workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
 
 
-@contextlib.contextmanager
-def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Turns errors of the connection to a bucket of ``directories``, which the context reads, into an `InputError`."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        bucket = next(filter(is_bucket, directories), None)
-        if bucket is None or (reason := storage_failure(error)) is None:
-            raise
-        raise InputError(
-            f"{str(bucket)!r} cannot be read ({reason}): check the name, your credentials and their permissions."
-        ) from error
-
-
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
 _REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # whose errors come from a bucket

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.files import as_path, reachable, read_lines
+from depthmup_flax.storage.files import as_path, read_lines
 from depthmup_flax.storage.run_hash import run_hash_at, without_execution
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -257,11 +257,10 @@ def read_records(workdir: str | os.PathLike[str]) -> dict[str, list[Any]]:
       InputError: there are no records.
     """
     path = as_path(workdir)
-    with reachable([path]):
-        found = [path] if (path / "sweep.json").exists() else sorted(one.parent for one in path.glob("*/sweep.json"))
-        if not found:
-            raise InputError(f"{str(path)!r} holds no records: name the workdir of a sweep, a search or a Study.")
-        rows = [row for one in found for row in _rows(one, path)]
+    found = [path] if (path / "sweep.json").exists() else sorted(one.parent for one in path.glob("*/sweep.json"))
+    if not found:
+        raise InputError(f"{str(path)!r} holds no records: name the workdir of a sweep, a search or a Study.")
+    rows = [row for one in found for row in _rows(one, path)]
     columns = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in columns}
 

@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Iterator
 
-from depthmup_flax.storage.files import as_path, create, deleted, is_bucket, reachable, read_json, writing_to
+from depthmup_flax.storage.files import as_path, create, deleted, is_bucket, read_json, writing_to
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
@@ -74,7 +74,7 @@ def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", fla
     """
     workdir = as_path(path)
     with contextlib.ExitStack() as stack:
-        with writing_to(workdir), reachable([workdir]):
+        with writing_to(workdir):
             try:
                 _mark(workdir, kind)
                 hold = _claim_file if is_bucket(workdir) else _file_lock
@@ -157,11 +157,9 @@ def in_use(path: pathlib.Path) -> bool:
 def require_kind(workdir: pathlib.Path, kind: str, remedy: str) -> None:
     """Raises `InputError`, which ends with ``remedy``, unless a directory can be read as this kind of work."""
     name, wanted = repr(str(workdir)), NAMES[kind].removeprefix("a ")
-    with reachable([workdir]):
-        if not workdir.is_dir():
-            raise InputError(f"{name} {'is a file' if workdir.exists() else 'does not exist'}: {remedy}.")
-        present = kind_of(workdir)
-    if present != kind:
+    if not workdir.is_dir():
+        raise InputError(f"{name} {'is a file' if workdir.exists() else 'does not exist'}: {remedy}.")
+    if (present := kind_of(workdir)) != kind:
         holds = f"no {wanted}" if present is None else f"{NAMES[present]}, not {NAMES[kind]}"
         raise InputError(f"{name} holds {holds}: {remedy}.")
 

@@ -23,7 +23,7 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.storage.files import as_path, reachable, read_json
+from depthmup_flax.storage.files import as_path, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network import our_functions
 from depthmup_flax.trainer.engine.task import Task
@@ -166,27 +166,26 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> Tr
         cannot be imported.
     """
     path = as_path(workdir)
-    with reachable([path]):
-        require_run(path)
-        stored = read_json(path / "config.json", RESTORE)
-        config = configs.from_json(stored)
-        data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
-        step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
-        parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
-        state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
-        if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
-            log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
-        return TrainedRun(
-            directory=path,
-            step=step,
-            config=config,
-            rule=configs.make_parametrization(config),
-            info=info_from_json(meta["param_info"]),
-            metrics=read_metrics(path / "metrics.jsonl"),
-            result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
-            data=data,
-            **_restored(config, data, state["carry"]),
-        )
+    require_run(path)
+    stored = read_json(path / "config.json", RESTORE)
+    config = configs.from_json(stored)
+    data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
+    step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
+    parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
+    state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
+    if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
+        log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
+    return TrainedRun(
+        directory=path,
+        step=step,
+        config=config,
+        rule=configs.make_parametrization(config),
+        info=info_from_json(meta["param_info"]),
+        metrics=read_metrics(path / "metrics.jsonl"),
+        result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
+        data=data,
+        **_restored(config, data, state["carry"]),
+    )
 
 
 def training_step(config: ConfigDict, num_classes: int) -> Task | None:
