@@ -1,7 +1,7 @@
 """Files of a work directory that stay complete when the process is killed: on a disk, or in a bucket (``gs://``).
 
-A bucket writes and replaces whole objects, each in one step, and cannot append: files that grow are kept in `Scratch`,
-or in memory.
+A bucket writes and replaces whole objects, each in one step, and cannot append: files that grow are kept
+in memory, or on this machine's disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
@@ -152,38 +151,6 @@ class JsonLines:
         """Closes the file."""
         if not is_bucket(self._path):
             self._file.close()
-
-
-class Scratch:
-    """A local directory for files that grow or that libraries write; `upload` copies them to a bucket.
-
-    It is the work directory itself if that is on a disk; then `upload` does nothing.
-
-    Args:
-      directory: the work directory.
-      fetch: names of files to copy from the bucket first, if they exist.
-    """
-
-    def __init__(self, directory: pathlib.Path, fetch: Iterable[str] = ()) -> None:
-        self._directory, self._remote = directory, is_bucket(directory)
-        self.local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-scratch-")) if self._remote else directory
-        for name in fetch if self._remote else ():
-            if (directory / name).exists():
-                (self.local / name).write_bytes((directory / name).read_bytes())
-
-    def upload(self) -> None:
-        """Copies all files; each replaces the bucket's in one step."""
-        for path in sorted(self.local.iterdir()) if self._remote else ():
-            if path.is_file():
-                (self._directory / path.name).write_bytes(path.read_bytes())
-
-    def close(self) -> None:
-        """Uploads, and deletes the local copies."""
-        try:
-            self.upload()
-        finally:
-            if self._remote:
-                shutil.rmtree(self.local, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import math
 import os
 import pathlib
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from depthmup_flax.devices import distributed
-from depthmup_flax.storage.files import Scratch, is_bucket, read_json, write_atomically
+from depthmup_flax.storage.files import is_bucket, read_json, write_atomically
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util import progress
@@ -132,8 +134,12 @@ class RunLog:
         self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
         if not self._open:
             return
-        self._scratch = Scratch(directory, ["metrics.jsonl"])
-        path = self._scratch.local / "metrics.jsonl"
+        self._directory, self._local = directory, directory  # where files that grow are written
+        if is_bucket(directory):
+            self._local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-"))
+            if (directory / "metrics.jsonl").exists():
+                (self._local / "metrics.jsonl").write_bytes((directory / "metrics.jsonl").read_bytes())
+        path = self._local / "metrics.jsonl"
         if path.exists():
             _drop_rows_after(path, first_step, evaluated)
         elif first_step:
@@ -143,9 +149,9 @@ class RunLog:
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
         self._writers = {f"{type(writer).__name__} {i}": writer for i, writer in enumerate(own)}
-        names, local = experiment.config.train.writers, self._scratch.local
+        names, purge_step = experiment.config.train.writers, first_step + 1 if first_step else None
         if "tensorboard" in names:
-            self._add("TensorBoard events", lambda: EventFile(local, first_step + 1 if first_step else None))
+            self._add("TensorBoard events", lambda: EventFile(self._local, purge_step))
         if "wandb" in names:
             self._add("wandb", lambda: WandbRun(directory, experiment.config))
 
@@ -164,8 +170,9 @@ class RunLog:
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
-        if self._open:
-            self._scratch.upload()
+        if self._open and self._local != self._directory:
+            for path in self._local.iterdir():
+                (self._directory / path.name).write_bytes(path.read_bytes())
 
     def close(self) -> None:
         """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
@@ -173,7 +180,9 @@ class RunLog:
         if self._open:
             self._for_each_writer(lambda writer: writer.close())
             self._rows.close()
-            self._scratch.close()
+            self.upload()
+            if self._local != self._directory:
+                shutil.rmtree(self._local)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row; values that are not finite become null (JSON has no NaN)."""

@@ -124,14 +124,8 @@ class Lanes:
 class LaneProgram(Program):
     """Trains up to ``capacity`` runs of one experiment at a time, fewer if ``one_seed`` leaves lanes empty.
 
-    Args:
-      experiment, mesh, data: see `Program`; the mesh is from `lane_mesh`.
-      runs: all that may be trained.
-      per_device: lanes on each device.
-      one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
-
-    Attributes:
-      compiled: the program of `take`.
+    ``runs`` are all that may be trained; with ``one_seed`` the lanes of a device have the same seed and so the same
+    examples; see `lay_out`.
     """
 
     def __init__(

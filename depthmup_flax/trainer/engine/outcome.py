@@ -49,11 +49,8 @@ def outcome(
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss, the evaluated loss or the state was not finite.
 
-    Args:
-      numbers: `read` of the last state.
-      test: ``test_loss`` or ``validation_loss``, and other metrics, if it was evaluated.
-      to_json: rounds a number; ``None`` for one that is not finite.
-      finite: whether the parameters are finite, as far as known.
+    ``numbers`` are `read` of the last state, ``test`` its evaluation, if there was one; ``finite``: whether the
+    parameters are finite, as far as known.
     """
     finite = finite and is_finite(test or {})
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None

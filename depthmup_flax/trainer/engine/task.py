@@ -133,6 +133,7 @@ class TrainState:
 
 
 Stepped = tuple[TrainState, Metrics]
+TrainStep = Callable[[TrainState, Any], Stepped]
 
 
 def new_state(carry: Any, averaged: Collection[str]) -> TrainState:

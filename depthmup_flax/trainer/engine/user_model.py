@@ -73,14 +73,7 @@ class UserTask:
 
 
 def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
-    """Traces the functions, twice, and checks what they return; computes nothing.
-
-    Args:
-      task: the user's.
-      name: for messages.
-      hyper: all hyperparameters, with values.
-      batch: shapes of a prepared batch.
-    """
+    """Traces the functions with shapes of a prepared batch, twice, and checks what they return; computes nothing."""
     read: set[str] = set()
     layouts: list[_Layout] = []  # one, after `init` was traced
     named = lambda hyper: NamedHyper(hyper, name, read)
