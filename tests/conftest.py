@@ -37,13 +37,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
-    """Runs first the tests that wait for other processes, while the other workers compute.
+# Files with slow tests of half a minute and more, the longest first.
+LONG = ("programs_test.py", "docs_test.py", "distributed_test.py", "benchmarks_gpu_test.py", "examples_test.py")
+LONG += ("blocks_test.py", "kills_test.py", "checked_networks_test.py")
 
-    The tests of Slurm precede those of work directories: they share one Slurm and its jobs, and no worker steals the
-    head of a queue.
+
+@pytest.hookimpl(trylast=True)  # of the tests that are selected
+def pytest_collection_modifyitems(items):
+    """Each worker, which starts with a contiguous part of the tests, begins with its share of the long ones.
+
+    At the end of a worker's part, nobody could steal them, and the other cores would wait.
     """
-    items.sort(key=lambda item: (item.path.name != "slurm_test.py", "workdir" not in item.path.parts))
+    is_long = lambda item: item.path.name in LONG and item.get_closest_marker("slow") is not None
+    long = sorted(filter(is_long, items), key=lambda item: LONG.index(item.path.name))
+    others = [item for item in items if not is_long(item)]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    bounds = [len(others) * worker // workers for worker in range(workers + 1)]
+    parts = [[*long[i::workers], *others[bounds[i] : bounds[i + 1]]] for i in range(workers)]
+    items[:] = [item for part in parts for item in part]
 
 
 def pytest_collection_finish():

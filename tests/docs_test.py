@@ -161,7 +161,7 @@ SHORTER = {
     "before_and_after": {
         "steps=150": "steps=20",
         "depths=(4, 8, 16), steps=1": "depths=(4, 5, 6), steps=1",
-        "SIZES = [(32, 4), (64, 8), (128, 16)]": "SIZES = [(32, 4), (48, 4), (64, 5)]",
+        "SIZES = [(32, 4), (64, 8), (128, 16)]": "SIZES = [(32, 1), (48, 1), (64, 2)]",
         "np.arange(-12, -3)": "np.arange(-12, -9)",
     },
     "tune_small_train_large": {
@@ -169,8 +169,14 @@ SHORTER = {
         "width=128, depth=32": "width=64, depth=8",
         "network(128, 32, ": "network(64, 8, ",
     },
-    "your_network": {"width=128, depth=16": "width=48, depth=5", "depths=(16,)": "depths=(6,)", "seeds=8": "seeds=2"},
-    "before_the_large_run": {": 300,": ": 60,", "(2, 4, 8)": "(2, 3, 4)", "width=256, depth=16": "width=256, depth=6"},
+    "your_network": {
+        "steps=300": "steps=60",
+        "powers_of_two(-11, -5)": "powers_of_two(-9, -7)",
+        "width=128, depth=16": "width=48, depth=5",
+        "depths=(16,)": "depths=(6,)",
+        "seeds=8": "seeds=2",
+    },
+    "before_the_large_run": {": 300,": ": 60,", "(2, 4, 8)": "(1, 2, 3)", "width=256, depth=16": "width=256, depth=5"},
 }
 
 
