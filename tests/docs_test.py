@@ -161,7 +161,7 @@ SHORTER = {
     "before_and_after": {
         "steps=150": "steps=20",
         "depths=(4, 8, 16), steps=1": "depths=(4, 5, 6), steps=1",
-        "SIZES = [(32, 4), (64, 8), (128, 16)]": "SIZES = [(32, 1), (48, 1), (64, 2)]",
+        "SIZES = [(32, 4), (64, 8), (128, 16)]": "SIZES = [(32, 4), (48, 4), (64, 5)]",
         "np.arange(-12, -3)": "np.arange(-12, -9)",
     },
     "tune_small_train_large": {
