@@ -7,11 +7,13 @@ nothing else of the forward pass changes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
+from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.uses import ACTIVATION
 from depthmup_flax.util.primitives import (
     EXPERT_PRODUCTS,
@@ -27,7 +29,7 @@ from depthmup_flax.util.primitives import (
     WRITES,
 )
 
-_ROUNDS = 4  # parameters that leak are left out, and others looked for
+_TRIES = 8  # some parameters are left out, and others looked for
 # Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.
 Carriers: TypeAlias = Mapping[str, float]
 
@@ -40,17 +42,20 @@ class CarrierSearch:
 
     def find(self, places: Collection[Place], without: Collection[str] = ()) -> Carriers | None:
         """The nearest parameters that carry a factor of all of these places together; ``without`` some."""
-        leaks, blocked = self.graph.needed(set(places)), set[str](without)
-        for _ in range(_ROUNDS):
+        leaks, tried = self.graph.needed(set(places)), [frozenset(without)]
+        for blocked in itertools.islice(tried, _TRIES):
             try:
                 found = _Walk(self, leaks, blocked).of_all([place for place, _ in places])
             except RecursionError:  # hundreds of sums inside of one branch
                 return None
             if not found:
-                return None
+                continue
+            carriers = {self.nodes[i].params["path"]: offset for i, offset in found.items()}
             if self._scales(found, places):
-                return {self.nodes[i].params["path"]: offset for i, offset in found.items()}
-            blocked |= {self.nodes[i].params["path"] for i in found}
+                return carriers
+            # One of them may be enough, as queries that two sets of keys read.
+            tried += [blocked.union(alike) for alike in grouped(carriers, series).values()]
+            tried.append(blocked.union(carriers))
         return None
 
     def powers(self, carriers: Carriers, places: Collection[Place]) -> set[float]:

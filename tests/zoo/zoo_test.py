@@ -60,6 +60,10 @@ def test_embeddings_that_attention_reads_without_a_norm_are_carried_once():
     assert carried.outcome(KINDS["norms/post_layer"], "root_embedding")[0] == carried.CARRIED
 
 
+def test_scores_of_two_products_that_share_their_queries_are_carried():
+    assert carried.outcome(KINDS["branches/shaw"], "plain_heads")[0] == carried.CARRIED
+
+
 def test_a_branch_of_several_factors_is_carried_by_nothing():
     assert carried.outcome(KINDS["streams/parallel_first"], "only_attention")[0] == carried.NAMED
 
