@@ -4,8 +4,8 @@
 
 30 seconds of processor time. A residual MLP without normalization, every layer trained, 200 steps, scikit-learn's 1500
 images. Test accuracy of the target at the proxy's rate: 97.9 % +- 0.4 under Depth-muP, 9.9 % +- 2.8, which is chance,
-under the standard parametrization (n = 5 seeds, standard deviation). At the proxy's size both are the same network. At
-128x128 no rate trains the standard one (2^-20 to 2^-10, n = 2): its first losses are of order 1e8.
+under the standard parametrization (n = 5 seeds, standard deviation), whose first losses are of order 1e8. At the
+proxy's size both are the same network.
 
 With a LayerNorm before each branch (--config.model.norm=layer) it trains, but not well at the proxy's rate: 94.4 % +-
 1.2, and 97.7 % +- 0.4 under Depth-muP (n = 5). The target alone, at the rate that the first command finds:

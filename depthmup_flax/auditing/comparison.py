@@ -50,7 +50,22 @@ class Comparison:
         """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
         at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
         r = self.ratios.of_branch.get(node, 1.0) if ratio is None else ratio
-        return float(self.rule.residual_multiplier(r)) / at_base
+        return float(self.rule.residual_multiplier(r, self.ratios.uses.get(node, 1.0))) / at_base
+
+    def uses(self) -> tuple[dict[int, float], dict[str, float]]:
+        """How often weights are used over the base model's, if the rule has factors for it: see `DepthRatios`.
+
+        A branch is used as often as the weights that multiply its products, if these agree.
+        """
+        if self.absolute or not self.rule.alpha:
+            return {}, {}
+        repeated = {path: ratio for path, ratio in self._repetitions().items() if self.facts.inside.get(path)}
+        of_branches = {}
+        for b in self.facts.branches:
+            ratios = [repeated.get(path, 1.0) for path in self.of_branches.products(b.factors) or b.factors]
+            if ratios and ratios[0] != 1 and all(close(ratios[0], ratio) for ratio in ratios):
+                of_branches[b.node] = ratios[0]
+        return of_branches, repeated
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
         """One line of the table."""
@@ -142,25 +157,31 @@ class Comparison:
         return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
 
     def _missing_branches(self) -> list[Finding]:
-        wrong: dict[tuple[str, float, float], list[Branch]] = {}
+        wrong: dict[tuple[str, float, float, float], list[Branch]] = {}
         for branch in self.facts.branches:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
                 continue
             cancels = close(self.of_branches.inside(branch), wanted)
             name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
-            key = name, float(number(found)), self.ratios.of_branch.get(branch.node, 1.0)
+            node = branch.node
+            key = name, float(number(found)), self.ratios.of_branch.get(node, 1.0), self.ratios.uses.get(node, 1.0)
             wrong.setdefault(key, []).append(branch)
         result = []
-        for (name, found, r), branches in wrong.items():
+        for (name, found, r, n), branches in wrong.items():
             paths = [path for b in branches for path in self.of_branches.products(b.factors) or sorted(b.paths)]
             where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
             else:
-                text = f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(-1, r))}"
-                text += f"{self._as_if(found, r)}."
+                text = (
+                    f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(branches[0].node))}"
+                )
+                text += f"{self._as_if(found, r, n)}."
             code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
+            if n != 1:
+                text += f" Their weights are used {n:g} times as often as in the base model."
+                code = f"h = h + rule.residual_multiplier({r:g}, uses={n:g}) * y  # layers / base layers; uses of each"
             # Nothing carries one factor for terms that need several.
             exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
             factor = self.wanted(branches[-1].node) / exact if exact else None
@@ -173,10 +194,12 @@ class Comparison:
         uses = (use for path in paths for use in self.facts.uses[path])
         return tuple((use.node, -1) for use in uses if use.kind == PRODUCT)
 
-    def _as_if(self, found: float, r: float) -> str:
+    def _as_if(self, found: float, r: float, n: float) -> str:
         """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
+        if n != 1:
+            return f" for r = {r:g} and {n:g} uses"
         if others := [name for name, preset in PRESETS.items() if close(found, r ** -float(preset.alpha))]:
             of = " and ".join(map(repr, others))
             return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
@@ -322,13 +345,19 @@ class Comparison:
         inside = self._inside_branches().items()
         return [path for path, ratio in inside if ratio is None and self.infos[path].role is Role.HIDDEN]
 
-    def _repeated(self) -> list[Finding]:
+    def _repetitions(self) -> dict[str, float]:
+        """Path of a parameter that is used more or less often than in the base model -> the ratio."""
         ratios: dict[str, float] = {}
         for path, times in self.facts.times.items():
             before = self.base.times.get(self.pairs[path], math.nan)
             ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
             if not math.isnan(ratio) and not close(ratio, 1):
                 ratios[path] = ratio
+        return ratios
+
+    def _repeated(self) -> list[Finding]:
+        handled = self.ratios.repeated.keys() & self.infos.keys()
+        ratios = {path: ratio for path, ratio in self._repetitions().items() if path not in handled}
         # What a layer's own weights multiply, such as positions, does not add up.
         alike = {
             b.node
@@ -348,9 +377,10 @@ class Comparison:
             )
             code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
             if adds_up:
-                text += " Branches with the same weights add up in one direction, so their sum grows with depth "
-                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not."
-                code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
+                text += " Branches with the same weights add up in one direction, so their sum grows with depth."
+                code = (
+                    "weights of its own for each layer; or a base model with one use, and depth_mup or ode as the rule"
+                )
             result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
         return result
 

@@ -146,6 +146,7 @@ def _with_depth(
         compared = Comparison(model, facts, base, pairs, {}, rule, tried)
         fitting = {b.node: ratio for b in others if close(compared.branches[b.node], compared.wanted(b.node))}
         ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
+    ratios = ratios.with_uses(*Comparison(model, facts, base, pairs, {}, rule, ratios).uses())
     fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
     return facts, base, ratios

@@ -168,15 +168,29 @@ Kind: TypeAlias = frozenset[str]
 
 @dataclasses.dataclass(frozen=True)
 class DepthRatios:
-    """The ratio of all streams together, and that of each branch that counts, by the node of its sum."""
+    """The ratio of all streams together, and that of each branch that counts, by the node of its sum.
+
+    Attributes:
+      uses: node of a sum whose branch has weights that it shares with others -> how often they are used over the base
+        model's; its ratio is that of the layers alone.
+      repeated: path -> the same of a parameter inside of branches.
+    """
 
     together: float
     of_branch: Mapping[int, float]
+    uses: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    repeated: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def of_path(self, path: str, facts: Traced) -> float:
-        """The ratio of the branches that a parameter is inside."""
+    def of_path(self, path: str, facts: Traced, which: str = "of_branch") -> float:
+        """The ratio, or the ``uses``, of the branches that a parameter is inside."""
         nodes = facts.branches_of.get(path, ()) if facts.inside.get(path) else ()
-        return max((self.of_branch[n] for n in nodes if n in self.of_branch), default=1.0)
+        ratios: Mapping[int, float] = getattr(self, which)
+        return max((ratios[n] for n in nodes if n in ratios), default=1.0)
+
+    def with_uses(self, uses: Mapping[int, float], repeated: Mapping[str, float]) -> DepthRatios:
+        """The ratios of the layers alone, where weights are used more often than in the base model."""
+        layers = {node: ratio / uses.get(node, 1.0) for node, ratio in self.of_branch.items()}
+        return DepthRatios(self.together, layers, uses, repeated)
 
 
 def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatios:

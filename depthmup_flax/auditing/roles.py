@@ -197,7 +197,10 @@ def traced_infos(
         infos[path] = infos[twin]
         del unread[path]
     width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
-    return {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}, unread
+    for path, leaf_info in infos.items():
+        used, summed = depth_ratios.of_path(path, traced, "uses"), depth_ratios.repeated.get(path, 1.0)
+        infos[path] = dataclasses.replace(leaf_info, model_width=width, uses=used, summed=summed)
+    return infos, unread
 
 
 def _twins(unread: Collection[str], infos: Mapping[str, ParamInfo], traced: Traced) -> dict[str, str]:

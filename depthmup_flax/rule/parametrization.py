@@ -164,7 +164,7 @@ class ParamInfo:
     width_in: float = 1.0  # m_in: input dimension / the base model's
     width_out: float = 1.0  # m_out: output dimension (or the only one) / the base model's
     in_branch: bool = False  # inside a residual branch
-    depth_ratio: float = 1.0  # r; 1 outside branches
+    depth_ratio: float = 1.0  # r, of layers with weights of their own; 1 outside branches
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
@@ -175,6 +175,8 @@ class ParamInfo:
     inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
     carried: float = 1.0  # c
     offset: float = 0.0  # what the forward pass adds to it: 1 for a norm that multiplies by 1 + scale
+    uses: float = 1.0  # n: uses of the weights of its branch in one forward pass / the base model's
+    summed: float = 1.0  # the same of its own, over which the gradient is a sum: 1, or n
     audited: AuditRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # None: of no audit
 
     @property
@@ -245,7 +247,7 @@ class Parametrization:
     fixed_lr_factor: Scalar = 1.0  # times the learning rate of the readout's bias
     normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
     # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. With 0, depth_mup has the
-    # learning-rate correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec.
+    # learning-rate correction of arXiv:2512.21075v1 for two-layer blocks; deep networks are unstable with it (TP6 sec.
     # 9.3, measured in reproduction/pages/which_exponent.md).
     inner_gamma: Scalar | None = None
 
@@ -274,10 +276,20 @@ class Parametrization:
         fields = {name: value for name, value in vars(self).items() if name != "normalized_updates_only"}
         return {name: value for name, value in (fields | {"width": self.width_power}).items() if value is not None}
 
-    def residual_multiplier(self, depth_ratio: float) -> Scalar:
-        """``a * r^-alpha``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
+    def residual_multiplier(self, depth_ratio: float, uses: float = 1.0) -> Scalar:
+        """``a * r^-alpha / n``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2).
+
+        Args:
+          depth_ratio: r, the number of layers with weights of their own over the base model's.
+          uses: n, how often each of them is used over the base model's, as in a looped transformer. Branches with the
+            same weights add up in one direction, hence 1/n, and their gradients are a sum: neither gradient nor update
+            scales depend on n (arXiv:2606.18524). Controls without a rule for depth (alpha = 0) have none for n.
+        """
         require_ratio("depth", depth_ratio)
-        return self.branch_multiplier * _power(depth_ratio, -self.alpha)
+        return self.branch_multiplier * _power(depth_ratio, -self.alpha) / self._of_uses(uses)
+
+    def _of_uses(self, uses: float) -> Scalar:
+        return _power(uses, 1.0 * (self.alpha > 0))
 
     def readout_multiplier(self, width_ratio: float) -> Scalar:
         """``1/m``, the factor on the readout's matrix product, not on its bias."""
@@ -314,15 +326,19 @@ class Parametrization:
         """The constant between this parameter and the sum it enters, for the printed table."""
         multiplier = self.readout_multiplier(info.width_in) if info.role is Role.OUTPUT else 1.0
         if info.in_branch:
-            return multiplier * self.residual_multiplier(info.depth_ratio)
+            return multiplier * self.residual_multiplier(info.depth_ratio, info.uses)
         # Gamma0 divides the output bias, a fixed parameter, together with the output.
         return multiplier / self.output_divisor(info.model_width) if info.role in (Role.OUTPUT, Role.FIXED) else 1.0
 
     def gradient_scale(self, info: ParamInfo) -> Scalar:
-        """``c * gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
+        """``c * gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1).
+
+        In branches that are used several times also the number of uses, over that of the gradients that are summed.
+        """
         rule = WIDTH_RULES[Geometry.LINEAR][info.role]
         width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
-        depth = _power(info.depth_ratio, self.alpha) if info.in_branch else 1.0
+        uses = self._of_uses(info.uses) / self._of_uses(info.summed)
+        depth = _power(info.depth_ratio, self.alpha) * uses if info.in_branch else 1.0
         return width * depth * self.output_divisor(info.model_width) * info.carried
 
     def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:

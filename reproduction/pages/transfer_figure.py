@@ -20,6 +20,8 @@ HERE = pathlib.Path(__file__).parent
 PANELS = {"sp": "without the rule", "depth_mup": "Depth-muP"}
 LOW, TOP = 1.31, 1.72
 CHANCE = math.log(10)
+# Depth of the wide networks -> color, marker and line.
+WIDE = {4: ("#e69f00", "^", "--"), 16: ("#d55e00", "s", "-")}
 
 
 def label(row: Row) -> str:
@@ -30,14 +32,15 @@ def label(row: Row) -> str:
 
 def draw(axes: Axes, rows: list[Row]) -> None:
     """The curves of the networks that train, and the names of the others."""
-    depths = sorted({row.curve.depth for row in rows})
+    depths = sorted({row.curve.depth for row in rows if row.curve.width == 64})
     for row in rows:
-        curve, wide = row.curve, row.curve.width > 64
-        color = "#d55e00" if wide else matplotlib.colormaps["viridis_r"](0.25 + 0.75 * depths.index(curve.depth) / 2)
+        curve = row.curve
+        narrow = matplotlib.colormaps["viridis_r"](0.25 + 0.75 * depths.index(curve.depth) / 2), "o", "-"
+        color, marker, line = WIDE[curve.depth] if curve.width > 64 else narrow
         means, deviations = curve.losses.mean(0), curve.losses.std(0, ddof=1)
         learns = means < CHANCE
         if row.trains:
-            look = {"color": color, "marker": "s" if wide else "o", "markersize": 3.5, "label": label(row)}
+            look = {"color": color, "marker": marker, "markersize": 3.5, "linestyle": line, "label": label(row)}
             axes.plot(curve.x[learns], means[learns], **look)
             low, high = (means - deviations)[learns], (means + deviations)[learns]
             axes.fill_between(curve.x[learns], low, high, color=color, alpha=0.2, linewidth=0)

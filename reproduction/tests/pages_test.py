@@ -35,6 +35,14 @@ def test_a_table_is_what_the_committed_records_give(name):
     assert table.renewed(page) == page
 
 
+def test_the_first_page_has_the_whole_tally_of_the_papers_claims():
+    page, readme = ((ROOT / name).read_text() for name in ("reproduction/pages/reproduction.md", "README.md"))
+    counts = re.findall(r"\d+", re.search(r"^Of (\d+ claims: .*)\.$", page, re.MULTILINE)[1])
+    together = re.search(r"Of these (\d+) stay by Holm's method, and (\d+) by", page).groups()
+    (line,) = re.findall(r"\* \*\*All (\d+ claims.*?Hochberg's)", readme, re.DOTALL)
+    assert re.findall(r"\d+", line) == [*counts, *together]
+
+
 @pytest.mark.slow
 def test_theory_page_prints_what_it_shows():
     page = (ROOT / "reproduction" / "pages" / "theory.md").read_text()

@@ -341,21 +341,33 @@ def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_weights_of_a_loop_are_named_as_repeated(scan):
+def test_branches_with_the_weights_of_a_loop_are_divided_by_its_rounds(scan):
     result = audit(*both(Looped, scan), VECTORS)
-    assert names(result) == ["repeated_weights"]
-    assert not result.ok  # branches with the same weights add up in one direction
+    assert names(result) == ["missing_branch_multiplier"]  # the code has that of layers with weights of their own
+    assert "rule.residual_multiplier(1, uses=2) * y" in result.findings[0].code
     assert result.findings[0].paths == ("w",)
     assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
     assert result.depth_ratio == 2
+    info = result.info["w"]
+    assert (info.depth_ratio, info.uses, info.summed) == (1, 2, 2)
+    assert [RULE.gradient_scale(info), RULE.update_scale(info)] == [2, 0.5]  # those of the width: a round adds its own
+    carried = dm.audit(*both(Looped, scan), VECTORS)
+    assert carried.ok
+    assert carried.info["w"].carried == pytest.approx(2**-0.5)
 
 
-def test_repeated_weights_are_right_for_adam_if_each_branch_is_divided_by_their_number():
+def test_weights_of_a_loop_are_right_where_the_code_divides_by_their_number():
     ode = dm.get_parametrization("ode")
     result = audit(*both(Looped, False, ode), VECTORS, rule=ode)
-    assert names(result) == ["repeated_weights"]
     assert result.ok
-    assert "with alpha=1" not in str(result)
+    assert not result.findings
+
+
+def test_a_rule_without_depth_has_none_for_uses_and_names_what_is_repeated():
+    rule = dm.get_parametrization("mup")
+    result = audit(*both(Looped, False, rule), VECTORS, rule=rule)
+    assert names(result) == ["repeated_weights"]
+    assert not result.ok
 
 
 def test_a_tied_embedding_is_used_twice_and_is_no_finding():

@@ -136,8 +136,11 @@ def test_the_width_to_few_features_is_noted_outside_of_branches_too():
 
 
 def test_a_table_that_layers_multiply_by_their_own_weights_does_not_add_up():
-    repeated = [finding for finding in audited(positions).findings if finding.name == "repeated_weights"]
-    assert [(finding.paths, finding.certain) for finding in repeated] == [(("positions",), False)]
+    result = audited(positions)
+    assert not found(result)
+    infos = flatten_info(result.info)
+    assert {info.uses for info in infos.values()} == {1}
+    assert {path for path, info in infos.items() if info.summed != 1} == {"positions"}  # SGD's gradient is a sum
 
 
 def test_what_a_loop_makes_for_its_next_round_alone_is_needed():
