@@ -265,6 +265,7 @@ class NetworkExperiment(Experiment):
     """A network, trained by the gradient of a loss with an optax optimizer that follows the rule."""
 
     model: nn.Module | UserNetwork  # reads the output of dataset.prepare
+    made: ModelFunctions | None = None  # of a user's network under ``rule``: to make one takes as long as to trace it
     variables: Mapping[str, ArrayTree]  # shapes: "params" and other collections
     optimizer: optax.GradientTransformation  # of the whole update
 
@@ -288,7 +289,8 @@ class NetworkExperiment(Experiment):
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
-            return rescaled(self.model.functions(rule), self.init_factors)
+            made = self.made if rule is self.rule and self.made is not None else self.model.functions(rule)
+            return rescaled(made, self.init_factors)
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
 
     def _task(

@@ -141,6 +141,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     experiment = NetworkExperiment(
         **common,
         model=network,
+        made=functions,
         info=found.info,
         variables={"params": params, **collections},
         optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
