@@ -117,8 +117,15 @@ class _Walk:
         factors = list(dict.fromkeys(node.inputs[:2]))
         if len(factors) < 2:
             return None
-        factors.sort(key=lambda j: self.kinds[j] != PARAM)
+        factors.sort(key=self._distance)
         return next((found for found in map(self.of, factors) if found), None)
+
+    def _distance(self, i: int) -> int:
+        """0 of weights, 1 of numbers times weights (a norm's scale over the deviation, computed first), else 2."""
+        while self.nodes[i].op in SAME_PLACE | MOVES:
+            i = self.nodes[i].inputs[0]
+        of_factors = [self.kinds[j] for j in self.nodes[i].inputs] if self.nodes[i].op == "mul" else []
+        return 0 if self.kinds[i] == PARAM else 1 if PARAM in of_factors else 2
 
     def _offset(self, node: Node) -> float | None:
         """The number that is added to an array of parameters."""

@@ -50,7 +50,7 @@ def _is_read(node: Node) -> bool:
     """Whether an operation is understood. Rounding to few bits is not, as it comes between a scale and its inverse."""
     if node.op == "convert_element_type":
         eqn = node.params["callers"][-1]
-        return _bits(eqn.outvars[0]) > 8 or _bits(eqn.invars[0]) <= 8
+        return not 1 < _bits(eqn.outvars[0]) <= 8 or _bits(eqn.invars[0]) <= 8  # to a boolean, it is a comparison
     if node.op in (PARAM, INPUT) or is_understood(node.op):
         return True
     results = node.params["callers"][-1].outvars[node.params["result"] :]

@@ -267,6 +267,11 @@ def branch_net(end):
     return make
 
 
+def normed_as_haiku_does(x, scale, offset):
+    """A norm that multiplies the scale by the inverse deviation first."""
+    return (x - x.mean(0)) * (jax.lax.rsqrt(x.var(0) + 1e-5) * scale) + offset
+
+
 @pytest.mark.parametrize(
     ("end", "carriers"),
     [
@@ -275,6 +280,7 @@ def branch_net(end):
         (lambda q, h: jax.nn.sigmoid(h @ q["a"]) * (h @ q["b"]), {"b"}),
         (lambda q, h: jnp.concatenate([h @ q["a"], h @ q["b"]], 1)[:, ::2], {"a", "b"}),
         (lambda q, h: jax.checkpoint(lambda y: y @ q["b"])(jnp.tanh(h @ q["a"])), {"b"}),
+        (lambda q, h: normed_as_haiku_does(h @ q["a"], *q["b"][:2]), {"b"}),
         (lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]), None),  # a nonlinearity at the end
         (lambda q, h: (h @ q["a"]) * (h @ q["a"]) + h @ q["b"], None),  # a square
         (lambda q, h: rms_normed(jnp.tanh(h @ q["a"]) @ q["b"]), None),  # a norm without a scale

@@ -87,6 +87,7 @@ READ = {
     "barrier": jax.lax.optimization_barrier,
     "scan": lambda y: jax.lax.scan(lambda c, _: (c * 1.0, None), y, length=3)[0],
     "while": lambda y: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 1.0), (0, y))[1],
+    "mask": lambda y: jnp.where((y > 0).astype(jnp.int32).astype(bool), y, 0),
     "unitary_fft": lambda y: jnp.fft.fft(y, norm="ortho").real,
 }
 FACTOR = {
