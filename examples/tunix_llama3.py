@@ -2,7 +2,7 @@
 
     pip install google-tunix && python examples/tunix_llama3.py TEXT_FILE
 
-Tiny Shakespeare, nats per character at the small model's best rate (2.24): 2.13 +- .03 with, 2.72 +- .15 without, n = 5.
+Tiny Shakespeare, nats per character at the small model's best rate (2.24): 2.13 +- .03 with, 2.72 +- .15 without (n=5)
 """
 
 import sys

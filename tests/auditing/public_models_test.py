@@ -4,6 +4,7 @@ import functools
 import importlib
 import os
 import pathlib
+import re
 import runpy
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax.networks.model_functions import model_functions
@@ -256,3 +258,72 @@ def test_the_example_on_llama_3_runs_and_the_large_model_learns():
     for base in ((32, 2), None):
         start, end = (losses(text, (32, 4), base, [2**-7], steps)[0] for steps in (1, 60))
         assert end < 0.9 * start
+
+
+def diffs_of_docs():
+    """Name of a package -> the programs before and after the diff that docs/your_model.md shows."""
+    page = (
+        (pathlib.Path(__file__).parents[2] / "docs" / "your_model.md")
+        .read_text()
+        .partition("<!-- public models -->")[2]
+    )
+    for diff in re.findall(r"```diff\n(.*?)```", page, re.DOTALL):
+        lines = diff.splitlines()
+        yield lines[0].split()[1].strip(":"), *("\n".join(x[1:] for x in lines if x[:1] != out) for out in "+-")
+
+
+def names_of_llama3(importorskip):
+    code = importorskip("tunix.models.llama3.model")
+    sizes = {"vocab_size": CLASSES, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, **LLAMA}
+    configs = [code.ModelConfig(num_layers=d, embed_dim=w, hidden_dim=64, **sizes) for w, d in ((64, 4), (32, 2))]
+    return {"Llama3": code.Llama3, "configs": configs, "tokens": TOKENS, "positions": PLACES, "mask": MASK}
+
+
+def names_of_griffin(importorskip):
+    code = importorskip("recurrentgemma.jax.griffin")
+    configs = [griffin(*size).config for size in ((64, 4), (32, 2))]
+    return {"Griffin": code.Griffin, "configs": configs, "tokens": TOKENS, "positions": PLACES}
+
+
+def names_of_gpt2(importorskip):
+    code = importorskip("transformers")
+    if not hasattr(code, "FlaxGPT2LMHeadModel"):
+        pytest.skip("transformers has no Flax")
+    configs = [code.GPT2Config(vocab_size=CLASSES, n_head=2, n_embd=w, n_layer=d) for w, d in ((64, 4), (32, 2))]
+    names = {"tokens": TOKENS, "positions": PLACES, "mask": np.ones_like(TOKENS)}
+    return names | {"FlaxGPT2LMHeadModel": code.FlaxGPT2LMHeadModel, "configs": configs}
+
+
+def names_of_vit(importorskip):
+    code, equinox = importorskip("equimo.models.vit"), importorskip("equinox")
+    sizes = {"img_size": 16, "in_channels": 3, "patch_size": 8, "num_heads": 2, "num_classes": CLASSES}
+    configs = [{"dim": w, "depths": [d], **sizes} for w, d in ((64, 4), (32, 2))]
+    names = {"VisionTransformer": code.VisionTransformer, "configs": configs, "eqx": equinox}
+    return names | {"images": CHANNELS_FIRST[..., :16, :16]}
+
+
+def names_of_resnet(importorskip):
+    haiku = importorskip("haiku")
+    resnet = lambda config, x, is_training: haiku.nets.ResNet(**config)(x, is_training)
+    configs = [
+        {"blocks_per_group": (d,) * 4, "channels_per_group": (w, w, w, w), "num_classes": CLASSES}
+        | {"initial_conv_config": {"output_channels": w}}
+        for w, d in ((64, 4), (32, 2))
+    ]
+    return {"hk": haiku, "functools": functools, "resnet": resnet, "configs": configs, "images": CHANNELS_LAST}
+
+
+NAMES = {"google-tunix": names_of_llama3, "recurrentgemma": names_of_griffin, "transformers": names_of_gpt2}
+NAMES |= {"equimo": names_of_vit, "dm-haiku": names_of_resnet}
+
+
+@pytest.mark.parametrize(("package", "before", "after"), diffs_of_docs(), ids=NAMES)
+def test_the_diffs_of_the_page_run_and_change_no_line_of_a_model(package, before, after):
+    scope = NAMES[package](pytest.importorskip)
+    scope |= {"nnx": nnx, "optax": optax, "dm": dm, "rule": RULE, "key": jax.random.key(0)}
+    exec(before, dict(scope))
+    exec(after, scope)
+    assert scope["audit"].ok, str(scope["audit"])
+    assert len(set(after.splitlines()) - set(before.splitlines())) == 3
+    if "params" in scope:
+        scope["optimizer"].init(scope["params"])
