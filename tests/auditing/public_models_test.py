@@ -274,30 +274,30 @@ def diffs_of_docs():
 
 def names_of_llama3(importorskip):
     code = importorskip("tunix.models.llama3.model")
-    sizes = {"vocab_size": CLASSES, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, **LLAMA}
-    configs = [code.ModelConfig(num_layers=d, embed_dim=w, hidden_dim=64, **sizes) for w, d in ((64, 4), (32, 2))]
+    sizes = {"vocab_size": CLASSES, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "hidden_dim": 64, **LLAMA}
+    configs = [code.ModelConfig(num_layers=d, embed_dim=w, **sizes) for w, d in ((64, 4), (32, 2))]
     return {"Llama3": code.Llama3, "configs": configs, "tokens": TOKENS, "positions": PLACES, "mask": MASK}
 
 
 def names_of_griffin(importorskip):
     code = importorskip("recurrentgemma.jax.griffin")
     configs = [griffin(*size).config for size in ((64, 4), (32, 2))]
-    return {"Griffin": code.Griffin, "configs": configs, "tokens": TOKENS, "positions": PLACES}
+    return {"Griffin": code.Griffin, "configs": configs, "tokens": jnp.array(TOKENS), "positions": jnp.array(PLACES)}
 
 
 def names_of_gpt2(importorskip):
     code = importorskip("transformers")
     if not hasattr(code, "FlaxGPT2LMHeadModel"):
         pytest.skip("transformers has no Flax")
-    configs = [code.GPT2Config(vocab_size=CLASSES, n_head=2, n_embd=w, n_layer=d) for w, d in ((64, 4), (32, 2))]
+    configs = [code.GPT2Config(vocab_size=CLASSES, n_head=w // 16, n_embd=w, n_layer=d) for w, d in ((64, 4), (32, 2))]
     names = {"tokens": TOKENS, "positions": PLACES, "mask": np.ones_like(TOKENS)}
     return names | {"FlaxGPT2LMHeadModel": code.FlaxGPT2LMHeadModel, "configs": configs}
 
 
 def names_of_vit(importorskip):
     code, equinox = importorskip("equimo.models.vit"), importorskip("equinox")
-    sizes = {"img_size": 16, "in_channels": 3, "patch_size": 8, "num_heads": 2, "num_classes": CLASSES}
-    configs = [{"dim": w, "depths": [d], **sizes} for w, d in ((64, 4), (32, 2))]
+    sizes = {"img_size": 16, "in_channels": 3, "patch_size": 8, "num_classes": CLASSES}
+    configs = [{"dim": w, "num_heads": w // 16, "depths": [d], **sizes} for w, d in ((64, 4), (32, 2))]
     names = {"VisionTransformer": code.VisionTransformer, "configs": configs, "eqx": equinox}
     return names | {"images": CHANNELS_FIRST[..., :16, :16]}
 
