@@ -192,7 +192,7 @@ def require_rescaled(info: InfoTree) -> None:
         raise InputError(
             f"{carriers[0]!r} carries a factor that is not in the code, so it must start at other values: call "
             "params = dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init, with the "
-            "optimizer's info (after audit.accept, if that is needed). If a run that did so has saved these parameters, "
+            "optimizer's info (after audit.accept, if needed). If a run that did so has saved these parameters, "
             "pass dm.rescaled_before(audit.info) to the optimizer."
         )
 
