@@ -113,14 +113,6 @@ class Comparison:
         """Sums of a stream that were not read, if their number grows with depth; else ``None``."""
         return self.facts.unread_sums if self.facts.unread_sums.number > self.base.unread_sums.number else None
 
-    @property
-    def fading(self) -> list[str]:
-        """Parameters of branches whose stream is multiplied by one number in both models, if their number grows."""
-        fades = lambda b: any(not close(b.kept * factor, 1) for factor in b.carried)
-        several = [list(filter(fades, facts.branches)) for facts in (self.facts, self.base)]
-        number, base_number = (sum(b.times for b in branches) for branches in several)
-        return sorted(frozenset[str]().union(*(b.paths for b in several[0]))) if number > base_number else []
-
     def findings(self) -> list[Finding]:
         """All differences between the forward pass and the rule."""
         shortcuts = self._shortcuts()
@@ -135,12 +127,13 @@ class Comparison:
             if ratio is not None and not close(ratio, 1):
                 projection = [path for path in branch.shortcut if path and branch.projected]
                 wrong.setdefault(float(number(ratio)), []).extend(projection or sorted(branch.paths))
+        also = ", or k^(1/r) if each layer of the base model multiplies the stream by k" * self.of_branches.fades
         return [
             Finding(
                 "shortcut_in_branch",
                 tuple(dict.fromkeys(paths)),
                 f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
-                "rule wants 1.",
+                f"rule wants 1{also}.",
                 "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
             )
             for ratio, paths in wrong.items()
@@ -169,7 +162,7 @@ class Comparison:
             wrong.setdefault(key, []).append(branch)
         result = []
         for (name, found, r, n), branches in wrong.items():
-            paths = [path for b in branches for path in self.of_branches.products(b.factors) or sorted(b.paths)]
+            paths = [path for b in branches for path in self.of_branches.ends(b)]
             where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
@@ -283,13 +276,14 @@ class Comparison:
         """Products of two activations: the base model's size, the ratio of their factors, and the rule's for scores."""
         result, scale = [], self.rule.attention_scale
         name = lambda s: (s.in_softmax, frozenset(map(series, s.paths)))
-        in_order = lambda facts: sorted(facts.scores, key=lambda s: s.node)
-        alike = grouped(in_order(self.base), name)
-        first = {name(s): s for s in reversed(in_order(self.facts))}
+        alike, seen = grouped(self.base.scores, name), set()
         for scores in self.facts.scores:
-            others = alike.get(name(scores), [])
+            known = alike.get(name(scores), [])
+            nth = scores.nth % (1 + max((s.nth for s in known), default=0))
+            others = [s for s in known if s.nth == nth]
             # The first layer may read embeddings without a norm, so those behind it are compared with the last.
-            is_last = scores is not first[name(scores)] and len({s.size for s in others}) == 1
+            is_last = (name(scores), nth) in seen and len({s.size for s in others}) == 1
+            seen.add((name(scores), nth))
             other = (others[-1] if is_last else others[0]) if others else None
             size, factor = (other.size, other.factor or math.nan) if other is not None else (scores.size, math.nan)
             result.append((scores, size, scores.factor / factor, float(scale(scores.size, size) / scale(size, size))))
@@ -458,12 +452,6 @@ def _sums(compared: Comparison) -> Iterable[Finding]:
             "of the stream, its first value, another stream such as a velocity, or a sum over layers."
         )
         yield Finding("sum", paths, text, _AS_BRANCH, source=sums.source)
-    if fading := compared.fading:
-        text = (
-            f"the sums of the stream and {summary(fading)} are multiplied by a number other than 1 in every layer, so "
-            "what the first layers add fades or grows with depth."
-        )
-        yield Finding("stream", tuple(fading), text, _AS_BRANCH)
 
 
 def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[Finding]:

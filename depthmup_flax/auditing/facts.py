@@ -31,6 +31,7 @@ class Scores:
     factor: float  # NaN is unknown
     in_softmax: bool  # or in a sigmoid
     node: int
+    nth: int = 0  # of those that the same weights make, as queries do that read relative positions, too
 
 
 ROUNDING = "rounding to"  # the name of an operation that makes numbers of few bits
@@ -98,8 +99,8 @@ class Branch:
 
     @functools.cached_property
     def kind(self) -> frozenset[str]:
-        """What equal branches of all layers have in common."""
-        return frozenset(map(series, self.paths))
+        """What equal branches of all layers have in common: what they end in, whatever else the last one reads."""
+        return frozenset(map(series, self.factors.keys() - {""} or self.paths))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,9 @@ class Traced:
     shapes: Mapping[str, tuple[int, ...]]
     has_tokens: bool  # learned tokens may be multiplied by a matrix, so the facts depend on what grows
     unread_sums: Unread
-    links: frozenset[frozenset[str]]  # the last weights of branches that do not read their stream
+    nodes: Collection[int]  # all residual sums
+    ends: frozenset[frozenset[str]]  # the last weights of branches
+    asked: Collection[frozenset[str]]  # those that would decide whether a sum is residual
     kinds: Sequence[str]  # of every node, see `uses`
 
     @property
@@ -158,7 +161,7 @@ class Traced:
         )
 
 
-_MOST_SKIPS = 8  # connections around each other
+_MOST_ROUNDS = 8  # as many as skips around each other
 
 
 # Axes of each parameter that grow -> the facts of one model of a pair.
@@ -176,24 +179,28 @@ def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again,
         lambda growing: _Reader(graph, growing, plain, alike).result(),
         lambda growing: _Reader(base, growing, base_plain, alike).result(),
     )
-    for _ in range(_MOST_SKIPS):
+    for _ in range(_MOST_ROUNDS):
         facts, base_facts = (read({}) for read in again)
         inner, base_inner = (
             {kind: max(b.inner for b in branches) for kind, branches in grouped(f.branches, lambda b: b.kind).items()}
             for f in (facts, base_facts)
         )
         skips = {kind for kind, number in inner.items() if number > base_inner.get(kind, number)}
-        links = facts.links | base_facts.links
-        if not skips and links <= alike:
+        for nodes, f in ((plain, facts), (base_plain, base_facts)):
+            nodes |= {b.node for b in f.branches if b.kind in skips and b.inner}
+        more = ((facts.ends | base_facts.ends) & {*facts.asked, *base_facts.asked}) - alike
+        alike |= more
+        if skips or more:
+            continue
+        ends = [tuple(i for i in g.ends if i in f.nodes) for g, f in ((graph, facts), (base, base_facts))]
+        if ends == [graph.ends, base.ends]:
             break
-        alike |= links
-        plain |= {b.node for b in facts.branches if b.kind in skips and b.inner}
-        base_plain |= {b.node for b in base_facts.branches if b.kind in skips and b.inner}
+        graph.ends, base.ends = ends
     return facts, base_facts, again
 
 
 class _Reader:
-    """Reads the facts of a graph; ``plain`` are sums that are not residual, ``alike`` the `Traced.links` of all models.
+    """Reads the facts of a graph; ``plain`` are sums that are not residual, ``alike`` the `Traced.ends` of both models.
 
     Without the axes of each parameter that are ``growing``, a learned token that a matrix multiplies is taken for a
     weight.
@@ -238,7 +245,9 @@ class _Reader:
             has_tokens=self.uses.has_tokens,
             shapes=self.shapes,
             unread_sums=self._unread_sums(),
-            links=frozenset(s.ends for s in self.streams.sums if s.ends),
+            nodes={s.node for s in self.streams.sums},
+            ends=frozenset(s.ends for s in self.streams.sums),
+            asked=self.streams.asked,
             kinds=self.uses.kinds,
         )
 
@@ -430,7 +439,11 @@ class _Reader:
                 others[j] |= terms[j]
         scores = [self._product(j, terms[j], terms) for j, terms in in_softmax.items()]
         scores += [self._product(j, frozenset(factors)) for j, factors in others.items()]
-        return [s for s in scores if s.in_softmax or s.paths]
+        count, result = Counter[Hashable](), []
+        for s in sorted((s for s in scores if s.in_softmax or s.paths), key=lambda s: s.node):
+            result.append(dataclasses.replace(s, nth=count[s.in_softmax, s.paths]))
+            count[s.in_softmax, s.paths] += 1
+        return result
 
     def _product(self, j: int, after: frozenset[float], softmax: Terms | None = None) -> Scores:
         """The product at a node; ``after``: factors behind it, ``softmax``: the terms that it enters a softmax with."""

@@ -22,7 +22,7 @@ from jax.extend import core
 from depthmup_flax.networks.calls import shapes_of as arrays_text
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
-from depthmup_flax.util.primitives import KEEPS_NUMBER, PARALLEL
+from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_NUMBER, PARALLEL, SUMS
 from depthmup_flax.util.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
@@ -51,6 +51,9 @@ class Graph:
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     output: int = -1
+    # The last sums of streams that the output does not depend on: that of a graph's edges, which nothing reads. As
+    # traced, these are any last sums.
+    ends: tuple[int, ...] = ()
     loops: tuple[Loop, ...] = ()  # that new nodes run in
     replaced: set[str] = dataclasses.field(default_factory=set)  # names of functions in whose place others are traced
 
@@ -77,8 +80,8 @@ class Graph:
             stack += new
 
     def needed(self, cut: Collection[Place] = ()) -> list[bool]:
-        """Whether the output depends on each node, by a path that passes none of the places ``cut``."""
-        needed, stack = [False] * len(self.nodes), [self.output] if (self.output, -1) not in cut else []
+        """Whether the output or an end depends on each node, by a path that passes none of the places ``cut``."""
+        needed, stack = [False] * len(self.nodes), [i for i in (self.output, *self.ends) if (i, -1) not in cut]
         while stack:
             i = stack.pop()
             if not needed[i]:
@@ -249,7 +252,28 @@ def trace(
     for op, tree in ((STATE, state), (INPUT, inputs)):
         leaves += [graph.add(op, (), leaf.shape, {"dtype": leaf.dtype}) for leaf in jax.tree.leaves(tree)]
     (graph.output,) = _Inliner(graph, known).run(closed, leaves)
+    graph.ends = _ends(graph)
     return graph
+
+
+def _ends(graph: Graph) -> tuple[int, ...]:
+    """The last sums that the output does not depend on of what, entry by entry, begins with an array that it needs."""
+    needed, of_batch, of_stream, ends = graph.needed(), list[bool](), list[bool](), list[int]()
+    for i, node in enumerate(graph.nodes):
+        of_batch.append(node.op == INPUT or any(of_batch[j] for j in node.inputs))
+        alike = (j for j in node.inputs if node.op in ENTRYWISE and graph.nodes[j].shape == node.shape)
+        of_stream.append(of_batch[i] and (needed[i] or any(of_stream[j] for j in alike)))
+    followed = needed
+    for i in reversed(range(len(graph.nodes))):
+        node = graph.nodes[i]
+        is_whole = lambda j, shape=node.shape: graph.nodes[j].shape == shape and graph.nodes[j].op != "broadcast_in_dim"
+        # Norms subtract a mean, which is no whole array.
+        is_sum = node.op in SUMS and of_stream[i] and all(of_batch[j] and is_whole(j) for j in node.inputs)
+        if is_sum and not followed[i] and not node.loops:
+            ends.append(i)
+        for j in node.inputs:
+            followed[j] |= followed[i] or is_sum
+    return tuple(ends)
 
 
 class _Inliner(Interpreter[int]):

@@ -61,7 +61,7 @@ def audit(
     Args:
       model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
         module is mapped over the batch. The base has the tuned width *and* depth.
-      x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
+      x: a batch, arrays or shapes, for both models. A tuple without names is passed as several arguments.
       rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
         encoder and a decoder separately.

@@ -250,24 +250,14 @@ def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping
     """The branches of a stream that count for its depth; none if their numbers are fixed."""
     growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
     kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
-    names = frozenset[str]().union(*kinds)  # a first block without a norm is a block, too
-    return [b for b in stream if b.kind in kinds or (b.kind and b.kind <= names)]
+    return [b for b in stream if b.kind in kinds]
 
 
 def branch_counts(facts: Traced) -> dict[Kind, float]:
-    """The number of branches of each kind, with those that the output does not need, at the end of a second stream."""
+    """The number of branches of each kind."""
     counts: dict[Kind, float] = {}
     for branch in facts.branches:
         counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
-    used, unused = Counter[str](), Counter[str]()
-    for path in facts.shapes:
-        (used if path in facts.uses else unused)[series(path)] += 1
-    kinds_of = Counter(name for kind in counts for name in kind)
-    for kind, count in counts.items():
-        # A layer that lacks a branch lacks all parameters that are of this branch alone.
-        lacking = {unused[name] * count / used[name] for name in kind if kinds_of[name] == 1}
-        if len(lacking) == 1 and (more := lacking.pop()).is_integer():
-            counts[kind] += more
     return counts
 
 
@@ -303,6 +293,11 @@ class _Sum:
     onward: float | None  # ``k``; ``None``: a norm or the readout comes first
 
 
+def _fades(branch: Branch) -> bool:
+    """Whether the stream is multiplied by a number other than 1 up to the next branch."""
+    return any(not close(branch.kept * factor, 1) for factor in branch.carried)
+
+
 class BranchFactors:
     """What multiplies each branch of a model, and each shortcut.
 
@@ -320,6 +315,11 @@ class BranchFactors:
         self.facts, self.base, self._wanted, self._absolute = facts, base, wanted, absolute
         self.multiplied_before: set[int] = set()
         self.mixed: set[int] = set()
+        # If every layer multiplies the stream, the product over all layers must not depend on their number.
+        fading = {b.kind for f in (facts, base) for b in f.branches if _fades(b)}
+        number, base_number = (sum(b.times for b in f.branches if b.kind in fading) for f in (facts, base))
+        base_number *= facts.unread_sums.number <= base.unread_sums.number  # of what a velocity keeps, little is known
+        self.fades, self._layers = base_number > 0, number / base_number if number and base_number else 1.0
         sums = {branch.node: self._read(branch) for branch in facts.branches}
         self.found = {node: self._found(node, one) for node, one in sums.items()}
         self.shortcut = {node: self._of_shortcut(node, one) for node, one in sums.items()}
@@ -333,6 +333,11 @@ class BranchFactors:
     def products(self, paths: Iterable[str]) -> list[str]:
         """Those of the parameters that are used in products."""
         return [path for path in paths if any(u.kind == PRODUCT for u in self.facts.uses.get(path, ()))]
+
+    def ends(self, branch: Branch) -> list[str]:
+        """The weights that a branch ends in, or the scale or bias of the norm behind them; else all parameters."""
+        behind = [path for path in branch.factors if path]
+        return self.products(behind) or behind[:1] or self.products(branch.normalized) or sorted(branch.paths)
 
     def like(self, branch: Branch) -> Branch | None:
         """The first of the base model's branches that is most like a branch."""
@@ -379,6 +384,8 @@ class BranchFactors:
         kept = ratio_of(frozenset({branch.kept}), frozenset({1.0 if self._absolute else other.kept}))
         if kept is None:
             return _Sum(None, None, 1.0, None)
+        growth = 1 - 1 / self._layers if _fades(other) and not self._absolute else 0.0
+        kept *= other.kept**growth
         after = self.one(branch.factors, other.factors, wanted * kept)
         known = [ratio for ratio in self._of_terms(branch.factors, other.factors).values() if ratio is not None]
         if any(not close(ratio, known[0]) for ratio in known):
@@ -389,6 +396,7 @@ class BranchFactors:
                 self.multiplied_before.add(branch.node)
                 after = total
         onward = ratio_of(branch.carried, frozenset({1.0}) if self._absolute else other.carried)
+        onward = onward if onward is None or not growth else onward * min(other.carried) ** growth
         return _Sum(after, None if after is None else after / kept, kept, onward)
 
     def _found(self, node: int, one: _Sum) -> float | None:

@@ -32,14 +32,16 @@ class ResidualSum:
     before: int  # the latest array of the stream that the shortcut keeps
     loops: tuple[Loop, ...]
     projected: bool = False
-    ends: frozenset[str] = frozenset()  # of a branch that does not read its stream: its last weights, without numbers
+    ends: frozenset[str] = frozenset()  # the branch's last weights, without numbers
+    is_apart: bool = False  # the branch does not read its stream
 
 
 class StreamPaths:
     """For every array, sets of earlier arrays (as bits) by the paths on which it depends on them.
 
     An array that two others read may be of a stream: a branch and a shortcut read it. A sum continues the stream of its
-    shortcut, so paths end where they enter it by its branch. ``alike`` are the `ResidualSum.ends` of other layers.
+    shortcut, so paths end where they enter it by its branch. What is no branch for sure is one if other layers end in
+    the same weights: ``alike`` are their `ResidualSum.ends`, and `asked` those that would decide.
     """
 
     def __init__(
@@ -50,19 +52,17 @@ class StreamPaths:
         plain: Collection[int],
         alike: Collection[frozenset[str]],
     ):
-        self.graph, self.kinds, self.needed, self.alike, self._at = (
-            graph,
-            uses.kinds,
-            graph.needed(),
-            alike,
-            uses.by_node(),
-        )
+        self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
+        self.alike, self._at = alike, uses.by_node()
         self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
         self.same = [0] * size  # on a path that keeps the stream
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
         self.summed = [0] * size  # the same, or with something added
+        self.line = [0] * size  # on a path without a product with a parameter; a sum continues that of its shortcut
+        self.past = [0] * size  # the same, with a residual sum on it
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
+        self.asked: set[frozenset[str]] = set()
         self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
@@ -79,7 +79,7 @@ class StreamPaths:
         for i in self._nodes():
             self._extend(i, degrees, i in plain)
             if readers[i] > 1:
-                for paths in (self.after, self.same, self.exact, self.summed):
+                for paths in (self.after, self.same, self.exact, self.summed, self.line):
                     paths[i] |= 1 << len(self.starts)
                 self.bit_of[i] = len(self.starts)
                 self.starts.append(i)
@@ -95,12 +95,19 @@ class StreamPaths:
         terms = [j for j in inputs if self.kinds[j] == ACTIVATION]
         return terms if len(set(terms)) == 2 else []
 
+    def _sides(self, i: int) -> Sequence[Sequence[int]]:
+        """The two arrays that a node adds, as a shortcut and a branch may be, and the other way round."""
+        terms = self.added(i)
+        return (terms, terms[::-1]) if terms else ()
+
     def _extend(self, i: int, degrees: Sequence[float], is_plain: bool) -> None:
         node = self.graph.nodes[i]
         reads = [j for j in node.inputs if self.kinds[j] == ACTIVATION]
         is_product = i in self.products
-        # The largest of the variance and zero, in a norm, has degree 2.
+        # The largest of the variance and zero, in a norm, has degree 2, and the inverse of its root is multiplied.
         bends = node.op in NONLINEAR and not (node.op in ("max", "min", "abs") and reads and degrees[reads[0]] != 1)
+        is_bilinear = node.op in ("mul", "dot_general") and len(set(reads)) == 2
+        bends |= is_bilinear and all(self.learned[j] and degrees[j] > 0 for j in reads)
         for j in reads:
             self.after[i] |= self.after[j]
             self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
@@ -111,7 +118,11 @@ class StreamPaths:
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
         self.bent[i] = bends or any(self.bent[j] for j in reads)
         self.of_batch[i] = node.op == INPUT or any(self.of_batch[j] for j in reads)
-        found = self._identity(i, *self.added(i)) if self.added(i) and not is_plain else None
+        is_sum = bool(self.added(i)) and not is_plain
+        found = (self._identity(i, *self.added(i)) or self.link(i, None)) if is_sum else None
+        for j in () if is_product else reads if found is None else [found.shortcut]:
+            self.line[i] |= self.line[j]
+            self.past[i] |= self.past[j] if found is None else self.line[j]
         scales = self._scales(i, reads)
         if node.op in SAME_PLACE | SUMS or scales:
             self.summed[i] = functools.reduce(operator.or_, (self.summed[j] for j in reads), 0)
@@ -145,7 +156,8 @@ class StreamPaths:
         is_copied = self.graph.nodes[shortcut].shape != self.graph.nodes[node].shape
         if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
             return None
-        is_none = self._is_constant(branch) or self._old(branch, start)
+        is_later = self.past[branch] >> self.bit_of[start] & 1  # an earlier value is added to the stream's own
+        is_none = is_later or self._is_constant(branch) or self._old(branch, start)
         return None if is_none else self._sum(node, shortcut, branch, start)
 
     def _array(self, bits: int) -> int:
@@ -153,8 +165,8 @@ class StreamPaths:
         return self.starts[bits.bit_length() - 1] if bits else -1
 
     def _sum(self, node: int, shortcut: int, branch: int, start: int, **others: Any) -> ResidualSum:
-        before = max(start, self._array(self.exact[shortcut]))
-        return ResidualSum(node, shortcut, branch, start, before, self.graph.nodes[node].loops, **others)
+        before, loops = max(start, self._array(self.exact[shortcut])), self.graph.nodes[node].loops
+        return ResidualSum(node, shortcut, branch, start, before, loops, ends=self._ends(branch), **others)
 
     def _old(self, branch: int, start: int) -> int:
         """The arrays in what is added, up to a factor, that the branch starts from, or that are no later; as bits.
@@ -187,48 +199,51 @@ class StreamPaths:
         return start in self.bit_of and bool(self.after[node] >> self.bit_of[start] & 1)
 
     def projection(self, node: int) -> ResidualSum | None:
-        """The sum of a branch and a projected shortcut, without a nonlinearity in it, if it looks like one."""
-        terms = self.added(node)
-        if not terms or self.graph.nodes[node].op not in ("add", "add_any"):
-            return None
-        latest = _highest(self.after[terms[0]] & self.after[terms[1]])  # the latest array that both depend on
-        for shortcut, branch in (terms, terms[::-1]):
-            starts = latest & self.by_product[shortcut] & self.by_product[branch]
-            starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
-            start = self._array(starts)
+        """The sum of a branch and a projected shortcut, which is linear, as the branch is not, or ends like others."""
+        for shortcut, branch in self._sides(node) if self.graph.nodes[node].op in ("add", "add_any") else ():
+            latest = _highest(self.after[shortcut] & self.after[branch])  # the latest array that both depend on
+            start = self._array(latest & self.by_product[shortcut] & self.by_product[branch])
             # Otherwise two networks that read the batch are added.
-            if starts and self.learned[start]:
+            if start < 0 or not self.learned[start] or self.by_nonlinearity[shortcut] & latest:
+                continue
+            if self.by_nonlinearity[branch] & latest or self._is_alike(branch, shortcut):
                 return self._sum(node, shortcut, branch, start, projected=True)
         return None
 
-    def link(self, node: int, kept: Collection[int]) -> ResidualSum | None:
+    def link(self, node: int, kept: Collection[int] | None) -> ResidualSum | None:
         """The sum of an array of a stream and what has no product with it: a pooling, or another stream's array.
 
         An array of a stream is unchanged in the shortcut, entry by entry. ``kept`` are the arrays that the shortcuts of
-        later sums keep: what does not read the stream is added to it if the stream goes on, before or after.
+        later sums keep: what does not read the stream is added to it if the stream goes on, before or after, or if it
+        ends like others, which counts alone where ``kept`` is not known (``None``): the last sum of a stream may be in
+        a branch of another.
         """
-        terms = self.added(node)
-        for shortcut, branch in (terms, terms[::-1]) if terms else ():
+        for shortcut, branch in self._sides(node):
             bit = _highest(self.exact[shortcut] & ~self.exact[branch])
             start = self._stream_array(node, bit)
             if start < 0 or self._is_constant(branch):
                 continue
+            is_apart = not self.after[branch] & bit
             if old := self._old(branch, start):
-                if not self._copies(branch, self._array(old)):
+                if kept is not None and not self._copies(branch, self._array(old)):
                     self._again |= old & ~bit & self.summed[shortcut]
                 continue
-            ends = frozenset[str]()
-            if self.after[branch] & bit:
-                is_branch = bool(self.by_mixing[branch] & bit) and not self.centers(node, bit)
+            if not is_apart:
+                is_branch = kept is not None and bool(self.by_mixing[branch] & bit) and not self.centers(node)
             else:  # an array that several read, as the stream's first value, is no branch
-                ends = self._ends(branch) if self.weighted[branch] and not self.exact[branch] else ends
                 first = self.graph.nodes[start]  # a loop carries the sum to its next round in place of this array
-                goes_on = node in kept or self._continues(start)
-                goes_on = goes_on or (first.op == "carry" and self._copies(first.params["next"], node))
-                is_branch = bool(ends) and (goes_on or ends in self.alike)
+                goes_on = kept is not None and (node in kept or self._continues(start))
+                goes_on |= kept is not None and first.op == "carry" and self._copies(first.params["next"], node)
+                is_branch = self.weighted[branch] and not self.exact[branch] and (goes_on or self._is_alike(branch))
             if is_branch:
-                return self._sum(node, shortcut, branch, start, ends=ends)
+                return self._sum(node, shortcut, branch, start, is_apart=is_apart)
         return None
+
+    def _is_alike(self, branch: int, other: int = -1) -> bool:
+        """Whether an array, and not the other, ends in the weights that branches of other layers end in."""
+        ends, others = (self._ends(i) if i >= 0 else frozenset() for i in (branch, other))
+        self.asked |= {ends} if ends and ends != others else set()
+        return ends in self.alike and others not in self.alike
 
     def _ends(self, node: int) -> frozenset[str]:
         """The weights of the last products that an array is made of, without numbers."""
@@ -238,8 +253,7 @@ class StreamPaths:
 
     def first(self, node: int, kept: Collection[int]) -> ResidualSum | None:
         """The first sum of a stream, whose stem no other operation reads."""
-        terms = self.added(node) if node in kept else []
-        for stem, branch in (terms, terms[::-1]) if terms else ():
+        for stem, branch in self._sides(node) if node in kept else ():
             if self._is_first(stem, branch) and not self._old(branch, stem):
                 return self._sum(node, stem, branch, stem)
         return None
@@ -257,9 +271,8 @@ class StreamPaths:
 
     def _continues(self, start: int) -> bool:
         """Whether an array is itself a sum of an array of a stream, or of a stem."""
-        terms = self.added(start)
-        sides = (terms, terms[::-1]) if terms else ()
-        return any(self._stream_array(start, _highest(self.exact[a])) >= 0 or self._is_first(a, b) for a, b in sides)
+        keeps = lambda array: self._stream_array(start, _highest(self.exact[array])) >= 0
+        return any(keeps(a) or self._is_first(a, b) for a, b in self._sides(start))
 
     def _copies(self, node: int, array: int) -> bool:
         """Whether a node is an earlier array, up to a factor."""
@@ -274,21 +287,15 @@ class StreamPaths:
         """Whether later layers add the branch, or the array that it is added to, again."""
         return bool(self._again & (self.summed[s.branch] | 1 << self.bit_of.get(s.start, len(self.starts))))
 
-    def centers(self, node: int, bit: int) -> bool:
-        """Whether a mean, a maximum or the like of an array is subtracted from it, as norms and softmax do."""
-        nodes, shape = self.graph.nodes, self.graph.nodes[node].shape
-        if nodes[node].op != "sub":
+    def centers(self, i: int) -> bool:
+        """Whether a mean, a maximum or the like of an array, spread over it, is subtracted from it, as by norms."""
+        nodes, size = self.graph.nodes, math.prod(self.graph.nodes[i].shape)
+        if nodes[i].op != "sub":
             return False
-        stack, is_spread = [nodes[node].inputs[1]], nodes[nodes[node].inputs[1]].shape != shape
-        while stack:
-            one = nodes[stack.pop()]
-            reads = [j for j in one.inputs if self.kinds[j] == ACTIVATION]
-            if one.op.startswith("reduce_") and "window" not in one.op:
-                return is_spread and not self.by_mixing[reads[0]] & bit
-            is_spread |= one.op == "broadcast_in_dim"
-            if one.op in SAME_PLACE | MOVES | SCALES | {"concatenate", "log"}:
-                stack += reads
-        return False
+        j = nodes[i].inputs[1]
+        while math.prod(nodes[j].shape) == size and nodes[j].op in SAME_PLACE | MOVES | SCALES | {"gather"}:
+            j = next((k for k in nodes[j].inputs if self.kinds[k] == ACTIVATION), i)
+        return math.prod(nodes[j].shape) < size
 
 
 def _highest(bits: int) -> int:
@@ -317,6 +324,7 @@ class Streams:
     shared: Mapping[int, frozenset[int]]  # the same of nodes that several branches read, and that belong to none
     parallel: Mapping[int, int]  # node of a sum -> the number of its stream; one that starts from another's end is it
     unread_sums: tuple[float, int]  # the most that one stream has outside of branches, and the last of them
+    asked: Collection[frozenset[str]]  # `ResidualSum.ends` of other layers that would decide
 
 
 def residual_streams(
@@ -337,7 +345,7 @@ def residual_streams(
     nested = _nested(graph, paths, sums, avoid)
     inside, shared = _inside(graph, paths, ordered, _carried(graph, paths, nodes))
     parallel = _parallel(graph, [s for s in ordered if s.node not in nested])
-    return Streams(ordered, nested, inside, shared, parallel, _unread_sums(graph, paths, nodes, avoid))
+    return Streams(ordered, nested, inside, shared, parallel, _unread_sums(graph, paths, nodes, avoid), paths.asked)
 
 
 def _nested(
@@ -356,7 +364,7 @@ def _nested(
         stream = stream_of[t.node]
         only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
         # Learned tokens; not a stream whose branches read others alone, which other layers read, too.
-        is_own = not (t.ends or depends(shortcut_of[stream], batch))
+        is_own = not (t.is_apart or depends(shortcut_of[stream], batch))
         own = {s.node for n, s in enumerate(sums) if is_own and not seen_outside[stream] >> n & 1}
         reads = lambda s, own=own, stream=stream: s.node in own and s.start < stream and depends(stream, {s.start})
         around = [s for s in only if paths.is_after(t.shortcut, s.start) or reads(s)]
@@ -371,7 +379,8 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
     The second are sets of positions in the first, as bits; all bits of a node outside of branches are set.
     """
     nodes, avoid = graph.nodes, [0] * len(graph.nodes)
-    avoid[graph.output] = -1
+    for i in (graph.output, *graph.ends):
+        avoid[i] = -1
     sums: list[ResidualSum] = []
     kept: set[int] = set()
     leaving: dict[int, int] = {}  # loop -> the same of its results
@@ -387,9 +396,6 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
         found = paths.sums.get(i)
         if found is None and avoid[i] == -1 and i not in plain:
             found = paths.link(i, kept) or paths.projection(i) or paths.first(i, kept)
-        elif found is None and i not in plain:  # the last sum of a stream that only another's branch reads
-            link = paths.link(i, ()) if paths.alike else None
-            found = link if link is not None and link.ends in paths.alike else None
         found = None if found is not None and paths.is_again(found) else found
         if found is not None:
             kept.add(found.start)
@@ -429,7 +435,7 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
         terms = paths.added(i) or stacked(graph, node)
         is_unread = terms and i not in sums and avoid[i] == -1 and all(paths.learned[j] for j in terms)
         count[i] = max(before)
-        if is_unread and not paths.centers(i, _highest(paths.exact[terms[0]])):
+        if is_unread and not paths.centers(i):
             count[i] += 1
             most, last = max((most, last), (count[i], i))
         most = max(most, count[i])
@@ -463,7 +469,8 @@ def _inside(
     """`Streams.inside` and `Streams.shared`: what many branches read, such as an encoder's output, is shared."""
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
     outside = [False] * len(graph.nodes)  # the output is reached without passing the end of a branch
-    outside[graph.output] = True
+    for i in (graph.output, *graph.ends):
+        outside[i] = True
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
     to_shortcut = [0] * len(graph.nodes)  # the sums whose shortcut is reached
     for n, s in enumerate(sums):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -182,10 +183,20 @@ class Audit:
         parts: dict[float, list[str]] = {}
         for row in self.rows:
             if row.info is not None and row.in_branch:
-                parts.setdefault(row.info.depth_ratio, []).append(row.path.split("/")[0])
-        several = [f"{ratio:g} in {summary(list(dict.fromkeys(names)))}" for ratio, names in parts.items()]
+                parts.setdefault(row.info.depth_ratio, []).append(row.path)
+        several = [f"{ratio:g} in {names}" for ratio, names in _told_apart(parts).items()]
         depth = " and ".join(several) if len(several) > 1 else f"{self.depth_ratio:g}"
         return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
+
+
+def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
+    """Parameters by ratio -> the shortest names of the modules that they are in, of which no two are equal."""
+    cut = lambda length: {
+        r: list(dict.fromkeys("/".join(path.split("/")[:length]) for path in paths)) for r, paths in parts.items()
+    }
+    alike = lambda names: len(set().union(*names.values())) < sum(map(len, names.values()))
+    names = next(names for names in map(cut, itertools.count(1)) if not alike(names))
+    return {r: summary(several, numbered=True) for r, several in names.items()}
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -194,7 +205,9 @@ def _table(rows: Sequence[Row]) -> Table:
     shown = [*range(6), *([6] if any(row.carried != 1 for row in rows) else [])]
     shown += [7] if any(row.missing for row in rows) else []
     pick = lambda cells: [cells[k] for k in shown]
-    lines = [pick(_cells(group)) for group in grouped(rows, _same).values()]
+    groups = list(grouped(rows, _same).values())
+    names = [collapsed([row.path for row in group]) for group in groups]
+    lines = [pick(_cells(group, names.count(name) > 1)) for group, name in zip(groups, names, strict=True)]
     return Table(pick(columns), lines, "".join(pick("<<<>>>><")), ruled=True)
 
 
@@ -224,12 +237,12 @@ def _same(row: Row) -> str:
     return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
 
 
-def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The line of equal layers."""
+def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
+    """The line of equal layers, whose numbers tell them from others."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
     return (
-        collapsed([row.path for row in rows]),
+        collapsed([row.path for row in rows], numbered),
         sizes([row.shape for row in rows]),
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
@@ -254,8 +267,8 @@ def number(x: float | None) -> str:
     return "?" if x is None else f"{x:.4g}"
 
 
-def summary(paths: Sequence[str]) -> str:
+def summary(paths: Sequence[str], numbered: bool = False) -> str:
     """At most three names for a sentence, one for equal layers."""
-    names = [collapsed(group) for group in grouped(paths, template).values()]
+    names = [collapsed(group, numbered) for group in grouped(paths, template).values()]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

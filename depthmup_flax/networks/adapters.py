@@ -30,8 +30,8 @@ def training_flags(call: Any, train: bool | None) -> dict[str, Any]:
 
 
 def arguments_of(batch: Any) -> tuple[Any, ...]:
-    """The arguments of a call on a batch: a tuple is several."""
-    return batch if isinstance(batch, tuple) else (batch,)
+    """The arguments of a call on a batch: a tuple is several, one with names, such as a graph of jraph, is one."""
+    return batch if type(batch) is tuple else (batch,)
 
 
 def abstract(array: Any) -> jax.ShapeDtypeStruct:

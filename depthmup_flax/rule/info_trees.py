@@ -139,10 +139,11 @@ def template(path: str) -> str:
     return re.sub(r"\d+", "*", path)
 
 
-def collapsed(paths: Sequence[str]) -> str:
-    """One name for paths with one `template`: ``block_*/kernel``."""
-    parts = [re.split(r"(\d+)", path) for path in paths]
-    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True))
+def collapsed(paths: Sequence[str], numbered: bool = False) -> str:
+    """One name for paths with one `template`: ``block_*/kernel``, or ``block_{0,1,2,...}/kernel``."""
+    columns = [list(dict.fromkeys(column)) for column in zip(*(re.split(r"(\d+)", p) for p in paths), strict=True)]
+    several = lambda numbers: f"{{{','.join(numbers[:3] + ['...'] * (len(numbers) > 3))}}}"
+    return "".join(c[0] if len(c) == 1 else several(c) if numbered else "*" for c in columns)
 
 
 def sizes(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -1,5 +1,8 @@
 """Residual sums are those of streams, however these are built: weightless branches, several streams, skips, names."""
 
+import collections
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,7 +28,8 @@ from stream_models import (
     translator,
 )
 
-from depthmup_flax import InputError, Role
+from depthmup_flax import InputError, Role, audit
+from depthmup_flax.auditing.verdict import Row, _table, _told_apart
 from depthmup_flax.rule.info_trees import flatten_info
 
 BRANCH, READOUT, ATTENTION = "missing_branch_multiplier", "readout_not_scaled", "attention_scale"
@@ -88,10 +92,8 @@ def test_a_branch_that_contains_its_stream_is_named():
     assert "shortcut_in_branch" in found(audited(leaky))
 
 
-def test_a_stream_that_is_multiplied_by_the_same_number_in_every_layer_is_not_passed_in_silence():
-    result = audited(constant_variance)
-    assert not found(result)
-    assert [one.name for one in result.not_judged] == ["stream"]
+def test_a_stream_that_is_multiplied_by_the_same_number_in_every_layer_is_named():
+    assert "shortcut_in_branch" in found(audited(constant_variance))
 
 
 def test_an_encoder_and_a_decoder_that_grow_differently_have_their_own_ratios():
@@ -102,8 +104,32 @@ def test_an_encoder_and_a_decoder_that_grow_differently_have_their_own_ratios():
     assert {path.split("/")[0]: r for path, r in ratios.items()} == {"encoder": 2, "decoder": 4}
     for site in ("read", "encode", "self", "cross"):
         assert found(audited(body, site, **BOTH)) == [BRANCH]
-    assert "2 in encoder" in str(result)
-    assert "4 in decoder" in str(result)
+    assert "r = 4 in decoder and 2 in encoder;" in str(result)
+
+
+def test_streams_in_one_module_are_told_apart():
+    def inside(shapes):
+        return {f"net/{name}": shape for name, shape in shapes.items()}, lambda tree: {
+            name.removeprefix("net/"): value for name, value in tree.items()
+        }
+
+    result = audited(translator(2, 4), names=inside, **BOTH)
+    assert "r = 4 in net/decoder and 2 in net/encoder;" in str(result)
+    of_numbers = {2.0: ["gc/w_0", "gc/w_2"], 3.0: ["gc/w_1", "gc/w_3"]}
+    assert _told_apart(of_numbers) == {2.0: "gc/w_{0,2}", 3.0: "gc/w_{1,3}"}
+
+
+def test_rows_of_one_name_have_its_numbers():
+    row = functools.partial(Row, shape=(2,), info=None, uses=1.0, wanted=1.0)
+    lines = str(_table([row(f"block{i}/w", found=0.5 if i < 4 else 1.0) for i in range(6)])).splitlines()
+    assert [line.split()[0] for line in lines if "block" in line] == ["block{0,1,2,...}/w", "block{4,5}/w"]
+
+
+def test_a_named_tuple_is_one_argument():
+    graph = collections.namedtuple("Graph", ["nodes"])(BATCH)
+    weights = {"w": jax.ShapeDtypeStruct((5, 3), jnp.float32)}
+    net = lambda weights, graph: graph.nodes @ weights["w"]
+    assert len(audit((net, weights), (net, weights), graph).rows) == 1
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])

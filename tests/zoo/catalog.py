@@ -17,6 +17,7 @@ from .branches import BRANCHES, WEIGHTLESS, mlp
 from .cases import Kind
 from .fresh import FRESH
 from .outsider import OUTSIDER
+from .residual import RESIDUAL
 from .scales import LOOPED_RULE, A, Scales
 from .scope import NAMINGS, Net, Scope
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
@@ -262,4 +263,5 @@ KINDS: Mapping[str, Kind] = {
     **STYLES,
     **FRESH,
     **OUTSIDER,
+    **RESIDUAL,
 }

@@ -21,7 +21,8 @@ Wrong = Callable[["Scales"], float]
 class Fault:
     """One mistake: what stands at the places of one name.
 
-    A place is ``branch``, ``stream`` (what the branch is added to), ``readout``, ``embedding``, ``heads`` (scores),
+    A place is ``branch``, ``stream`` (what the branch is added to), ``fading`` (its power there),
+    ``readout``, ``embedding``, ``heads`` (scores),
     ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a
     hidden product outside of branches), ``before`` (a branch in front of the norm that ends it).
     """
@@ -94,6 +95,10 @@ class Scales:
         """On what a branch is added to."""
         return self._at("stream", 1.0)
 
+    def fading(self) -> float:
+        """On a stream that every layer multiplies by one number, 0.9 in the base model."""
+        return 0.9 ** self._at("fading", 1 / self.r) * self.stream()
+
     def embedding(self) -> float:
         """On embeddings."""
         return self._at("embedding", 1.0)
@@ -118,6 +123,7 @@ FAULTS: Mapping[str, Fault] = {
     "inverse": Fault("branch", MISSING, lambda e: A**2 / e.right),
     "by_width": Fault("branch", MISSING, lambda e: e.right * e.m**-0.5),
     "stream": Fault("stream", "shortcut_in_branch", lambda e: e.r**-0.5),
+    "fading": Fault("fading", "shortcut_in_branch", lambda e: 1.0),
     "no_readout": Fault("readout", READOUT, lambda e: 1.0),
     "root_readout": Fault("readout", READOUT, lambda e: e.m**-0.5),
     "double_readout": Fault("readout", "readout_scaled_twice", lambda e: e.m**-2.0),

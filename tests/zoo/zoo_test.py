@@ -31,6 +31,8 @@ SAMPLE = {
     "libraries/haiku_unnamed": "squared",
     "random/scanned_drop_path": "none",
     "sums/scattered": "none",
+    "residual/evoformer_pairs_first_rows_last": "only_outer",
+    "residual/two_way_post_queries": "only_to_image",
 }
 
 
@@ -66,6 +68,13 @@ def test_scores_of_two_products_that_share_their_queries_are_carried():
 
 def test_a_branch_of_several_factors_is_carried_by_nothing():
     assert carried.outcome(KINDS["streams/parallel_first"], "only_attention")[0] == carried.NAMED
+
+
+@pytest.mark.parametrize(("kind", "end"), [("norms/end_rms", "norm_end"), ("norms/end_unscaled", "out|down")])
+def test_a_branch_that_a_norm_ends_is_named_by_one_parameter(kind, end):
+    rows = [row for row in KINDS[kind].audit("none").rows if row.missing]
+    assert len(rows) == 2 * KINDS[kind].size[1]
+    assert all(row.path.rpartition("/")[2] in end for row in rows)
 
 
 def test_docs_count_the_kinds_and_add_up():
