@@ -7,14 +7,18 @@ nothing else of the forward pass changes.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.uses import ACTIVATION
+from depthmup_flax.auditing.relative_factors import close
+from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
+from depthmup_flax.auditing.verdict import Finding
 from depthmup_flax.util.primitives import (
     EXPERT_PRODUCTS,
     LINEAR,
@@ -243,3 +247,54 @@ def _sum(degrees: Sequence[float | None]) -> float | None:
     """The degree of a sum."""
     known = {d for d in degrees if d is not None}
     return math.nan if len(known) > 1 else known.pop() if known else None
+
+
+def carried_instead(
+    search: CarrierSearch, findings: Sequence[Finding], facts: Traced
+) -> tuple[list[Finding], dict[str, tuple[float, float]]]:
+    """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
+    left: list[Finding] = []
+    result: dict[str, tuple[float, float]] = {}
+    of_tables: list[tuple[Carriers, float]] = []
+    for finding in findings:
+        if of_tables and finding.name == "attention_scale":
+            finding = _behind_tables(search, finding, of_tables)
+            if close(finding.factor, 1):
+                continue
+        solved = _solution(search, finding, facts)
+        if solved is None or any(
+            result.get(p, (1.0, o))[1] != o for carriers, _ in solved for p, o in carriers.items()
+        ):
+            left.append(finding)
+            continue
+        of_tables += solved if finding.name == "embedding_scaled_with_width" else []
+        for carriers, factor in solved:
+            for path, offset in carriers.items():
+                result[path] = result.get(path, (1.0, 0.0))[0] * factor, offset
+    return left, result
+
+
+def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:
+    """The finding without the factor of embeddings, which scores have if no norm precedes them: the tables carry it."""
+    factor = finding.factor
+    for carriers, c in of_tables if factor is not None else ():
+        powers = {power for power in search.powers(carriers, finding.places) if not math.isnan(power)} or {0.0}
+        factor = factor / c ** powers.pop() if factor is not None and len(powers) == 1 else None
+    return dataclasses.replace(finding, factor=factor)
+
+
+def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, float]] | None:
+    """Parameters and the factors that they carry together instead of the code; ``None`` if they cannot."""
+    if finding.factor is None or not finding.places:
+        return None
+    found = search.find(finding.places)
+    if found is not None:
+        return [(found, finding.factor)]
+    # A table that is the readout, too, carries what its look-ups lack; what the readout reads carries the inverse.
+    products = [(u.node, -1) for path in finding.paths for u in facts.uses[path] if u.kind == PRODUCT and not u.first]
+    others = [place for place in products if place not in finding.places]
+    table = search.find([*finding.places, *others]) if others else None
+    if table is None or set(table) != set(finding.paths):
+        return None
+    before = search.find(others, without=finding.paths)
+    return None if before is None else [(table, finding.factor), (before, 1 / finding.factor)]

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.carriers import Carriers, CarrierSearch
+from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead
 from depthmup_flax.auditing.comparison import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
@@ -31,8 +31,8 @@ from depthmup_flax.auditing.relative_factors import (
     width_ratio,
 )
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
-from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
-from depthmup_flax.auditing.verdict import Audit, Finding, Row, summary
+from depthmup_flax.auditing.uses import LOOKUP
+from depthmup_flax.auditing.verdict import Audit, Row, summary
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -115,7 +115,7 @@ def audit(
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
     if carry:
-        findings, carried = _carried(CarrierSearch(mine.graph, facts.kinds), findings, facts)
+        findings, carried = carried_instead(CarrierSearch(mine.graph, facts.kinds), findings, facts)
         infos |= {p: dataclasses.replace(infos[p], carried=c, offset=o) for p, (c, o) in carried.items() if p in infos}
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
@@ -150,57 +150,6 @@ def _with_depth(
     fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
     return facts, base, ratios
-
-
-def _carried(
-    search: CarrierSearch, findings: Sequence[Finding], facts: Traced
-) -> tuple[list[Finding], dict[str, tuple[float, float]]]:
-    """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
-    left: list[Finding] = []
-    result: dict[str, tuple[float, float]] = {}
-    of_tables: list[tuple[Carriers, float]] = []
-    for finding in findings:
-        if of_tables and finding.name == "attention_scale":
-            finding = _behind_tables(search, finding, of_tables)
-            if close(finding.factor, 1):
-                continue
-        solved = _solution(search, finding, facts)
-        if solved is None or any(
-            result.get(p, (1.0, o))[1] != o for carriers, _ in solved for p, o in carriers.items()
-        ):
-            left.append(finding)
-            continue
-        of_tables += solved if finding.name == "embedding_scaled_with_width" else []
-        for carriers, factor in solved:
-            for path, offset in carriers.items():
-                result[path] = result.get(path, (1.0, 0.0))[0] * factor, offset
-    return left, result
-
-
-def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:
-    """The finding without the factor of embeddings, which scores have if no norm precedes them: the tables carry it."""
-    factor = finding.factor
-    for carriers, c in of_tables if factor is not None else ():
-        powers = {power for power in search.powers(carriers, finding.places) if not math.isnan(power)} or {0.0}
-        factor = factor / c ** powers.pop() if factor is not None and len(powers) == 1 else None
-    return dataclasses.replace(finding, factor=factor)
-
-
-def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, float]] | None:
-    """Parameters and the factors that they carry together instead of the code; ``None`` if they cannot."""
-    if finding.factor is None or not finding.places:
-        return None
-    found = search.find(finding.places)
-    if found is not None:
-        return [(found, finding.factor)]
-    # A table that is the readout, too, carries what its look-ups lack; what the readout reads carries the inverse.
-    products = [(u.node, -1) for path in finding.paths for u in facts.uses[path] if u.kind == PRODUCT and not u.first]
-    others = [place for place in products if place not in finding.places]
-    table = search.find([*finding.places, *others]) if others else None
-    if table is None or set(table) != set(finding.paths):
-        return None
-    before = search.find(others, without=finding.paths)
-    return None if before is None else [(table, finding.factor), (before, 1 / finding.factor)]
 
 
 def _counts(
