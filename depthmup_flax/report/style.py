@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -39,8 +38,7 @@ def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, 
 
 
 def pictures(figure: Figure, name: str) -> dict[str, bytes]:
-    """``name.png`` and ``name.svg`` with their content, with a safe name: an axis may be of a stranger's sweep."""
-    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
+    """``name.png`` and ``name.svg`` with their content."""
     files = {}
     with matplotlib.rc_context({"svg.hashsalt": STYLE["svg.hashsalt"]}):
         for kind in ("png", "svg"):

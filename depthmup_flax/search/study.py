@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import audited
 from depthmup_flax.auditing.verdict import Audit
 from depthmup_flax.config.fields import (
     PYTHON,
@@ -30,7 +29,7 @@ from depthmup_flax.config.fields import (
     validate,
 )
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.models import MODELS, create_model
+from depthmup_flax.models import MODELS
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
@@ -210,18 +209,13 @@ class Study:
         At the base's width or depth a larger network is audited, because there nothing shows what grows.
         """
         config = self.config(width, depth)
-        rule, model, dataset = make_parametrization(config), config.model, self._load(config.data)
-        network = UserNetwork(model, dataset.num_classes)
-        if model.name in MODELS:
-            fields = {name: value for name, value in model.items() if name not in ("width", "depth")}
-            own = functools.partial(create_model, rule=rule, num_classes=dataset.num_classes, **fields)
-            make: Callable[[int, int], Any] = lambda width, depth: own(width=width, depth=depth)
-            sizes, base_sizes = (model.width, model.depth), (model.base_width, model.base_depth)
-            found = audited(make, sizes, base_sizes, dataset.input_spec, rule, name=model.name)
-        elif network.task(rule) is not None:
+        rule, name, dataset = make_parametrization(config), config.model.name, self._load(config.data)
+        if name in MODELS:
+            raise InputError(f"build is {name!r}, a model of this package: it has the rule's multipliers.")
+        network = UserNetwork(config.model, dataset.num_classes)
+        if network.task(rule) is not None:
             raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
-        else:
-            found = network.audited(dataset.input_spec, rule)
+        found = network.audited(dataset.input_spec, rule)
         if found.audit is None:
             raise InputError(f"the forward pass {found.not_judged[0].text.removeprefix('it ')}")
         # A study gives the initial values itself.
