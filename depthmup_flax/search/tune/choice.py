@@ -47,8 +47,9 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
         others = tuple((path, value) for path, value in record.point.items() if path not in (x, SEED))
         loss = record.loss(objective)
         curves.setdefault(others, {})[record.point[x], record.seed] = loss
-    started = [record.train_loss_slices[0] for record in records if record.train_loss_slices]
-    most = exploded(float(np.nanmedian(np.array(started, np.float64)))) if started else math.inf
+    firsts = [record.train_loss_slices[0] for record in records if record.train_loss_slices]
+    started = [loss for loss in firsts if loss is not None]
+    most = exploded(float(np.median(started))) if started else math.inf
     optima = []
     for others, curve in curves.items():
         rates = np.array(sorted({rate for rate, _ in curve}))
