@@ -126,8 +126,16 @@ def _adapter(make: Any, name: str) -> Adapter:
     if given is not None or not callable(make):
         raise InputError(_of_other_kind(make, name))
     made = functools.partial(_made, make, name)
-    traced: list[Any] = []
-    jax.eval_shape(lambda: traced.append(made(jax.random.key(0))))  # a large network is not computed
+    traced, parts = [], []
+
+    def arrays() -> Any:
+        """Those of a module that holds them; what else it is goes to ``parts``."""
+        traced.append(made(jax.random.key(0)))
+        held, *rest = _taken_apart(traced[0])
+        parts.extend(rest)
+        return held
+
+    shapes = jax.eval_shape(arrays)  # a large network is not computed
     adapter = adapter_of(traced[0])
     if isinstance(adapter, _MAKERS):
         # Made anew, because what was made inside a trace may hold values of the trace.
@@ -143,10 +151,25 @@ def _adapter(make: Any, name: str) -> Adapter:
     if isinstance(adapter, Nnx):
         from flax import nnx
 
-        return Nnx(nnx.eval_shape(lambda: made(jax.random.key(0))), made)
+        return Nnx(nnx.merge(*parts, shapes), made)
     import equinox as eqx
 
-    return Equinox(eqx.filter_eval_shape(lambda: made(jax.random.key(0))), made)
+    return Equinox(eqx.combine(shapes, *parts), made)
+
+
+def _taken_apart(model: Any) -> tuple[Any, ...]:
+    """The arrays of an NNX or Equinox module, and what else it is; of others, nothing."""
+    adapter = adapter_of(model)
+    if isinstance(adapter, Nnx):
+        from flax import nnx
+
+        definition, state = nnx.split(model)
+        return state, definition
+    if isinstance(adapter, Equinox):
+        import equinox as eqx
+
+        return eqx.partition(model, eqx.is_array)
+    return (None,)
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
