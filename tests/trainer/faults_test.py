@@ -134,7 +134,7 @@ def disk(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_stops_a_run_with_a_message_and_it_resumes_when_there_is_room(disk, undisturbed, tmp_path):
     where, remount = disk
-    (where / "other").write_bytes(bytes(1_700_000))
+    (where / "other").write_bytes(bytes(1_900_000))
     first = processes.Process(tmp_path / "first.log", processes.train, config(checkpoint_every=10), where / "run")
     assert first.wait() == errors.STOPPED, first.text()
     assert "cannot be written any more (No space left on device): make room" in first.text()
