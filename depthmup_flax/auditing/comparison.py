@@ -53,15 +53,10 @@ class Comparison:
         return float(self.rule.residual_multiplier(r, self.ratios.uses.get(node, 1.0))) / at_base
 
     def uses(self) -> tuple[dict[int, float], dict[str, float]]:
-        """How often weights are used over the base model's, if the rule has factors for it: see `DepthRatios`.
-
-        A branch is used as often as the weights that multiply its products, if these agree.
-        """
-        if self.absolute or not self.rule.alpha:
-            return {}, {}
+        """See `DepthRatios`; a branch is used as often as the weights that multiply its products, if these agree."""
         repeated = {path: ratio for path, ratio in self._repetitions().items() if self.facts.inside.get(path)}
         of_branches = {}
-        for b in self.facts.branches:
+        for b in self.facts.branches:  # what a layer's own weights multiply, such as positions, does not add up
             ratios = [repeated.get(path, 1.0) for path in self.of_branches.products(b.factors) or b.factors]
             if ratios and ratios[0] != 1 and all(close(ratios[0], ratio) for ratio in ratios):
                 of_branches[b.node] = ratios[0]
@@ -172,9 +167,7 @@ class Comparison:
                 )
                 text += f"{self._as_if(found, r, n)}."
             code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
-            if n != 1:
-                text += f" Their weights are used {n:g} times as often as in the base model."
-                code = f"h = h + rule.residual_multiplier({r:g}, uses={n:g}) * y  # layers / base layers; uses of each"
+            code = code if n == 1 else f"h = h + rule.residual_multiplier({r:g}, uses={n:g}) * y  # of layers, of each"
             # Nothing carries one factor for terms that need several.
             exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
             factor = self.wanted(branches[-1].node) / exact if exact else None
@@ -352,12 +345,7 @@ class Comparison:
     def _repeated(self) -> list[Finding]:
         handled = self.ratios.repeated.keys() & self.infos.keys()
         ratios = {path: ratio for path, ratio in self._repetitions().items() if path not in handled}
-        # What a layer's own weights multiply, such as positions, does not add up.
-        alike = {
-            b.node
-            for b in self.facts.branches
-            if set(self.of_branches.products(b.factors) or b.factors) <= ratios.keys()
-        }
+        alike = self.uses()[0].keys()
         wrong: dict[tuple[float, bool], list[str]] = {}
         for path, ratio in ratios.items():
             ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
@@ -372,9 +360,7 @@ class Comparison:
             code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
             if adds_up:
                 text += " Branches with the same weights add up in one direction, so their sum grows with depth."
-                code = (
-                    "weights of its own for each layer; or a base model with one use, and depth_mup or ode as the rule"
-                )
+                code = "rule = dm.get_parametrization('depth_mup'), or weights of its own for each layer"
             result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
         return result
 

@@ -146,7 +146,11 @@ def _with_depth(
         compared = Comparison(model, facts, base, pairs, {}, rule, tried)
         fitting = {b.node: ratio for b in others if close(compared.branches[b.node], compared.wanted(b.node))}
         ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
-    ratios = ratios.with_uses(*Comparison(model, facts, base, pairs, {}, rule, ratios).uses())
+    compared = Comparison(model, facts, base, pairs, {}, rule, ratios)
+    if rule.alpha and not compared.absolute:
+        uses, repeated = compared.uses()
+        layers = {node: ratio / uses.get(node, 1.0) for node, ratio in ratios.of_branch.items()}
+        ratios = DepthRatios(ratios.together, layers, uses, repeated)
     fixed = {b.kind for b in others if b.node not in ratios.of_branch}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
     return facts, base, ratios

@@ -170,10 +170,7 @@ Kind: TypeAlias = frozenset[str]
 class DepthRatios:
     """The ratio of all streams together, and that of each branch that counts, by the node of its sum.
 
-    Attributes:
-      uses: node of a sum whose branch has weights that it shares with others -> how often they are used over the base
-        model's; its ratio is that of the layers alone.
-      repeated: path -> the same of a parameter inside of branches.
+    ``uses`` is how often its weights are used over the base model's, ``repeated`` the same of parameters in branches.
     """
 
     together: float
@@ -184,13 +181,7 @@ class DepthRatios:
     def of_path(self, path: str, facts: Traced, which: str = "of_branch") -> float:
         """The ratio, or the ``uses``, of the branches that a parameter is inside."""
         nodes = facts.branches_of.get(path, ()) if facts.inside.get(path) else ()
-        ratios: Mapping[int, float] = getattr(self, which)
-        return max((ratios[n] for n in nodes if n in ratios), default=1.0)
-
-    def with_uses(self, uses: Mapping[int, float], repeated: Mapping[str, float]) -> DepthRatios:
-        """The ratios of the layers alone, where weights are used more often than in the base model."""
-        layers = {node: ratio / uses.get(node, 1.0) for node, ratio in self.of_branch.items()}
-        return DepthRatios(self.together, layers, uses, repeated)
+        return max((getattr(self, which)[n] for n in nodes if n in getattr(self, which)), default=1.0)
 
 
 def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatios:

@@ -133,9 +133,9 @@ def parabolas(coordinates: np.ndarray, losses: np.ndarray, belongs: np.ndarray |
 def belonging(coordinates: np.ndarray, losses: np.ndarray, most: float = math.inf) -> np.ndarray:
     """(X,), (S, X) -> (X,): whether a point may be a neighbor in the parabola of a curve.
 
-    A loss that explodes pulls the vertex half-way to the other neighbor, and the minimum far below all runs. So a point
-    does not belong if its mean is above ``most``, the loss before learning, or if with it the minimum is below all
-    points by more than the half-width of the lowest one, where the line through the next two points does not lead.
+    A loss that explodes pulls the vertex half-way to the other neighbor, and the minimum far below all runs. So no mean
+    above ``most``, the loss before learning, belongs, nor one with which the minimum is below all points by more than
+    the half-width of the lowest, where the line through the next two does not lead.
     """
     means, (seeds, count) = losses.mean(0), losses.shape
     belongs = np.isfinite(means) & ~(means > most)

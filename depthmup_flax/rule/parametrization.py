@@ -279,11 +279,8 @@ class Parametrization:
     def residual_multiplier(self, depth_ratio: float, uses: float = 1.0) -> Scalar:
         """``a * r^-alpha / n``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2).
 
-        Args:
-          depth_ratio: r, the number of layers with weights of their own over the base model's.
-          uses: n, how often each of them is used over the base model's, as in a looped transformer. Branches with the
-            same weights add up in one direction, hence 1/n, and their gradients are a sum: neither gradient nor update
-            scales depend on n (arXiv:2606.18524). Controls without a rule for depth (alpha = 0) have none for n.
+        ``uses``, n, is how often each layer is used over the base model's, as in a looped transformer, and r counts
+        layers alone: branches with the same weights add up in one direction (arXiv:2606.18524), at alpha = 0 untreated.
         """
         require_ratio("depth", depth_ratio)
         return self.branch_multiplier * _power(depth_ratio, -self.alpha) / self._of_uses(uses)
@@ -331,10 +328,7 @@ class Parametrization:
         return multiplier / self.output_divisor(info.model_width) if info.role in (Role.OUTPUT, Role.FIXED) else 1.0
 
     def gradient_scale(self, info: ParamInfo) -> Scalar:
-        """``c * gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1).
-
-        In branches that are used several times also the number of uses, over that of the gradients that are summed.
-        """
+        """``c * gamma0 * n^d * r^delta``, with a branch's uses: the optimizer's input has order one (TP6 Def. 6.1)."""
         rule = WIDTH_RULES[Geometry.LINEAR][info.role]
         width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
         uses = self._of_uses(info.uses) / self._of_uses(info.summed)
