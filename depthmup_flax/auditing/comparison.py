@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.auditing.graph import Place
+from depthmup_flax.auditing.graph import Graph, Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import (
     BranchFactors,
@@ -62,6 +62,20 @@ class Comparison:
                 of_branches[b.node] = ratios[0]
         return of_branches, repeated
 
+    def fixed_branches(self, base: Graph, *, same_width: bool) -> set[frozenset[str]]:
+        """Kinds of branches that do not count for the depth, and are not multiplied, so that they are of the stream.
+
+        What a readout adds to a few features, as in a normalizing flow, has the readout's multiplier.
+        """
+        shapes = self.model.graph.nodes, base.nodes
+        result = set()
+        for b in (b for b in self.facts.branches if b.node not in self.ratios.of_branch):
+            other, found = self.of_branches.like(b), self.branches[b.node]
+            grows = same_width or other is None or shapes[0][b.node].shape != shapes[1][other.node].shape
+            if found is None or close(found, 1) or not grows:
+                result.add(b.kind)
+        return result - {b.kind for b in self.facts.branches if b.node in self.ratios.of_branch}
+
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
         """One line of the table."""
         found, wanted = self.factor(path)
@@ -81,9 +95,7 @@ class Comparison:
             return (found.pop() if len(found) == 1 else None), wanted.pop()
         if path not in self.products.paths:
             return None, None
-        if info is None or info.role not in (Role.HIDDEN, Role.OUTPUT):
-            return self.products.behind(path), 1.0
-        return self.products.around(path), self._of_readout(info) if info.role is Role.OUTPUT else 1.0
+        return self.products.around(path), self._of_readout(info) if info and info.role is Role.OUTPUT else 1.0
 
     def _of_readout(self, info: ParamInfo) -> float:
         return float(self.rule.readout_multiplier(info.width_in))
@@ -175,10 +187,21 @@ class Comparison:
             result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places))
         return result
 
-    def _at_products(self, *paths: str) -> tuple[Place, ...]:
-        """The products of parameters with what is no token."""
+    def _at_products(self, paths: Iterable[str], found: float) -> tuple[Place, ...]:
+        """The products of parameters with what is no token, and the biases that a factor multiplies with them."""
         uses = (use for path in paths for use in self.facts.uses[path])
-        return tuple((use.node, -1) for use in uses if use.kind == PRODUCT)
+        biases = () if close(found, 1) else self._biases(paths)
+        return *((use.node, -1) for use in uses if use.kind == PRODUCT), *biases
+
+    def _biases(self, paths: Iterable[str]) -> Iterable[Place]:
+        """Where biases are added in front of the factor that the products of these parameters have."""
+        for path in paths:
+            theirs = {series(bias.path): bias.factor for bias in self.base.biases.get(self.pairs[path], ())}
+            for bias in self.facts.biases.get(path, ()):
+                info = self.infos.get(bias.path)  # tables of positions have findings of their own
+                is_bias = info is not None and info.role in (Role.VECTOR, Role.FIXED)
+                if is_bias and close(bias.factor, theirs.get(series(bias.path))):
+                    yield bias.place
 
     def _as_if(self, found: float, r: float, n: float) -> str:
         """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
@@ -193,8 +216,8 @@ class Comparison:
         return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
 
     def _readouts(self) -> list[Finding]:
-        result, unclear = [], self.unread_sums.paths if self.unread_sums else frozenset[str]()
-        for path in (path for path in self.facts.readouts if path not in unclear):
+        result, unclear = self._output(), self.unread_sums.paths if self.unread_sums else frozenset[str]()
+        for path in self.facts.readouts.keys() - {""} - unclear:
             found, wanted = self._readout(path)
             info = self.infos.get(path)
             # What multiplies the last shortcut multiplies what the readout reads.
@@ -202,7 +225,7 @@ class Comparison:
                 continue
             if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
                 continue
-            if info.role is Role.INPUT and (path in self.facts.at_output or not self._is_tied(path)):
+            if info.role is Role.INPUT and not self._is_tied(path):
                 continue
             m = info.width_in if info.role is Role.OUTPUT else info.width_out
             too_small = (found < wanted) == (m > 1)
@@ -211,8 +234,29 @@ class Comparison:
             text += ": remove its other factors that depend on the width." if too_small else "."
             code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
             factor = wanted / found if found else None
-            result.append(Finding(name, (path,), text, code, factor=factor, places=self._at_products(path)))
+            result.append(Finding(name, (path,), text, code, factor=factor, places=self._at_products([path], found)))
         return result
+
+    def _output(self) -> list[Finding]:
+        """The factor of an output that is no product with a readout's weights, such as a mean over the width."""
+        found = self.of_output
+        if found is None or close(found, 1):
+            return []
+        text = f"the output, which no readout makes, is multiplied by {number(found)} relative to the base model; the "
+        text += "rule wants 1: a mean over the width rather than a sum."
+        factor, places = 1 / found if found else None, ((self.model.graph.output, -1),)
+        code = "y = y.mean(-1)  # or y.sum(-1) / m, m = width / base_width"
+        widens = max((leaf.width_in for leaf in self.infos.values()), default=1.0) > 1
+        name = "readout_scaled_twice" if (found < 1) == widens else "readout_not_scaled"
+        return [Finding(name, (), text, code, factor=factor, places=places)]
+
+    @property
+    def of_output(self) -> float | None:
+        """The ratio of the factors of an output that no readout makes; 1 if one does, ``None`` if unknown."""
+        roles = {self.infos[path].role for path in self.facts.readouts if path in self.infos}
+        if "" not in self.facts.readouts or roles & {Role.OUTPUT, Role.INPUT}:
+            return 1.0
+        return ratio_of(self.facts.readouts[""], self.base.readouts.get(""))
 
     def _in_softmax(self) -> set[str]:
         """The parameters that make queries and keys."""
@@ -227,9 +271,9 @@ class Comparison:
             info = self.infos.get(path)
             if info is None or path in unclear or self.facts.inside.get(path):
                 continue
-            if path in self.facts.readouts and not self._is_tied(path):
+            if path in self.facts.readouts and info.role is not Role.HIDDEN and not self._is_tied(path):
                 continue
-            found = (self.products.around if info.role is Role.HIDDEN else self.products.behind)(path)
+            found = self.products.around(path)
             if found is None or close(found, 1):
                 continue
             # A row of a table that is taken by its number, as the embedding of a step or an action, is a vector.
@@ -239,9 +283,10 @@ class Comparison:
                 code = "x = x * c  # c as in the base model"
                 if close(found, info.width_out**0.5):
                     code = "x = x * base_width**0.5  # not width**0.5"
-                starts = tuple((use.node, -1) for use in self.facts.uses[path] if use.kind == LOOKUP or use.first)
-                name = "embedding_scaled_with_width"
-                result.append(Finding(name, (path,), text, code, factor=1 / found if found else None, places=starts))
+                starts = ((use.node, -1) for use in self.facts.uses[path] if use.kind == LOOKUP or use.first)
+                name, factor = "embedding_scaled_with_width", 1 / found if found else None
+                places = *starts, *self._biases([path])
+                result.append(Finding(name, (path,), text, code, factor=factor, places=places))
             elif info.role is Role.HIDDEN:
                 result.append(self._scaled_hidden((path,), found))
         return result
@@ -262,7 +307,7 @@ class Comparison:
         text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the "
         text += "rule wants 1, as the initial values and the learning rate of hidden weights depend on the width."
         name, code, factor = "hidden_scaled_with_width", "y = x @ kernel  # no factor", 1 / found if found else None
-        return Finding(name, paths, text, code, factor=factor, places=self._at_products(*paths))
+        return Finding(name, paths, text, code, factor=factor, places=self._at_products(paths, found))
 
     @functools.cached_property
     def _products(self) -> list[tuple[Scores, int, float, float]]:
@@ -286,10 +331,13 @@ class Comparison:
         """Products of queries and keys whose factors are unknown."""
         return [scores for scores, _, found, _ in self._products if scores.in_softmax and math.isnan(found)]
 
-    def growing_products(self) -> list[Scores]:
-        """Products of two activations over a growing dimension that are in no softmax and have no scale like there."""
-        others = [(s, found, wanted) for s, d, found, wanted in self._products if not s.in_softmax and d != s.size]
-        return [s for s, found, wanted in others if not close(found, wanted)]
+    def growing_products(self) -> list[tuple[Scores, int, float]]:
+        """Products of two activations over a growing dimension that are in no softmax and have no scale like there.
+
+        Each with the base model's size and the ratio of their factors; NaN is unknown.
+        """
+        others = [one for one in self._products if not one[0].in_softmax and one[0].size != one[1]]
+        return [(s, d, found) for s, d, found, wanted in others if not close(found, wanted)]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[Scores]] = {}
@@ -301,7 +349,7 @@ class Comparison:
             Finding(
                 "attention_scale",
                 paths_of(several),
-                f"the products of queries and keys of {summary(paths_of(several))} are multiplied by {number(found)} "
+                f"the products of queries and keys{_of(paths_of(several))} are multiplied by {number(found)} "
                 f"relative to the base model; the rule wants {number(wanted)}, as the head dimension is {d} and "
                 f"{base_d} there.",
                 f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
@@ -318,7 +366,7 @@ class Comparison:
     def _inside_branches(self) -> dict[str, float | None]:
         """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
         unclear = frozenset[str]().union(
-            *(s.paths for s in self.growing_products()), *(u.paths for u in self.facts.unread)
+            *(s.paths for s, _, _ in self.growing_products()), *(u.paths for u in self.facts.unread)
         )
         ends = self._ends() | self._in_softmax() | unclear
         return {
@@ -403,9 +451,14 @@ def not_judged(
     ]
 
 
-def equal_sizes(compared: Comparison, axes: Collection[str], *, same_width: bool) -> list[str]:
-    """What the two models have in common, for a note: there, every factor of the rule is 1."""
+def equal_sizes(compared: Comparison, axes: Collection[str], m: float, *, same_width: bool) -> list[str]:
+    """What the two models have in common, for a note: there, factors are 1, or those of width and depth are equal."""
     result, facts = [], compared.facts
+    if m != 1 and close(m, compared.r):
+        result.append(
+            f"width and depth ratio are both {m:g}, so a factor of the one in place of the other is not seen, such as "
+            f"residual_multiplier(m). Audit once at another width, too: {m * m:g} times that of the base model."
+        )
     if same_width and "width" in axes:
         result.append(
             "the model is as wide as the base model: factors of the width are 1 here, and were not compared. Roles are "
@@ -452,8 +505,6 @@ def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[Findin
 
 
 def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
-    info = compared.infos.get  # of a readout, outputs do not grow in number with the width
-    no_readouts = [p for p in compared.facts.at_output if (leaf := info(p)) is None or leaf.width_out != 1]
     groups = {
         "the factors of the branches with": _united(
             branch.paths for branch in compared.facts.branches if compared.branches[branch.node] is None
@@ -462,17 +513,26 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
             row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch
         ],
         "the factors inside the branches, of": compared.unclear_inside(),
-        "the scale of products over a growing dimension, outside of softmax, of": _united(
-            s.paths for s in compared.growing_products()
-        ),
-        "the readout, which is a product of what two networks return: the scale of": sorted(no_readouts),
         "the scale of the products of queries and keys of": _united(
             s.paths | s.beside for s in compared.unclear_scores()
         ),
     }
+    sizes = lambda p: (p[0].size, p[1], "an unknown factor" if math.isnan(p[2]) else number(p[2]))
+    for (d, base_d, found), several in grouped(compared.growing_products(), sizes).items():
+        paths = _united(s.paths for s, _, _ in several)
+        what = f"products over a growing dimension, outside of softmax, of {summary(paths)} are multiplied by "
+        text = f"{what}{found} relative to the base model."
+        code = f"write y = rule.attention_scale({d}, {base_d}) * q @ k.T  # d, base d; or measure with dm.coord_check"
+        yield Finding("factor", tuple(paths), text, code)
+    if compared.of_output is None:
+        yield Finding("factor", (), "the factors of the output, which no readout makes, could not be traced.", _BY_EYE)
     for what, paths in groups.items():
         if paths:
             yield Finding("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
+
+
+def _of(paths: Sequence[str]) -> str:
+    return f" of {summary(paths)}" if paths else ""
 
 
 def _united(several: Iterable[Collection[str]]) -> list[str]:

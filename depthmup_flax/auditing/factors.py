@@ -205,7 +205,7 @@ class Homogeneity:
         if op == "div":
             top, bottom = (self.degrees[j] if j in reads else 0.0 for j in node.inputs)
             return top - bottom
-        if op in SUMS or op in ("max", "min", "select_n", "concatenate"):
+        if op in SUMS or op in ("complex", "max", "min", "select_n", "concatenate"):
             small = all(v is not None and (abs(v) <= _SMALL or math.isinf(v)) for v in others)
             equal = len({self.degrees[j] for j in reads}) == 1
             return degree if equal and (small or op == "select_n") else None

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.auditing.factors import Homogeneity, Terms, forward_factors, scaled
-from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, called_names, source_line
+from depthmup_flax.auditing.factors import Homogeneity, Terms, common, forward_factors, scaled
+from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.streams import ResidualSum, residual_streams
-from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
-from depthmup_flax.util.primitives import is_understood
+from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
+from depthmup_flax.util.primitives import SUMS, is_understood
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,15 @@ def joined(pairs: Iterable[tuple[_Key, frozenset[float]]]) -> dict[_Key, frozens
 
 
 @dataclasses.dataclass(frozen=True)
+class Bias:
+    """A parameter that is added to the product of another."""
+
+    path: str
+    place: Place
+    factor: float  # of the product there, and of what the product reads
+
+
+@dataclasses.dataclass(frozen=True)
 class Branch:
     """A branch of the main stream."""
 
@@ -112,11 +121,11 @@ class Traced:
     inside: Mapping[str, bool]  # whether all uses are in branches
     branches: Sequence[Branch]
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
-    readouts: OfPaths  # path -> factors up to the output
+    readouts: OfPaths  # path -> factors up to the output; "" -> those of an output that no parameter makes
     factors: OfPaths  # path -> factors from the product to where it is used, outside branches
     before_readouts: OfPaths  # the same with the factors of what readouts read
-    inputs: OfPaths  # path -> factors of the norm or the stream that its product reads
-    at_output: Collection[str]  # parameters that make a product of two activations which is the output
+    inputs: OfPaths  # path -> factors of what its product reads and no parameter makes: a norm, the stream, the batch
+    biases: Mapping[str, Sequence[Bias]]  # path of a parameter -> what is added to its products
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
     unread: Sequence[Unread]
@@ -226,7 +235,6 @@ class _Reader:
         times = lambda use: use.times / math.prod(self.shapes[use.path][k] for k in use.layers)
         inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
-        products = {i: f for i, f in self.factors.terms[self.graph.output].items() if i in self.factors.parts}
         absorbed = [*(terms for _, terms, _ in self._absorbed(())), self.factors.terms[self.graph.output]]
         return Traced(
             uses=by_path,
@@ -238,8 +246,8 @@ class _Reader:
             factors=self._own(readouts),
             before_readouts=self._own(()),
             inputs=self._inputs(),
+            biases=self._biases(),
             scores=self._scores(absorbed),
-            at_output=self._of_uses(self.factors.deep(products)).keys() - {""},
             projections=self._projections(inside),
             unread=self._unread_operations(),
             has_tokens=self.uses.has_tokens,
@@ -353,57 +361,81 @@ class _Reader:
         return {**bent, **joined(term for i in (*arrays, *rounds) for term in self.factors.terms[i].items())}
 
     def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
-        """Products after which no other product with a parameter or between activations comes.
+        """Products after which no other product with a parameter comes; "": of an output that none makes.
 
         The last product may be one of two networks' features, such as the similarity of images and texts.
         """
-        result = []
-        stack: list[tuple[int, float]] = [(self.graph.output, 1.0)]
-        seen: set[int] = set()
+        result, shape, output = [], self.shape, self.graph.output
+        stack: list[tuple[int, float]] = [(output, 1.0)]
+        seen = {s.node for s in self.streams.sums}
         while stack:
             node, factor = stack.pop()
             for i, factors in self.factors.terms[node].items():
-                if node == self.graph.output and self._is_similarity(i):
-                    stack += [(j, 1.0) for j in self.graph.nodes[i].inputs]  # each with the factor of its own
-                    continue
-                ended = self._of_uses({i: factors}, before=True)
                 products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
-                paths = [u.path for u in products if not inside[u.path]]
+                paths = {u.path for u in products if not inside[u.path]}
+                ended = self._of_uses({i: factors}, before=True)
                 result += [(path, frozenset(f * factor for f in ended[path])) for path in paths]
-                stops = products or i in self.factors.parts or i in seen
-                softmax = i in self.shape.norms and self.graph.nodes[self.shape.norms[i]].op == "exp"
-                stops = stops or (i in self.shape.norms and not softmax)
-                if not stops and not any(i == s.node for s in self.streams.sums):
-                    seen.add(i)
-                    reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
-                    stack += [(j, factor * min(factors)) for j in reads if j != i]
+                if node == output and i not in self.at:
+                    result.append(("", frozenset(f * self._of_part(i) for f in factors)))
+                is_softmax = i in shape.norms and self.graph.nodes[shape.norms[i]].op == "exp"
+                is_own = self.factors.terms[i].keys() == {i}  # not a bias, which is added to others
+                if products or not is_own or i in seen or (i in shape.norms and not is_softmax):
+                    continue
+                seen.add(i)
+                # A nonlinearity without a degree keeps no factor.
+                degree = 0.0 if is_softmax or shape.roots[i] == i else shape.degrees[i]
+                passed = factor * min(factors) if i in self.factors.parts else 1.0
+                passed = (factor * min(factors)) ** (1 / degree) if degree else passed
+                stack += [(j, passed) for j in self._activations(i) if j != i]
         return joined(result)
 
-    def _is_similarity(self, i: int) -> bool:
-        """Whether a node is a product of two activations that both end in products with parameters."""
-        node, at = self.graph.nodes[i], self.at
-        ends = lambda j: all(any(u.kind == PRODUCT for u in at.get(k, ())) for k in self.factors.terms[j])
-        return i in self.factors.parts and all(map(ends, node.inputs))
+    def _activations(self, i: int) -> list[int]:
+        """The activations that a node reads."""
+        return [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
+
+    def _of_part(self, i: int) -> float:
+        """The factors in a product of two activations that no parameter makes, and the number of terms that it sums."""
+        if i not in self.factors.parts:
+            return 1.0
+        node, sides = self.graph.nodes[i], [self.factors.terms[j] for j in self._activations(i)]
+        size = 1
+        if node.op == "dot_general":
+            (left, _), _ = node.params["dimension_numbers"]
+            size = math.prod(self.graph.nodes[node.inputs[0]].shape[k] for k in left)
+        return size * math.prod(common(self._not_made(terms)) for terms in sides)
+
+    def _not_made(self, terms: Terms) -> Terms:
+        """Those that no parameter makes, such as a norm or the batch: what reads them has their factor."""
+        return {i: factors for i, factors in terms.items() if i not in self.at}
 
     def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut if s.projected else s.before] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
-        deep = self.factors.deep
-        read = [deep(terms) if by_product else terms for _, terms, by_product in self._absorbed(readouts)]
+        read = []
+        for _, terms, by_product in self._absorbed(readouts):
+            front = common(self._not_made(terms)) if by_product else 1.0
+            read.append(scaled(terms, 1 / front) if front and not math.isnan(front) else terms)
         return {**own, **self._of_uses(*read, *self._normalized_sums()), **own}
 
     def _inputs(self) -> OfPaths:
-        """`Traced.inputs`: of products that read no others and no tokens, which have factors of their own."""
-        streams, pairs = {s.node for s in self.streams.sums}, []
-        for use in (use for uses in self.at.values() for use in uses if use.kind == PRODUCT and use.operand >= 0):
-            terms = self.factors.terms[use.operand]
-            makers = {i: {other.kind for other in self.at.get(i, ())} for i in terms}
-            is_read = lambda i, makers=makers: i in self.shape.norms or i in streams or makers[i] == {ENTRYWISE}
-            if all(map(is_read, terms)) and any(not makers[i] for i in terms):
-                pairs.append((use.path, frozenset().union(*terms.values())))
-        return joined(pairs)
+        """`Traced.inputs`: of products that read what no other product makes; not of a table's, as a tied readout."""
+        tables = {use.path for use in self.uses.uses if use.kind == LOOKUP}
+        uses = (use for use in self.uses.uses if use.kind == PRODUCT and use.operand >= 0 and use.path not in tables)
+        read = ((use.path, self._not_made(self.factors.terms[use.operand]).values()) for use in uses)
+        return joined((path, frozenset().union(*factors)) for path, factors in read if factors)
+
+    def _biases(self) -> dict[str, list[Bias]]:
+        """`Traced.biases`."""
+        result: dict[str, list[Bias]] = {}
+        for use in (use for use in self.uses.uses if use.kind == ENTRYWISE and self.graph.nodes[use.node].op in SUMS):
+            for i, factors in self.factors.terms[use.operand].items():
+                for maker in (maker for maker in self.at.get(i, ()) if maker.kind != ENTRYWISE):
+                    in_front = common(self._not_made(self.factors.terms[maker.operand])) if maker.operand >= 0 else 1.0
+                    bias = Bias(use.path, (use.view, use.node), min(factors) * in_front)
+                    result.setdefault(maker.path, []).append(bias)
+        return result
 
     def _normalized_sums(self) -> Iterator[Terms]:
         """The terms of each sum that a norm reads, which keeps their ratios alone: over the least of their factors."""
@@ -414,15 +446,27 @@ class _Reader:
                 yield scaled(terms, 1 / least)
 
     def _absorbed(self, readouts: Collection[str]) -> Iterator[tuple[int, Terms, bool]]:
-        """The terms of what products of parameters and nonlinear operations read; and whether it is a product."""
-        for i, node in enumerate(self.graph.nodes):
-            if self.uses.kinds[i] != ACTIVATION:
-                continue
-            products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
-            is_new = self.factors.terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms
-            if products[0].path not in readouts if products else is_new:
-                reads = (j for j in node.inputs if self.uses.kinds[j] == ACTIVATION)
-                yield from ((i, self.factors.terms[j], bool(products)) for j in reads)
+        """The terms of what products of parameters and nonlinear operations read; and whether it is a product.
+
+        What a norm reads beside the array that it normalizes, such as its squares, does not count.
+        """
+        sums, terms = {s.node: s for s in self.streams.sums}, self.factors.terms
+        needed = self.graph.needed()
+        rounds = [n.params["next"] for i, n in enumerate(self.graph.nodes) if n.op == "carry" and needed[i]]
+        stack, seen = [self.graph.output, *rounds], set[int]()
+        while stack:
+            for i in terms[stack.pop()].keys() - seen:
+                seen.add(i)
+                if i in sums:
+                    stack += sums[i].shortcut, sums[i].branch
+                elif i in self.shape.norms:
+                    stack.append(self.shape.norms[i])
+                elif terms[i].keys() == {i}:
+                    products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
+                    reads = self._activations(i)
+                    stack += reads
+                    if not (products and products[0].path in readouts):
+                        yield from ((i, terms[j], bool(products)) for j in reads)
 
     def _scores(self, absorbed: Sequence[Terms]) -> list[Scores]:
         """All products of two activations; ``absorbed`` are terms of what nonlinear operations and products read."""

@@ -103,8 +103,8 @@ def uniform_value(array: Any) -> float | None:
         return None
     try:
         entries = np.asarray(array).ravel()
-        number = entries[0].real if np.iscomplexobj(entries) and not entries[0].imag else entries[0]
-        return float(number) if (entries == number).all() else None
+        number = complex(entries[0])
+        return number.real if not number.imag and (entries == entries[0]).all() else None
     except (TypeError, ValueError):  # a random key, or a number of another kind
         return None
 

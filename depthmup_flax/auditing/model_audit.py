@@ -23,7 +23,6 @@ from depthmup_flax.auditing.parameter_trees import series
 from depthmup_flax.auditing.relative_factors import (
     DepthRatios,
     base_sizes,
-    close,
     contradictions,
     depth_ratios,
     doubtful,
@@ -104,7 +103,10 @@ def audit(
         facts, base_facts = again[0](growing), again[1](base_growing)
     trees.require_matches("overrides", overrides or {}, list(mine.leaves))
     same_width = not any(growing.values())
-    facts, base_facts, ratios = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
+    ratios = _depth_ratios(mine, facts, base_facts, pairs, rule, depth_ratio)
+    compared = Comparison(mine, facts, base_facts, pairs, {}, rule, ratios)
+    fixed = compared.fixed_branches(base_model.graph, same_width=same_width)
+    facts, base_facts = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base_facts))
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
     strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()
     for path in strange & infos.keys():
@@ -127,33 +129,24 @@ def audit(
     ]
     unjudged = not_judged(compared, rows, on_stream, unread, scaled, m, same_layers=same_layers)
     notes = [
-        *equal_sizes(compared, scaled, same_width=same_width),
+        *equal_sizes(compared, scaled, m, same_width=same_width),
         *_notes(compared, rows, on_stream),
         *_initial_scale(rows, facts, rule),
     ]
     return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule)
 
 
-def _with_depth(
+def _depth_ratios(
     model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: float | None
-) -> tuple[Traced, Traced, DepthRatios]:
-    """The facts with the branches that count for the depth or have the rule's multiplier, and the depth ratios."""
+) -> DepthRatios:
+    """The depth ratios of layers, apart from how often each is used."""
     ratios = depth_ratios(facts, base, given)
-    counted = {b.kind for b in facts.branches if b.node in ratios.of_branch}
-    others = [b for b in facts.branches if b.kind not in counted]
-    for ratio in sorted({ratios.together, *ratios.of_branch.values()}) if others else ():
-        tried = dataclasses.replace(ratios, of_branch={**{b.node: ratio for b in others}, **ratios.of_branch})
-        compared = Comparison(model, facts, base, pairs, {}, rule, tried)
-        fitting = {b.node: ratio for b in others if close(compared.branches[b.node], compared.wanted(b.node))}
-        ratios = dataclasses.replace(ratios, of_branch={**fitting, **ratios.of_branch})
     compared = Comparison(model, facts, base, pairs, {}, rule, ratios)
-    if rule.alpha and not compared.absolute:
-        uses, repeated = compared.uses()
-        layers = {node: ratio / uses.get(node, 1.0) for node, ratio in ratios.of_branch.items()}
-        ratios = DepthRatios(ratios.together, layers, uses, repeated)
-    fixed = {b.kind for b in others if b.node not in ratios.of_branch}
-    facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
-    return facts, base, ratios
+    if not rule.alpha or compared.absolute:
+        return ratios
+    uses, repeated = compared.uses()
+    layers = {node: ratio / uses.get(node, 1.0) for node, ratio in ratios.of_branch.items()}
+    return DepthRatios(ratios.together, layers, uses, repeated)
 
 
 def _counts(
@@ -180,8 +173,8 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
             wrong.setdefault(m, []).append(row.path)
     return [
         f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
-        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. Use dm.Readout "
-        "as the readout, or set all initial values, given those of base:\n"
+        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. "
+        "rescale_init sets all initial values, given those of base:\n"
         "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
         for m, paths in wrong.items()
     ]

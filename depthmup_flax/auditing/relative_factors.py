@@ -427,18 +427,18 @@ class ProductFactors:
         """The ratio of the factors of a parameter up to what reads it."""
         return self._ratio(path, self._behind, self._base_behind)
 
-    def in_front(self, path: str) -> float:
-        """The ratio of the factors of the norm or the stream that a product reads; 1 if it is of products, or unknown.
-
-        Products have factors of their own.
-        """
-        ratio = self._ratio(path, self._facts.inputs, self._base.inputs)
-        return 1.0 if ratio is None else ratio
+    def in_front(self, path: str) -> float | None:
+        """The ratio of the factors of what a product reads; 1 if that is products, which have factors of their own."""
+        is_read = path in self._facts.inputs
+        return self._ratio(path, self._facts.inputs, self._base.inputs) if is_read else 1.0
 
     def around(self, path: str) -> float | None:
         """The ratio in front of a product times that behind it."""
-        behind = self.behind(path)
-        return None if behind is None else behind * self.in_front(path)
+        behind, in_front = self.behind(path), self.in_front(path)
+        return None if behind is None or in_front is None else behind * in_front
 
     def _ratio(self, path: str, factors: OfPaths, base: OfPaths) -> float | None:
-        return ratio_of(factors.get(path), base.get(self._pairs[path]) or by_series(base).get(series(path)))
+        ratio = ratio_of(factors.get(path), base.get(self._pairs[path]))
+        if ratio is None:  # the first layer may read something else than the others
+            ratio = ratio_of(factors.get(path), by_series(base).get(series(path)))
+        return ratio

@@ -16,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
 
 # in the same places; "carry" is what a loop carries, in graphs of an audit
 COPIES = _names(
-    "carry convert_element_type copy copy_p imag name neg optimization_barrier real reduce_precision "
+    "carry conj convert_element_type copy copy_p imag name neg optimization_barrier real reduce_precision "
     "sharding_constraint stop_gradient"
 )
 # over devices
@@ -39,14 +39,14 @@ BENDS = _names(
 )
 LESS, GREATER = _names("lt le"), _names("gt ge")
 OTHERS = _names(
-    "acos acosh and asin atan atanh bessel_i0e bessel_i1e cbrt ceil complex conj digamma eq floor igamma is_finite "
+    "acos acosh and asin atan atanh bessel_i0e bessel_i1e cbrt ceil digamma eq floor igamma is_finite "
     "lgamma ne nextafter not or population_count rem round shift_left shift_right_arithmetic shift_right_logical xor"
 )
 RARE = _names("bitcast_convert_type clz igammac mulhi polygamma")  # entry by entry, but of no optimizer
 
 # --- several entries
 
-JOINS = _names("concatenate cond select_n")  # of arrays, whose entries the result has
+JOINS = _names("complex concatenate cond select_n")  # of arrays, whose entries the result has
 ORDERS = _names("cumsum sort")  # a sum up to each entry has the size of one
 TAKES = _names("gather")  # by activations
 WRITES = _names("dynamic_update_slice scatter scatter-add")
@@ -78,7 +78,7 @@ KEEPS_NUMBER = (SAME_PLACE - _names("carry imag neg optimization_barrier real ps
     MOVES - _names("dynamic_slice pad part scan_in scan_out split stack unstack") | EXTREMES
 )
 # An entry of the result depends on one entry of each operand.
-ENTRYWISE = SAME_PLACE | SUMS | SCALES | RAISED | BENDS | _names("select_n")
+ENTRYWISE = SAME_PLACE | SUMS | SCALES | RAISED | BENDS | _names("complex select_n")
 # A multiplied operand multiplies the result, and a sum of operands gives the sum of results, or one of them.
 LINEAR = SAME_PLACE | MOVES | JOINS | ORDERS | TAKES | WRITES | EXTREMES | WINDOWS
 # The stream of a model is still the stream: linear without parameters, and no mean.
@@ -93,7 +93,7 @@ UNDERSTOOD = (
 # Of an optimizer: an entry of the update depends on the same entries of the gradients.
 OF_ONE_ENTRY = (
     (COPIES - _names("carry name optimization_barrier stop_gradient")) | SUMS | SCALES | RAISED | BENDS | LESS
-    | GREATER | OTHERS | _names("device_put select_n")
+    | GREATER | OTHERS | _names("complex device_put select_n")
 )  # fmt: skip
 # They keep the order of the entries where they keep their number, as a sum over an axis of size 1 does.
 KEEPS_ORDER = SUMMED | EXTREMES | REDUCED | _names(

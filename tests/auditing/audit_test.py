@@ -448,7 +448,10 @@ def test_norms_on_the_stream_are_noted_beside_a_stem_that_flax_numbers():
 
 def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     by_hand = audit(*both(AutoNamed), VECTORS)
-    (note,) = by_hand.notes
+    equal, note = by_hand.notes
+    assert "both 2" in equal
+    assert "4 times that of the base model" in equal
+    assert len(audit(AutoNamed(4 * WIDTH, 2 * DEPTH), AutoNamed(WIDTH, DEPTH), VECTORS).notes) == 1
     assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
     assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
     assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
@@ -706,7 +709,7 @@ def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
         ["head", "32x40", "output", "1", "1", "0.5", "readout_not_scaled"],
     ]
     assert "write: logits = logits * rule.readout_multiplier(m)" in text
-    assert len(lines) < 32
+    assert len(lines) < 36
 
 
 @pytest.mark.parametrize(("dtype", "noted"), [(jnp.bfloat16, True), (jnp.float16, True), (jnp.float32, False)])

@@ -17,6 +17,7 @@ from .branches import BRANCHES, WEIGHTLESS, mlp
 from .cases import Kind
 from .fresh import FRESH
 from .outsider import OUTSIDER
+from .places import PLACES
 from .residual import RESIDUAL
 from .scales import LOOPED_RULE, A, Scales
 from .scope import NAMINGS, Net, Scope
@@ -263,5 +264,6 @@ KINDS: Mapping[str, Kind] = {
     **STYLES,
     **FRESH,
     **OUTSIDER,
+    **PLACES,
     **RESIDUAL,
 }

@@ -24,7 +24,9 @@ class Fault:
     A place is ``branch``, ``stream`` (what the branch is added to), ``fading`` (its power there),
     ``readout``, ``embedding``, ``heads`` (scores),
     ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a
-    hidden product outside of branches), ``before`` (a branch in front of the norm that ends it).
+    hidden product outside of branches), ``before`` (a branch in front of the norm that ends it), ``bent`` (between a
+    nonlinearity and a hidden product), ``batch``, ``once`` (a sum that all depths have once), ``total`` (an output that
+    no parameter makes).
     """
 
     place: str
@@ -91,6 +93,22 @@ class Scales:
         """On a hidden product outside of branches."""
         return self._at("outer", 1.0)
 
+    def bent(self) -> float:
+        """Between a nonlinearity and a hidden product."""
+        return self._at("bent", 1.0)
+
+    def batch(self) -> float:
+        """On the batch, in front of an input weight."""
+        return self._at("batch", 1.0)
+
+    def once(self) -> float:
+        """On what is added to the stream once at all depths."""
+        return self._at("once", 1.0)
+
+    def total(self) -> float:
+        """On an output that is no product with a parameter."""
+        return self._at("total", 1.0)
+
     def stream(self) -> float:
         """On what a branch is added to."""
         return self._at("stream", 1.0)
@@ -134,6 +152,10 @@ FAULTS: Mapping[str, Fault] = {
     "inner": Fault("inner", "hidden_scaled_with_width", lambda e: e.m**-0.5),
     "input": Fault("input", "hidden_scaled_with_width", lambda e: e.m**-0.5),
     "outer": Fault("outer", "hidden_scaled_with_width", lambda e: e.m**-0.5),
+    "bent": Fault("bent", "hidden_scaled_with_width", lambda e: e.m**-0.5),
+    "batch": Fault("batch", "embedding_scaled_with_width", lambda e: e.m**0.5),
+    "once": Fault("once", MISSING, lambda e: e.r**-0.5),
+    "total": Fault("total", READOUT, lambda e: e.m),
     "before_norm": Fault("before", "norm_cancels_multiplier", lambda e: e.right / A),
 }
 

@@ -13,7 +13,6 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs" / "your_model.md"
 # What some people write and the audit does not judge.
 LIMITS = (
     "streams/wavenet", "branches/talking", "branches/relu_scores", "branches/linear_attention", "sums/einsum",
-    "fresh/sasrec", "fresh/deep_o_net",
 )  # fmt: skip
 
 # A dozen that stand for the rest; the slow test has more.
