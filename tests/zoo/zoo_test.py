@@ -30,6 +30,8 @@ SAMPLE = {
     "libraries/haiku_unnamed": "squared",
     "random/scanned_drop_path": "none",
     "sums/scattered": "none",
+    "places/last": "bent",
+    "places/biased_stem": "root_embedding",
     "residual/evoformer_pairs_first_rows_last": "only_outer",
     "residual/two_way_post_queries": "only_to_image",
 }
