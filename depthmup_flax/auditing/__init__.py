@@ -8,6 +8,9 @@ In the order in which `model_audit.audit` calls them:
 3. factors: `relative_factors` divides those of the model by those of its base.
 4. verdict: `comparison` compares them with the rule, and `verdict` holds and prints the result.
 
+A new primitive is a row of `util.primitives`; arithmetic of its own goes to `factors`, ``_of_operation``, and a kernel
+with a name to `graph.KNOWN`.
+
 `config_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
 """
 

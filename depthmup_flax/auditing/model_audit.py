@@ -55,7 +55,7 @@ def audit(
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
 
     A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the optimizer
-    (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.check` measures both.
+    (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check` measures both.
 
     Args:
       model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox

@@ -334,7 +334,7 @@ def residual_streams(
     plain: Collection[int],
     alike: Collection[frozenset[str]],
 ) -> Streams:
-    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `forward_factors.Homogeneity`.
+    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `factors.Homogeneity`.
 
     ``alike`` are the `ResidualSum.ends` that other layers of the two models have.
     """

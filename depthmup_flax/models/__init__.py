@@ -1,4 +1,8 @@
-"""The papers' networks, by name."""
+"""The papers' networks, by name.
+
+A new one is a class of `base.ResidualNetwork` (or `TransformerNetwork`) and a name in `MODELS`. A new ``input_kind``
+also needs ``_READS`` of trainer/engine/from_config.py.
+"""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class TransformerNetwork(ResidualNetwork):
     ``norm="rms"``, ``mlp="swiglu"``, ``qk_norm=True`` and ``num_kv_heads`` below ``num_heads``; see
     `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.transformer` for their rules. Branches have two
     matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured.
+    reproduction/pages/which_exponent.md says what was measured.
 
     Attributes:
       width: n, the model dimension.

@@ -35,7 +35,7 @@ class ResMLP(ResidualNetwork, Classifier):
       pre_nonlin: the nonlinearity comes before the weights.
       mean_subtraction: MS, subtract the mean over features from the branch's output.
       block_depth: layers in a branch; above 1 the default preset is not optimal in theory
-        (`depthmup_flax.rule.presets.WHICH_EXPONENT`).
+        (measured in reproduction/pages/which_exponent.md).
       norm: ``none``, or ``layer``: a LayerNorm before the branch's first weights (TP6 Fig. 12).
       zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """

@@ -133,7 +133,7 @@ class ResNet(ConvNetwork, Classifier):
     readout acts on the average of ``phi(h)`` over the image.
 
     Branches have two matrices in sequence, for which the default preset is not optimal in theory (TP6 section 9):
-    `depthmup_flax.rule.presets.WHICH_EXPONENT` says what was measured.
+    reproduction/pages/which_exponent.md says what was measured.
 
     ResNet-18 is ``depth=8``, the default; ResNet-34 is ``depth=16, stage_sizes=(3, 4, 6, 3)``. Other fields:
     `ConvNetwork` and `ResidualNetwork`.

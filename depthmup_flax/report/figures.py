@@ -146,7 +146,7 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
 
 
 def drawn(analysis: Analysis) -> list[tuple[str, dict[str, bytes]]]:
-    """Caption and files of the figure, if there are several values of x."""
+    """Captions and files of all figures of a report; none if there is one value of x. A new figure is an entry here."""
     if len(analysis.scale.values) == 1:
         return []
     x = analysis.scale.name

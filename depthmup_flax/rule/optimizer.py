@@ -1,5 +1,7 @@
 """The rule around any optax optimizer: two elementwise scalings, and decay outside them.
 
+`directions` has the names of directions that a config may give, and `traits` says which ones the rule covers.
+
 The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L):
 
     1. gradients * gradient scale          n^d r^delta gamma0

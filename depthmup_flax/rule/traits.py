@@ -50,6 +50,8 @@ _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
 # The optax function that makes a transformation -> its traits. Tests measure every row; docs/optimizers.md prints them.
+# A new one is a row here; a wrapper that hides its parts also needs `_children` or `parts_of`, and one that only some
+# parameters see `_ALTERNATIVES`.
 # Names that are not here, of a later optax or another library, are read by `dependence` when parameters are known.
 TRAITS: Mapping[str, Traits] = {
     **_rows("identity trace ema scale scale_by_schedule scale_by_optimistic_gradient clip zero_nans", 1),
@@ -183,7 +185,7 @@ def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformati
     """``inner``, which `depthmup` then takes for an entrywise direction without reading it.
 
     For one whose mixing of entries does not matter, such as the rounding of an 8-bit state by blocks, or whose kernels
-    cannot be read. `depthmup_flax.check` measures whether it follows the rule.
+    cannot be read. `depthmup_flax.coord_check` measures whether it follows the rule.
     """
     inner_update = optax.with_extra_args_support(inner).update
 

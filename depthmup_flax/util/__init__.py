@@ -1,1 +1,1 @@
-"""Small things that every room uses: errors, types, precision, power laws, jaxprs, optional packages."""
+"""Small things that several rooms use: errors, types, precision, power laws, jaxprs, optional packages."""

@@ -1,6 +1,8 @@
-"""Writes the tables in rule_benchmark.md from the package's records: python -m reproduction.pages.rule_benchmark_table
+"""Writes the tables in rule_benchmark.md from reproduction/rules/records:
 
-With a work directory it first takes that directory's records into the package:
+    python -m reproduction.pages.rule_benchmark_table
+
+With a work directory it first copies that directory's records to reproduction/rules/records:
 
     for rule in mup depth_mup ...; do python -m reproduction.rules $rule --workdir=runs/rules/all; done
     python -m reproduction.pages.rule_benchmark_table runs/rules/all

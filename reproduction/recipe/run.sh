@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what recipes cost against a search, for the table of docs/forecast.md.
+# Measures what recipes cost against a search, for the table of reproduction/pages/forecasts.md.
 #
 #   reproduction/recipe/run.sh [NAME ...]      NAME: mlp, gpt, conv; default: all
 #

@@ -91,7 +91,7 @@ def train_missing(rule: Rule, name: str, directory: pathlib.Path, lanes: int | N
 
 
 def _begun(name: str, workdir: pathlib.Path) -> pathlib.Path:
-    """The directory of a task, which begins with the package's records."""
+    """The directory of a task, which begins with the records of reproduction/rules/records."""
     directory, shipped = workdir / name, SHIPPED / name
     if shipped.is_dir() and not (directory / "sweep.json").exists():
         directory.mkdir(parents=True, exist_ok=True)

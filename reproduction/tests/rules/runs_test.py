@@ -1,4 +1,4 @@
-"""A rule known to fail gets a larger regret, on planted losses and on the package's records."""
+"""A rule known to fail gets a larger regret, on planted losses and on reproduction/rules/records."""
 
 import dataclasses
 
