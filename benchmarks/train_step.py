@@ -10,7 +10,7 @@ import jax
 import optax
 
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.network import network_task, our_functions
+from depthmup_flax.trainer.engine.network_task import network_task, our_functions
 from depthmup_flax.trainer.engine.task import Metrics, TrainState, TrainStep, batch_key, counted, new_state, step_key
 from depthmup_flax.util.types import Batch
 

@@ -24,8 +24,8 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.searches import search_of
-from depthmup_flax.search.tune.tuning import AUTO, prepare_objective, proxy_config
-from depthmup_flax.storage.sweep_records import SEED
+from depthmup_flax.search.tune.tuning import prepare_objective, proxy_config
+from depthmup_flax.storage.sweep_records import AUTO, SEED
 from depthmup_flax.trainer.engine.from_config import build
 
 TUNED = {
@@ -109,7 +109,7 @@ def _search(
         "figure": search.figure,
         "title": "Tuning",
         "scale": "proxy",
-        "extend": search.extend,
+        "extend": search.rounds,
         "objective": objective,
     }
     grid = sweep_config(proxy, {"proxy": search.grid()}, **of_sweep)

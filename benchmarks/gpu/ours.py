@@ -17,7 +17,8 @@ from depthmup_flax.data import Dataset, LoadOnce, TextDataset, Tokenizer, from_a
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
-from depthmup_flax.search.sweep.groups import GroupPrograms, plan
+from depthmup_flax.search.sweep.groups import plan
+from depthmup_flax.search.sweep.lane_choice import GroupPrograms
 from depthmup_flax.trainer.engine.device_batches import calls, put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.lanes import lane_mesh

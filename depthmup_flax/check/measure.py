@@ -15,16 +15,7 @@ import optax
 
 from depthmup_flax.check.layers import Collapse, SizedNetwork, groups_of_parameter
 from depthmup_flax.check.networks import Activations, Network, Traced
-from depthmup_flax.check.records import (
-    AT_ONCE,
-    BRANCHES,
-    EVERYTHING,
-    LEAST_UPDATE,
-    MOST_UPDATE,
-    OUTPUT,
-    Record,
-    Size,
-)
+from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, LEAST_UPDATE, MOST_UPDATE, OUTPUT, Record, Size
 from depthmup_flax.devices.host import drawing_options
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role

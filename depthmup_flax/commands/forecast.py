@@ -21,7 +21,7 @@ import json
 from depthmup_flax.commands.parser import Parser, lanes, numbers, one_device_per_core
 from depthmup_flax.config.files import run_name
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.storage.sweep_records import OBJECTIVES
+from depthmup_flax.storage.sweep_records import OBJECTIVE_CHOICES
 from depthmup_flax.util.errors import InputError
 
 _TARGET = ("width", "depth", "steps", "batch_size")
@@ -39,7 +39,7 @@ def define(parser: Parser) -> None:
         parser.flag(f"--{name}", type=numbers, default=(), help=f"{name.capitalize()} of the rungs, not a budget.")
     parser.flag("--seeds", type=int, default=3, help="Runs of each rung.")
     compared = "The loss; auto: that which runs evaluate."
-    parser.flag("--objective", default="auto", choices=("auto", *OBJECTIVES), help=compared)
+    parser.flag("--objective", default="auto", choices=OBJECTIVE_CHOICES, help=compared)
     parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
     parser.flag("--check", help="Compare this run of the target with the forecast in --workdir.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> None:
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.forecast.forecasting import forecast, read
     from depthmup_flax.search.forecast.ladder import LadderPlan
-    from depthmup_flax.search.tune.target import derived_file, next_training
+    from depthmup_flax.search.tune.tune_target import derived_file, next_training
     from depthmup_flax.storage.files import as_path, write_atomically
 
     if args.check is not None:

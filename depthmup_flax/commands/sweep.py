@@ -38,12 +38,12 @@ def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
     one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.search.sweep.groups import describe
+    from depthmup_flax.search.sweep.groups import dry_run
     from depthmup_flax.search.sweep.runner import sweep
 
     config = args.config.resolved()
     if args.dry_run:
-        print(describe(config, args.shard))
+        print(dry_run(config, args.shard))
         return
     workdir = workdir_of(args, "runs/sweeps")
     cache_compilations()

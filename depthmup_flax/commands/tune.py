@@ -19,7 +19,7 @@ from typing import Any
 
 from depthmup_flax.commands.parser import Parser, lanes, names, one_device_per_core, workdir_of
 from depthmup_flax.devices.host import cache_compilations
-from depthmup_flax.storage.sweep_records import OBJECTIVES
+from depthmup_flax.storage.sweep_records import OBJECTIVE_CHOICES
 
 
 def define(parser: Parser) -> None:
@@ -35,7 +35,7 @@ def define(parser: Parser) -> None:
     parser.flag("--tune", type=names, help="Default: learning_rate,branch_multiplier,{input,output}_lr_factor.")
     parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
     compared = "The loss that is compared; auto: on held-out training examples."
-    parser.flag("--objective", default="auto", choices=("auto", *OBJECTIVES), help=compared)
+    parser.flag("--objective", default="auto", choices=OBJECTIVE_CHOICES, help=compared)
     parser.flag("--compare", type=names, default=[], help="Also train the target under presets: sp, mup, ...")
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
     parser.flag("--seeds", type=int, default=3, help="Seeds per learning rate.")
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
     one_device_per_core()
     # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.search.tune.searches import default_names, search_of
-    from depthmup_flax.search.tune.target import next_training, tune_target
+    from depthmup_flax.search.tune.tune_target import next_training, tune_target
     from depthmup_flax.search.tune.tuning import proxy_config
 
     target = args.config.resolved()

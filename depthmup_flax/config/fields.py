@@ -179,7 +179,7 @@ def require_command(config: ConfigDict, command: str) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
+    """Checks what needs neither data nor model; data, models and `trainer.engine` check the rest, also by `InputError`."""
     require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
     _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name))
@@ -280,6 +280,13 @@ def set_model(config: ConfigDict, name: str) -> None:
         section[size] = before[size]
     with config.unlocked():
         config.model = section
+
+
+def set_size(config: ConfigDict, width: int, depth: int) -> None:
+    """Sets the network's width and depth in place; stages that sum to another depth become the model's own choice."""
+    if "stage_sizes" in config.model and depth != config.model.depth:
+        config.model.stage_sizes = ()
+    config.model.update(width=width, depth=depth)
 
 
 def closest_field(config: ConfigDict, name: str) -> str | None:

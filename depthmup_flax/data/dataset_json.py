@@ -89,6 +89,18 @@ def changes(stored: Json, current: Json) -> str:
     return ", ".join(name + values(name) for name in then if name in now and then[name] != now[name])
 
 
+def require_same(stored: Json, data: Json, work: str) -> None:
+    """Raises `InputError` if data, as they were stored and as they are, differ.
+
+    Both are from `to_json`. ``work`` is for the sentence: "the run in 'runs/mine'".
+    """
+    if changed := changes(stored, data):
+        raise InputError(
+            f"data.name is {data['name']!r}: its data have changed since {work} began "
+            f"({changed}). Restore them to resume, choose another workdir, or set overwrite to start again."
+        )
+
+
 def _user_dataset(name: str, classes: int, stored: Json) -> UserDataset:
     def absent(key: jax.Array | None, batch: Any) -> Any:
         raise InputError(f"data.name is {name!r}: its prepare is not stored with the run. Give prepared inputs.")

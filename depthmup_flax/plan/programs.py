@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
-from depthmup_flax.search.sweep.groups import MEMORY_SHARE, GroupPrograms, fewer_lanes, plan
+from depthmup_flax.search.sweep.groups import plan
+from depthmup_flax.search.sweep.lane_choice import MEMORY_SHARE, GroupPrograms, fewer_lanes
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build

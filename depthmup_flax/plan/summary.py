@@ -13,7 +13,7 @@ import numpy as np
 from depthmup_flax.data.blank import description
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import device_memory
-from depthmup_flax.trainer.engine.network import NetworkState
+from depthmup_flax.trainer.engine.network_task import NetworkState
 from depthmup_flax.util.types import ArrayTree, Json
 
 _GIB, _MIB = 2**30, 2**20

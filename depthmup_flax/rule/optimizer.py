@@ -1,4 +1,4 @@
-"""The rule around any optax optimizer: two elementwise scalings, and decay outside them.
+"""The rule around any optax optimizer, of which `directions` names some: two scalings, and decay outside them.
 
 `directions` has the names of directions that a config may give, and `traits` says which ones the rule covers.
 

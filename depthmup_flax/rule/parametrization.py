@@ -364,6 +364,7 @@ class Parametrization:
         return _power(ratio, exponent * self.width_power) if exponent else 1.0
 
 
+# The scoreboard of rules has a file for each, in reproduction/rules/rules.
 PRESETS: Mapping[str, Parametrization] = {
     # Framework defaults and one global learning rate.
     "sp": Parametrization(alpha=0.0, gamma=0.0, width="standard"),

@@ -1,4 +1,4 @@
-"""What is known of an optax direction without running it.
+"""What is known of an optax direction or of a wrapper around one without running it.
 
 A *direction* is an optax transformation without learning rate or decay: ``optax.scale_by_adam()``,
 ``optax.trace(0.9)``. `TRAITS` says which of optax's own the rule covers, and what to write instead of the others. The

@@ -21,10 +21,11 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.rule.annotations import is_annotated
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment, make_optimizer
+from depthmup_flax.trainer.engine.config_optimizer import make_optimizer
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.user_model import UserNetwork, rescaled
+from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 

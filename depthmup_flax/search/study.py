@@ -40,12 +40,12 @@ from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_confi
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
-from depthmup_flax.search.tune.tuning import AUTO, prepare_objective
+from depthmup_flax.search.tune.tuning import prepare_objective
 from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN
+from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
-from depthmup_flax.trainer.engine.user_model import UserNetwork
+from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.run_log import Writer
 from depthmup_flax.util.errors import InputError, closest, shown

@@ -25,6 +25,8 @@ MEANS_DIVERGED = "loss not finite"  # printed with their number: a loss may expl
 # Losses by which runs are compared: the mean at the end of training; after training, on held-out training examples, or
 # on the test set.
 OBJECTIVES = TRAIN, VALIDATION, TEST = "train", "validation", "test"
+AUTO = "auto"
+OBJECTIVE_CHOICES = (AUTO, *OBJECTIVES)  # auto: the one that suits the data and the task
 LOSS_FIELDS = {TRAIN: "train_loss_avg", VALIDATION: "validation_loss", TEST: "test_loss"}  # of `Record`
 
 ROUNDS = "rounds"  # figure of a search that begins with a grid and goes on at random points
@@ -52,7 +54,7 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One finished run. Numbers of a diverged run that are not finite are ``None``."""
+    """One finished run, as `search.sweep.runner` fills it in. Numbers of a diverged run are ``None`` unless finite."""
 
     run: str  # hash of the run's config, the same that a single run writes (`depthmup_flax.storage.run_hash`)
     status: str  # "completed", or "diverged" if the loss was not finite at some step

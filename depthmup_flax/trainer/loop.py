@@ -25,8 +25,9 @@ from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically, writing_to
 from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
-from depthmup_flax.trainer.engine.device_batches import Call, put_train_data
-from depthmup_flax.trainer.engine.experiment import Experiment, learning_rate
+from depthmup_flax.trainer.engine.config_optimizer import learning_rate
+from depthmup_flax.trainer.engine.device_batches import StepsCall, put_train_data
+from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
@@ -211,11 +212,11 @@ class _Run:
         """Whether the state or a loss was not finite when the state was last to be saved."""
         return not self._checkpoints.finite
 
-    def next_call(self, calls: Iterator[Call]) -> Call:
+    def next_call(self, calls: Iterator[StepsCall]) -> StepsCall:
         with self._saving_if_data_fail():
             return next(calls)
 
-    def take(self, call: Call) -> None:
+    def take(self, call: StepsCall) -> None:
         if self._claim is not None:
             self._claim.check()
         self._checkpoints.check()

@@ -1,6 +1,4 @@
-"""Metrics of a run: rows in ``metrics.jsonl``, on which resuming relies, progress for people, and other writers:
-TensorBoard, Weights & Biases, and your own.
-"""
+"""Metrics of a run: rows in ``metrics.jsonl``, on which resuming relies, progress for people, and other writers."""
 
 from __future__ import annotations
 
@@ -18,10 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.devices import distributed
-from depthmup_flax.storage.files import is_bucket, read_json, write_atomically
+from depthmup_flax.storage.files import is_bucket, read_json, read_lines, write_atomically
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util import progress
@@ -277,3 +276,22 @@ def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
         if row["step"] <= step and not incomplete:
             rows.append(line)
     write_atomically(path, "".join(line + "\n" for line in rows))
+
+
+def read_metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """One row per step with metrics: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
+
+    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off is left out; without a
+    file there are no rows.
+    """
+    rows: dict[int, dict[str, float | None]] = {}
+    for line in read_lines(path) if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows.setdefault(int(row.pop("step")), {}).update(row)
+        except (ValueError, KeyError, AttributeError):
+            continue
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    steps = sorted(rows)
+    columns = {name: np.array([rows[step].get(name) for step in steps], np.float64) for name in names}
+    return {"step": np.array(steps, np.int64), **columns}

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import dataset_json
 from depthmup_flax.storage.provenance import commit, versions
-from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util import imports as extras
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.precision import products_in
@@ -149,5 +148,5 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
                 "directory, or pass --overwrite to delete its records."
             )
         if data:
-            require_same_data(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
+            dataset_json.require_same(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
     path.write_text(json.dumps({"config": ours, "data": data}, indent=1) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from depthmup_flax.rule.batch_and_steps import rescaling_table
 from depthmup_flax.search.forecast.forecasting import require_rule
 from depthmup_flax.search.forecast.ladder import rung_config
 from depthmup_flax.search.forecast.law import Rung
-from depthmup_flax.search.tune.target import tuned_hyperparameters
+from depthmup_flax.search.tune.tune_target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.table import Table
@@ -84,10 +84,7 @@ def recipe(
     depth, batch_size = depth or tuned.model.depth, batch_size or tuned.train.batch_size
 
     def sized(width: int, steps: int) -> ConfigDict:
-        config = rung_config(tuned, built.total_steps, built.epoch_steps, Rung(width, depth, steps), batch_size)
-        if "stage_sizes" in config.model and depth != tuned.model.depth:
-            config.model.stage_sizes = ()
-        return config
+        return rung_config(tuned, built.total_steps, built.epoch_steps, Rung(width, depth, steps), batch_size)
 
     parameters = functools.cache(lambda width: count_parameters(sized(width, built.total_steps), load=load))
     if not width:

@@ -1,4 +1,4 @@
-"""The config's hash, the name of a run in committed records."""
+"""Values on a command line: ``None``, several names, and types that are refused."""
 
 import pytest
 

@@ -9,7 +9,8 @@ import orbax.checkpoint as ocp
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import expand, sweep_config
-from depthmup_flax.search.sweep.groups import GroupPrograms, plan
+from depthmup_flax.search.sweep.groups import plan
+from depthmup_flax.search.sweep.lane_choice import GroupPrograms
 from depthmup_flax.storage.sweep_records import read_record_file
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.lanes import lane_mesh

@@ -9,7 +9,7 @@ import pytest
 from small_runs import a_sweep, config
 
 from depthmup_flax.search.sweep import runner
-from depthmup_flax.search.sweep.resume import Unfinished
+from depthmup_flax.search.sweep.unfinished import Unfinished
 from depthmup_flax.storage.workdir import SWEEP, claimed
 from depthmup_flax.trainer.loop import _Run, train_and_evaluate
 from depthmup_flax.util.errors import InputError, RunStopped

@@ -18,12 +18,22 @@ from depthmup_flax.report.loss_surfaces import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.target import rescale_target
-from depthmup_flax.search.tune.tuning import AUTO, require_mup
+from depthmup_flax.search.tune.tune_target import rescale_target
+from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import json_text, without_execution
-from depthmup_flax.storage.sweep_records import COMPLETED, LOSS_FIELDS, SEED, TEST, TRAIN, VALIDATION, Record, read_info
+from depthmup_flax.storage.sweep_records import (
+    AUTO,
+    COMPLETED,
+    LOSS_FIELDS,
+    SEED,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Record,
+    read_info,
+)
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError

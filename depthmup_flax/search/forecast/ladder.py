@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import default_config, field_paths, get_field
+from depthmup_flax.config.fields import default_config, field_paths, get_field, set_size
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung
 from depthmup_flax.search.sweep.grid import sweep_config
-from depthmup_flax.search.tune.target import rescale_target
+from depthmup_flax.search.tune.tune_target import rescale_target
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError
 
@@ -123,7 +123,7 @@ def _require_law(rungs: Sequence[Rung], target: Rung) -> None:
 def rung_config(tuned: ConfigDict, tuned_steps: int, epoch_steps: int, size: Rung, batch_size: int) -> ConfigDict:
     """The config of a run: ``tuned`` at another size, with what batch size and steps change."""
     config = tuned.copy_and_resolve_references()
-    config.model.update(width=size.width, depth=size.depth)
+    set_size(config, size.width, size.depth)
     if (size.steps, batch_size) != (tuned_steps, tuned.train.batch_size):
         rescale_target(tuned, tuned_steps, config, tuned_steps, batch_size, size.steps)
         # The same part of the run: averaged over a whole short run, the loss would measure how early it falls.
@@ -138,8 +138,6 @@ def ladder_sweep(configs: Mapping[Rung, ConfigDict], seeds: int, objective: str)
     for size, config in configs.items():
         config.train.steps = size.steps  # in place of epochs
         config.mesh = default_config().mesh  # a sweep trains whole networks on each device
-        if "stage_sizes" in config.model:
-            config.model.stage_sizes = ()
     base = next(iter(configs.values()))
     differ = [path for path in field_paths(base) if len({repr(get_field(one, path)) for one in configs.values()}) > 1]
     grids = {

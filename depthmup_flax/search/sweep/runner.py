@@ -24,29 +24,15 @@ from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, sweep_info
-from depthmup_flax.search.sweep.groups import (
-    Chosen,
-    Group,
-    GroupPrograms,
-    choose_program,
-    first_program,
-    groups_of_shard,
-    plan,
-)
+from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
+from depthmup_flax.search.sweep.lane_choice import Chosen, GroupPrograms, choose_program, first_program
 from depthmup_flax.search.sweep.progress import SweepProgress
-from depthmup_flax.search.sweep.resume import Unfinished
+from depthmup_flax.search.sweep.unfinished import Unfinished
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_json, write_atomically
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.storage.run_hash import json_text, without_execution
-from depthmup_flax.storage.sweep_records import (
-    Record,
-    SweepInfo,
-    flat,
-    info_to_json,
-    read_info,
-    read_runs,
-)
+from depthmup_flax.storage.sweep_records import Record, SweepInfo, flat, info_to_json, read_info, read_runs
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.lanes import (
@@ -59,7 +45,6 @@ from depthmup_flax.trainer.engine.lanes import (
     one_seed_fits,
     train,
 )
-from depthmup_flax.trainer.runs.directory import require_same_data
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
@@ -343,7 +328,7 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
         described.setdefault(json.dumps(fields, sort_keys=True), group.experiment.dataset)
     now = {name: dataset_json.to_json(dataset) for name, dataset in described.items()}
     for name in stored.keys() & now.keys():
-        require_same_data(stored[name], now[name], f"the sweep in {str(directory)!r}")
+        dataset_json.require_same(stored[name], now[name], f"the sweep in {str(directory)!r}")
     if now.keys() - stored.keys():
         write_atomically(path, json_text(stored | now))
 

@@ -35,8 +35,6 @@ CONFIRM = 8  # seeds of the last round
 _EDGE = 0.05  # share of a range, on a log scale, at each end
 
 Point = tuple[float, ...]  # a value for each tuned field
-
-
 Range = tuple[float, float]  # lowest and highest value, both above 0
 Ranges = Mapping[str, Range]  # dotted field -> its range
 
@@ -132,13 +130,13 @@ class Search:
     Attributes:
       axes: dotted field -> values of the grid.
       seeds: of the runs.
-      widen: the most values that are added at the ends of the grid.
+      extend: the most values that are added at the ends of the grid.
       ranges: of the fields that are tuned over a range.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
     seeds: tuple[int, ...]
-    widen: int = EXTEND
+    extend: int = EXTEND
     ranges: Ranges = dataclasses.field(default_factory=dict)
     figure: ClassVar[str] = "tune"  # of its sweep
 
@@ -150,9 +148,9 @@ class Search:
         return LEARNING_RATE if LEARNING_RATE in several or not several else several[0]
 
     @property
-    def extend(self) -> int:
+    def rounds(self) -> int:
         """How often `more` is called."""
-        return self.widen
+        return self.extend
 
     def grid(self) -> dict[str, tuple[Any, ...]]:
         """The first runs: dotted field -> values."""
@@ -183,7 +181,7 @@ class Search:
         axes, ranges = ({path: of_all[path] for path in paths} for of_all in (self.axes, self.ranges))
         if len(paths) == 1:
             ((path, ends),) = ranges.items()
-            return Search({path: octave_grid(*ends)}, self.seeds, self.widen, ranges)
+            return Search({path: octave_grid(*ends)}, self.seeds, self.extend, ranges)
         if LEARNING_RATE not in paths:
             axes[paths[0]] = octave_grid(*ranges[paths[0]])
         return dataclasses.replace(self, axes=axes, ranges=ranges)
@@ -208,16 +206,16 @@ class Rounds(Search):
     figure: ClassVar[str] = ROUNDS
 
     @property
-    def extend(self) -> int:
+    def rounds(self) -> int:
         """See `Search`."""
-        return self.widen + len(SHRINK) + 1
+        return self.extend + len(SHRINK) + 1
 
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
         """See `Search`: the round after ``runs``."""
         records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
         size, ranges = len(self._on_grid(records)), self._extended(records)
         k = (len(records) - size) // each
-        most = (len(self.axes[self.x]) + self.widen) * len(self.seeds)
+        most = (len(self.axes[self.x]) + self.extend) * len(self.seeds)
         if len(records) == size < most and (wider := super().more(config, runs, done)):
             return wider
         of_grid = center = self._best_of_grid(config, records)

@@ -7,7 +7,7 @@ import os
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import default_config, get_field, validate
+from depthmup_flax.config.fields import default_config, get_field, set_size, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
@@ -16,15 +16,13 @@ from depthmup_flax.search.tune.choice import Best
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.sweep_records import OBJECTIVES, TEST, TRAIN, VALIDATION
+from depthmup_flax.storage.sweep_records import AUTO, OBJECTIVE_CHOICES, TEST, TRAIN, VALIDATION
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
-CHOICES = (AUTO, *OBJECTIVES)
 _COMPARED = {
     VALIDATION: "the loss on held-out training examples, which the proxy does not train on",
     TEST: "the loss on the test set, which therefore no longer measures the target's quality",
@@ -68,7 +66,7 @@ def tune(
         title="Tuning of a proxy",
         scale="proxy",
         x=search.x,
-        extend=0 if isinstance(get_field(proxy, search.x), int) else search.extend,  # whole numbers are not extended
+        extend=0 if isinstance(get_field(proxy, search.x), int) else search.rounds,  # whole numbers are not extended
         objective=objective,
     )
     records = sweep(
@@ -103,11 +101,10 @@ def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int 
         largest = target.model[name]
         if not 1 <= value <= largest:
             raise InputError(f"proxy.{name} is {value}: set it to a number from 1 to model.{name}, {largest}.")
-        proxy.model[name] = proxy.model[f"base_{name}"] = large.model[f"base_{name}"] = value
+        proxy.model[f"base_{name}"] = large.model[f"base_{name}"] = value
+    set_size(proxy, width, depth)
     if (width, depth) == (target.model.width, target.model.depth):
         raise InputError(f"proxy.width is {width} and proxy.depth {depth}, the target's: choose a smaller proxy.")
-    if "stage_sizes" in proxy.model:
-        proxy.model.stage_sizes = ()
     preset = target.parametrization.preset
     require_mup(preset)
     if preset == "mup" and depth != target.model.depth:
@@ -141,12 +138,12 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
     user's own without an evaluation, and for batches of nearly the whole set.
 
     Args:
-      objective: of `CHOICES`.
+      objective: of `OBJECTIVE_CHOICES`.
       proxy: the config of the search's runs, changed in place.
       experiment: what ``proxy``, or its target, describes without held-out examples.
     """
-    if objective not in CHOICES:
-        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), CHOICES)}")
+    if objective not in OBJECTIVE_CHOICES:
+        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), OBJECTIVE_CHOICES)}")
     fraction = proxy.data.validation_fraction
     problem = "" if fraction else _why_nothing_is_held_out(experiment)
     if objective == AUTO:

@@ -26,7 +26,7 @@ _TILE = 128  # numbers side by side in a tile of a TPU's memory
 
 
 @struct.dataclass
-class Call:
+class StepsCall:
     """What one call of a training program reads."""
 
     count: np.int32  # steps to take: an argument of the compiled program, so that it changes no result
@@ -36,7 +36,7 @@ class Call:
 
 
 def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
-    """Shapes and dtypes of `Call.examples` with the axes ``shape``."""
+    """Shapes and dtypes of `StepsCall.examples` with the axes ``shape``."""
     if dataset.placement != "stream":
         return jax.ShapeDtypeStruct(tuple(shape), np.int32)
     one = dataset.train.read(np.arange(1))
@@ -80,7 +80,7 @@ def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
 
 
 def batch_of(dataset: Dataset, data: Batch | None, examples: Any) -> Any:
-    """The batch for ``examples`` of a `Call`: these rows of ``data`` from `put_train_data`, if there are any."""
+    """The batch for ``examples`` of a `StepsCall`: these rows of ``data`` from `put_train_data`, if there are any."""
     if data is None:
         return examples
 
@@ -105,7 +105,7 @@ def _as_rows(x: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
 
 def calls(
     dataset: Dataset, seeds: Sequence[int], batch_size: int, first_step: int, length: CallLength
-) -> Generator[Call, None, None]:
+) -> Generator[StepsCall, None, None]:
     """Calls, on the host, for U seeds from ``first_step`` on. A batch is a function of seed and step."""
     split, step = dataset.train, first_step
     while True:
@@ -119,7 +119,7 @@ def calls(
                 examples[i, place] = batch_indices(seed, step + i, len(split), batch_size)
             if length.most == 1:
                 examples = examples[0]
-        yield Call(np.int32(count), examples)
+        yield StepsCall(np.int32(count), examples)
         step += count
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -21,22 +20,18 @@ from depthmup_flax.auditing.config_audit import Audited
 from depthmup_flax.auditing.initial_scale import Start
 from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.verdict import places, summary
-from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field
+from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
-from depthmup_flax.devices.sharding import on_whole_matrices
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.rule.directions import direction, direction_eps
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
-from depthmup_flax.rule.muon import muon, muon_geometry
-from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
+from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
-from depthmup_flax.trainer.engine.network import (
+from depthmup_flax.trainer.engine.network_task import (
     network_task,
     our_functions,
     row_major_gradients,
@@ -54,50 +49,9 @@ from depthmup_flax.trainer.engine.task import (
     new_state,
     step_key,
 )
-from depthmup_flax.trainer.engine.user_model import UserNetwork, UserTask, rescaled
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
+from depthmup_flax.trainer.engine.user_task import UserTask
 from depthmup_flax.util.types import ArrayTree, Batch, InfoTree
-
-
-def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
-    """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
-    name, kwargs = config.optimizer.name, optimizer_kwargs(config)
-    if name != "muon":
-        require_direction(direction(name, **kwargs), rule)
-        return
-    for argument in kwargs:
-        if argument not in _MUON:
-            raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
-    muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
-
-
-# What a config may set in `muon`.
-_MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
-
-
-def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
-    """Step, from 0 -> the learning rate of ``config.optimizer``; constant if ``total_steps`` is not given."""
-    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
-    if total_steps is not None:
-        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
-    return lambda step: fields.learning_rate * fraction(step)
-
-
-def make_optimizer(
-    config: ConfigDict, info: InfoTree, rule: Parametrization, total_steps: int | None = None
-) -> optax.GradientTransformation:
-    """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
-    fields, rate = config.optimizer, learning_rate(config, total_steps)
-    clip = fields.clip_rms  # 0 turns clipping off, traced or not
-    clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
-    options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
-    kwargs = optimizer_kwargs(config)
-    if fields.name == "muon":
-        optimizer = muon(rate, info, rule, place=on_whole_matrices, **options, **kwargs)
-    else:
-        optimizer = depthmup(direction(fields.name, **kwargs), info, rule, rate, **options)
-    return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer
-
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 
@@ -323,16 +277,11 @@ class NetworkExperiment(Experiment):
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
-        optimizer, kwargs = self.config.optimizer, optimizer_kwargs(self.config)
-        if optimizer.name == "muon":
-            updates = {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
-        else:
-            inner, eps = direction(optimizer.name, **kwargs), direction_eps(optimizer.name, **kwargs)
-            updates = {"degree": homogeneity(inner), "eps": eps, "geometry": geometry_of(inner)}
+        optimizer = self.config.optimizer
         return param_table(
             self.info,
             self.rule,
-            **updates,
+            **update_facts(self.config, self.info),
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,
             learning_rate=optimizer.learning_rate,

@@ -20,16 +20,11 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.storage.sweep_records import CONTINUOUS
-from depthmup_flax.trainer.engine.experiment import (
-    Experiment,
-    NetworkExperiment,
-    StepExperiment,
-    hyperparameters,
-    make_optimizer,
-    require_optimizer,
-)
+from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, require_optimizer
+from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, StepExperiment, hyperparameters
 from depthmup_flax.trainer.engine.losses import named_loss
-from depthmup_flax.trainer.engine.user_model import UserNetwork, require_pure, user_task
+from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.user_task import require_pure, user_task
 from depthmup_flax.util.errors import InputError
 
 _READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.devices import sharding
 from depthmup_flax.storage.sweep_records import SEED, finite_or_none
-from depthmup_flax.trainer.engine.device_batches import Call, batch_of, calls, host_test_batches, read_ahead
+from depthmup_flax.trainer.engine.device_batches import StepsCall, batch_of, calls, host_test_batches, read_ahead
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
 from depthmup_flax.trainer.engine.program import Program
@@ -152,7 +152,7 @@ class LaneProgram(Program):
         self._init = jax.jit(self._on_devices(self._init_lanes, LANES), compiler_options=self._drawing)
         self._evaluate = jax.jit(self._on_devices(self._evaluate_lanes, LANES, LANES, P()))
         self.abstract_state = self._placed(jax.eval_shape(self._init, self._abstract_values), LANES)
-        call = Call(P(), self._split)  # type: ignore[arg-type]
+        call = StepsCall(P(), self._split)  # type: ignore[arg-type]
         self._steps = jax.jit(self._on_devices(self._take_steps, LANES, LANES, call, P()), donate_argnums=0)
         self.compiled = self.traced().lower().compile()
         self.compile_s = time.perf_counter() - started
@@ -173,15 +173,15 @@ class LaneProgram(Program):
         """Fresh networks."""
         return self._init(lanes.values)
 
-    def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
+    def calls(self, lanes: Lanes, first_step: int) -> Generator[StepsCall, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
         seeds = np.asarray(lanes.values.seeds_DU).tolist()
         dataset, size = self.experiment.dataset, self.experiment.config.train.batch_size
         on_host = calls(dataset, seeds, size, first_step, self.call_length)
         place = self._place(self._split)
-        return read_ahead(dataset, (Call(call.count, jax.device_put(call.examples, place)) for call in on_host))
+        return read_ahead(dataset, (StepsCall(call.count, jax.device_put(call.examples, place)) for call in on_host))
 
-    def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
+    def take(self, state: TrainState, lanes: Lanes, call: StepsCall) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self.compiled(state, lanes.values, call, self._data)
 
@@ -246,7 +246,7 @@ class LaneProgram(Program):
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         return _mapped(self.experiment.init, self.per_device)(values_V.values_K)
 
-    def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
+    def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: StepsCall, data: Batch | None) -> TrainState:
         def take(state: TrainState) -> TrainState:
             with sharding.traced_for(self.mesh):
                 return super(LaneProgram, self)._take_steps(state, values_V, call, data)

@@ -20,8 +20,8 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.devices.host import drawing_options
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import (
-    Call,
     CallLength,
+    StepsCall,
     abstract_examples,
     batch_of,
     calls,
@@ -63,9 +63,9 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
-        """The state after one step, and its metrics; ``examples`` are those of `Call` without its axis of steps."""
+        """The state after one step, and its metrics; ``examples``: those of `StepsCall` without the axis of steps."""
 
-    def _take_steps(self, state: TrainState, values: Any, call: Call, data: Batch | None) -> TrainState:
+    def _take_steps(self, state: TrainState, values: Any, call: StepsCall, data: Batch | None) -> TrainState:
         if self.call_length.most == 1:
             return self._step(values, data, state, call.examples)[0]
 
@@ -77,11 +77,11 @@ class Program(abc.ABC):
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
         return evaluate(functools.partial(self._evaluate, state, values), batches)
 
-    def _arguments(self) -> tuple[TrainState, Any, Call, Batch | None]:
+    def _arguments(self) -> tuple[TrainState, Any, StepsCall, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""
         most = self.call_length.most
         examples = abstract_examples(self.experiment.dataset, (*[most] * (most > 1), *self._leading))
-        call = Call(self._placed(np.int32(0), P()), self._placed(examples, self._split))
+        call = StepsCall(self._placed(np.int32(0), P()), self._placed(examples, self._split))
         return self.abstract_state, self._abstract_values, call, self._data
 
     def _placed(self, tree: ArrayTree, spec: P) -> Any:
@@ -125,7 +125,7 @@ class ShardedProgram(Program):
         init = functools.partial(self.experiment.init, {})
         return jax.jit(init, out_shardings=self._shardings, compiler_options=self._drawing)()
 
-    def take(self, state: TrainState, call: Call) -> TrainState:
+    def take(self, state: TrainState, call: StepsCall) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, None, call, self._data)
 
@@ -140,7 +140,7 @@ class ShardedProgram(Program):
             return
         self._take = self.traced().lower().compile()
 
-    def calls(self, first_step: int) -> Generator[Call, None, None]:
+    def calls(self, first_step: int) -> Generator[StepsCall, None, None]:
         """The data of the calls from ``first_step`` on, to be closed; each process reads the rows of its devices.
 
         Streamed examples are read ahead and put on the devices while they compute. Batches do not depend on the
@@ -152,7 +152,7 @@ class ShardedProgram(Program):
             return calls(dataset, [seed], size, first_step, self.call_length)
         rows = sharding.local_rows(self.mesh, size)
         batches = train_stream(dataset.train, seed, size, start_step=first_step, rows=rows)
-        put = lambda batch: Call(np.int32(1), sharding.put_batch(batch, rows, size, self.mesh))
+        put = lambda batch: StepsCall(np.int32(1), sharding.put_batch(batch, rows, size, self.mesh))
         return read_ahead(dataset, map(put, batches))
 
     def evaluate(self, state: TrainState, preempted: Callable[[], bool] = lambda: False) -> Means:
@@ -178,7 +178,7 @@ class ShardedProgram(Program):
         with contextlib.closing(read_ahead(dataset, batches)) as ahead:
             return self._evaluated(state, None, ahead)
 
-    def _take_steps(self, state: TrainState, values: None, call: Call, data: Batch | None) -> TrainState:
+    def _take_steps(self, state: TrainState, values: None, call: StepsCall, data: Batch | None) -> TrainState:
         with sharding.activations_on(self.mesh):
             return super()._take_steps(state, values, call, data)
 

@@ -1,4 +1,4 @@
-"""The run that a work directory holds: whether it is that of a config, its checkpoints and metrics, its deletion."""
+"""The run that a work directory holds: whether it is that of a config, its data and checkpoints, its deletion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import pathlib
 from collections.abc import Callable
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
@@ -16,7 +15,7 @@ from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, dataset_j
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import create, delete_tree, read_json, read_lines
+from depthmup_flax.storage.files import create, delete_tree, read_json
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer, saved_steps
@@ -25,29 +24,9 @@ from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
-Columns = dict[str, np.ndarray]
 _DATA = "data.json"
 RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
 GARBLED = "delete it, or set overwrite to restart the run"  # the remedy for a file that is not JSON
-
-
-def read_metrics(path: pathlib.Path) -> Columns:
-    """One row per step with metrics: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
-
-    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off is left out; without a
-    file there are no rows.
-    """
-    rows: dict[int, dict[str, float | None]] = {}
-    for line in read_lines(path) if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows.setdefault(int(row.pop("step")), {}).update(row)
-        except (ValueError, KeyError, AttributeError):
-            continue
-    names = dict.fromkeys(name for row in rows.values() for name in row)
-    steps = sorted(rows)
-    columns = {name: np.array([rows[step].get(name) for step in steps], np.float64) for name in names}
-    return {"step": np.array(steps, np.int64), **columns}
 
 
 def require_run(path: pathlib.Path) -> None:
@@ -99,19 +78,8 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
                 "choose another directory, or set overwrite to delete that run."
             )
         path = directory / _DATA
-        require_same_data(read_json(path, GARBLED) if path.exists() else {}, data, f"the run in {str(directory)!r}")
-
-
-def require_same_data(stored: Json, data: Json, work: str) -> None:
-    """Raises `InputError` if data, as they were stored and as they are, differ.
-
-    Both are from `depthmup_flax.data.dataset_json.to_json`. ``work`` is for the sentence: "the run in 'runs/mine'".
-    """
-    if changed := dataset_json.changes(stored, data):
-        raise InputError(
-            f"data.name is {data['name']!r}: its data have changed since {work} began "
-            f"({changed}). Restore them to resume, choose another workdir, or set overwrite to start again."
-        )
+        before = read_json(path, GARBLED) if path.exists() else {}
+        dataset_json.require_same(before, data, f"the run in {str(directory)!r}")
 
 
 def write_data(directory: pathlib.Path, data: Json) -> None:

@@ -25,11 +25,13 @@ from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
-from depthmup_flax.trainer.engine.network import our_functions
+from depthmup_flax.trainer.engine.network_task import our_functions
 from depthmup_flax.trainer.engine.task import Task
-from depthmup_flax.trainer.engine.user_model import UserNetwork, fitted, restored_state
+from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.user_task import fitted, restored_state
+from depthmup_flax.trainer.run_log import read_metrics
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
-from depthmup_flax.trainer.runs.directory import RESTORE, Columns, chosen_step, read_metrics, require_run, stored_data
+from depthmup_flax.trainer.runs.directory import RESTORE, chosen_step, require_run, stored_data
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 
@@ -65,7 +67,7 @@ class TrainedRun:
     params: ArrayTree
     collections: ArrayTree
     info: InfoTree
-    metrics: Columns
+    metrics: dict[str, np.ndarray]
     result: Json | None
     data: ImageDataset | TextDataset | UserDataset
     functions: ModelFunctions | None = None  # of a network

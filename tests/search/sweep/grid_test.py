@@ -13,7 +13,7 @@ from depthmup_flax import at_scale, sweep_config
 from depthmup_flax.config import from_file
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep.grid import curves, expand, extension, next_value, shard_of
-from depthmup_flax.search.sweep.groups import describe
+from depthmup_flax.search.sweep.groups import dry_run
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import COMPLETED, Record
 from depthmup_flax.util.errors import InputError
@@ -84,7 +84,7 @@ GRID = {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}
 
 def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **kwargs: pytest.fail("compiles"))
-    text = describe(small_sweep(grids={"rates": GRID}))
+    text = dry_run(small_sweep(grids={"rates": GRID}))
     assert "8 runs in 2 compiled groups" in text
     # 8x8 synthetic color images: 192 inputs, 10 classes.
     parameters = 192 * 8 + 2 * 64 + 80
@@ -92,17 +92,17 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
     assert "  depth 2\n" in text
     assert "0.001, 0.002" in text
     assert f"{8 * small_sweep().base.train.steps:,} steps in all" in text
-    half = describe(small_sweep(grids={"rates": {path: GRID[path] for path in (RATE, "model.depth")}}), shard=(0, 2))
+    half = dry_run(small_sweep(grids={"rates": {path: GRID[path] for path in (RATE, "model.depth")}}), shard=(0, 2))
     assert "in 1 compiled groups in shard 0/2" in half
 
 
 def test_a_dry_run_needs_no_data_of_a_published_set(tmp_path):
     config = small_sweep(grids={"rates": GRID})
     config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
-    assert "8 runs" in describe(config)
+    assert "8 runs" in dry_run(config)
     config.base.data.name = "tfds:no_such_set"
     with pytest.raises(InputError, match="no_such_set"):
-        describe(config)
+        dry_run(config)
 
 
 def record(rate, loss):

@@ -15,7 +15,7 @@ from processes import ROOT, run_command
 from small_runs import RATE, programs_of, small_base, small_sweep
 
 from depthmup_flax.config.fields import default_config
-from depthmup_flax.search.sweep import groups, runner
+from depthmup_flax.search.sweep import lane_choice, runner
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import Record, read_record_file, read_sweep
@@ -245,7 +245,7 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     programs = programs_of(config)
     six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
-    monkeypatch.setattr(groups, "memory_limit", lambda: six.bytes_per_device - 1)
+    monkeypatch.setattr(lane_choice, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
     assert_same(by_run(found), by_run(vectorized))

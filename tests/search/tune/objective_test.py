@@ -12,7 +12,7 @@ from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best_choice, describe
-from depthmup_flax.search.tune.target import require_presets, result
+from depthmup_flax.search.tune.tune_target import require_presets, result
 from depthmup_flax.search.tune.tuning import FRACTION, prepare_objective
 from depthmup_flax.storage.sweep_records import Record, read_sweep
 from depthmup_flax.util.errors import InputError

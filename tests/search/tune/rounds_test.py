@@ -40,10 +40,10 @@ def searched(best, seed=0, diverges=lambda point: False):
     config = default_config()
     config.seed = seed
     search = search_of(config, [(A, None), (OUT, None)])
-    sweep = {"figure": search.figure, "title": "t", "scale": "proxy", "extend": search.extend}
+    sweep = {"figure": search.figure, "title": "t", "scale": "proxy", "extend": search.rounds}
     config = sweep_config(config, {"proxy": search.grid()}, **sweep)
     runs, done, fields = expand(config), {}, dict.fromkeys(field.name for field in dataclasses.fields(Record))
-    for _ in range(search.extend + 1):
+    for _ in range(search.rounds + 1):
         for run in runs:
             loss = None if diverges(run.point) else planted(run.point, run.seed, best)
             own = {"status": COMPLETED, "point": run.point, "seed": run.seed, "train_loss_avg": loss}

@@ -14,8 +14,8 @@ from depthmup_flax.data import Tokenizer, dataset_json, load
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.trainer.run_log import read_metrics
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
-from depthmup_flax.trainer.runs.directory import read_metrics
 
 
 @pytest.fixture

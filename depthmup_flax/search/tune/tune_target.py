@@ -13,14 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import (
-    default_config,
-    field_paths,
-    get_field,
-    optimizer_kwargs,
-    set_field,
-    set_model,
-)
+from depthmup_flax.config.fields import default_config, field_paths, get_field, optimizer_kwargs, set_field, set_model
 from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.batch_and_steps import (
@@ -33,10 +26,10 @@ from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.searches import Search
-from depthmup_flax.search.tune.tuning import AUTO, tune
+from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import is_bucket, write_atomically
-from depthmup_flax.storage.sweep_records import COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record
+from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError

@@ -1,10 +1,8 @@
-"""What the import path in ``model.name`` makes, checked and adapted: a network of the user's, or a training step."""
+"""A training step of the user's own, which ``model.name`` imports, checked and adapted."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,18 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import Audited, audited
-from depthmup_flax.auditing.initial_scale import Start, carried_factors, init_factors, multiplied
-from depthmup_flax.networks.calls import calling, model_fields, parameters
-from depthmup_flax.networks.import_paths import resolve
-from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
+from depthmup_flax.networks.calls import calling
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
+from depthmup_flax.util.types import ArrayTree, Scalar
 
 
 class NamedHyper(Mapping[str, Scalar]):
@@ -228,86 +220,3 @@ def _checked_metrics(metrics: Any, where: str) -> Metrics:
                 f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean."
             )
     return scalars
-
-
-@dataclasses.dataclass(frozen=True)
-class UserNetwork:
-    """The class or function that ``model.name`` names, with the fields of ``config.model``.
-
-    Attributes:
-      config: of the model.
-      num_classes: of the data, for a model that takes it.
-    """
-
-    config: ConfigDict
-    num_classes: int
-
-    @functools.cached_property
-    def named(self) -> Any:
-        """The class or function."""
-        return resolve(self.config.name, "model.name")
-
-    @property
-    def takes_rule(self) -> bool:
-        """Whether the model is given the parametrization."""
-        return "rule" in parameters(self.named)
-
-    def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
-        """The class or function with all its arguments but random keys; by default with the config's sizes."""
-        sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
-        # A field that was not set keeps the default that it has in the code.
-        given = {name: value for name in model_fields(self.named) if (value := self.config.get(name)) is not None}
-        passed = {"rule": rule, "num_classes": self.num_classes}
-        takes = parameters(self.named)
-        ours = {name: value for name, value in (passed | sizes).items() if name in takes}
-        return functools.partial(self.named, **given | ours)
-
-    def functions(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> ModelFunctions:
-        """The network as pure functions."""
-        return model_functions(self.make(rule, width, depth), self.config.name)
-
-    @property
-    def base_sizes(self) -> tuple[int, int]:
-        """Width and depth of the base."""
-        return self.config.base_width or self.config.width, self.config.base_depth or self.config.depth
-
-    def audited(self, inputs: Any, rule: Parametrization, sizes: tuple[int, int] | None = None) -> Audited:
-        """Roles and missing multipliers of the network of these sizes, by default its own."""
-        sizes = sizes or (self.config.width, self.config.depth)
-        make, output = lambda *of: self.make(rule, *of), self.config.audited_output
-        try:
-            return audited(make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output)
-        except InputError as error:
-            # The argument of `depthmup_flax.audit` is a field here.
-            raise InputError(str(error).replace("output=", "model.audited_output=")) from error
-
-    def init_factors(
-        self, inputs: Any, rule: Parametrization, info: InfoTree, sizes: tuple[int, int] | None = None
-    ) -> dict[str, Start]:
-        """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
-        sizes = sizes or (self.config.width, self.config.depth)
-        if sizes == self.base_sizes or not self.config.rescale_init:
-            return {path: start for path, start in carried_factors(info).items() if start.changes}
-        zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), inputs)
-        own, base = (
-            jax.jit(self.functions(rule, *of).init)(jax.random.key(0), zeros)[0] for of in (sizes, self.base_sizes)
-        )
-        return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
-
-    def task(self, rule: Parametrization) -> Task | None:
-        """The training step, if that is what is made."""
-        make = self.make(rule)
-        if {"rngs", "key"} & parameters(self.named).keys():
-            return None
-        made: list[Any] = []
-        with calling(self.config.name):
-            jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
-            return make() if isinstance(made[0], Task) else None
-
-
-def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:
-    """The network with initial values changed by `UserNetwork.init_factors`."""
-    if not factors:
-        return functions
-    factor_of = collections.defaultdict(lambda: Start(1.0), factors)
-    return dataclasses.replace(functions, start=lambda params: multiplied(params, factor_of))
