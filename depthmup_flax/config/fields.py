@@ -179,7 +179,7 @@ def require_command(config: ConfigDict, command: str) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks what needs neither data nor model; data, models and `trainer.engine` check the rest, also by `InputError`."""
+    """Checks what needs neither data nor model; they and `trainer.engine` check the rest. Raises `InputError`."""
     require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
     _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name))
