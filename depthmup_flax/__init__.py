@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from depthmup_flax.report.sweep_report import Report, make_report
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
+    from depthmup_flax.rule.direction_traits import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
         get_parametrization,
     )
     from depthmup_flax.rule.roles import param_info
-    from depthmup_flax.rule.traits import entrywise
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.study import Study
@@ -84,7 +84,7 @@ _NAMES = {
     "nn.attention": "attention_fn",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
-    "rule.traits": "entrywise",
+    "rule.direction_traits": "entrywise",
     "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",

@@ -22,7 +22,7 @@ from benchmarks.gpu.cases import CASES, Case  # noqa: E402
 from benchmarks.gpu.ours import random_data, run_config, sweep_config  # noqa: E402
 from benchmarks.gpu.roofline import H200, step_kernels  # noqa: E402
 from depthmup_flax.data import LoadOnce  # noqa: E402
-from depthmup_flax.plan.programs import PlannedStep, compile_run, compile_sweep  # noqa: E402
+from depthmup_flax.plan.compiled_step import PlannedStep, compile_run, compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import memory_of  # noqa: E402
 
 PAGE = ROOT / "reproduction" / "pages" / "performance.md"

@@ -6,17 +6,17 @@ In the order in which `model_audit.audit` calls them:
    and their branches, `factors` the constants that multiply each array, and `facts` puts them together for one model.
 2. roles: `relative_factors` pairs the parameters of a model and its base; `roles` gives each its role.
 3. factors: `relative_factors` divides those of the model by those of its base.
-4. verdict: `comparison` compares them with the rule, and `verdict` holds and prints the result.
+4. verdict: `findings` compares them with the rule, and `audit_report` holds and prints the result.
 
 A new primitive is a row of `util.primitives`; arithmetic of its own goes to `factors`, ``_of_operation``, and a kernel
 with a name to `graph.KNOWN`.
 
-`config_audit` audits what a config names, at sizes that show its factors; `initial_scale` corrects initial values.
+`config_audit` audits what a config names, at sizes that show its factors; `rescaled_init` corrects initial values.
 """
 
-from depthmup_flax.auditing.initial_scale import Start, baked, init_factors, multiplied, rescale_init, rescaled_before
+from depthmup_flax.auditing.audit_report import Audit, Finding
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.verdict import Audit, Finding
+from depthmup_flax.auditing.rescaled_init import Start, baked, init_factors, multiplied, rescale_init, rescaled_before
 
 __all__ = [
     "Audit",

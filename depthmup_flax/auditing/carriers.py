@@ -13,12 +13,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from depthmup_flax.auditing.audit_report import Finding
 from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
-from depthmup_flax.auditing.verdict import Finding
 from depthmup_flax.util.primitives import (
     EXPERT_PRODUCTS,
     LINEAR,

@@ -14,8 +14,8 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.networks.adapters import Call, Function, Linen, abstract, adapter_of
-from depthmup_flax.networks.calls import shapes_of
 from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.networks.calls import shapes_of as arrays_text
+from depthmup_flax.networks.user_code import shapes_of as arrays_text
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
 from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_NUMBER, PARALLEL, SUMS

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from depthmup_flax.auditing.audit_report import summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
-from depthmup_flax.auditing.verdict import summary
 from depthmup_flax.check.layers import Layers, SizedNetwork
 from depthmup_flax.check.records import BRANCHES, EVERYTHING
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo

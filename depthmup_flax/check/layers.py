@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup_flax.check.networks import Traced
 from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, OUTPUT, Size
+from depthmup_flax.rule.direction_traits import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.rule.traits import matrix_updates
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
 _Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.auditing.given_model import Output, selected
-from depthmup_flax.auditing.initial_scale import init_factors, multiplied
+from depthmup_flax.auditing.rescaled_init import init_factors, multiplied
 from depthmup_flax.check.records import OUTPUT
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.auditing.verdict import summary
+from depthmup_flax.auditing.audit_report import summary
 from depthmup_flax.check.causes import Cause, Reading
 from depthmup_flax.check.judgment import (
     CONVERGES,

@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if args.topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
         jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
     from depthmup_flax.data.blank import PlannedData
-    from depthmup_flax.plan.programs import compile_run, compile_sweep
+    from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
     from depthmup_flax.plan.summary import make_plan
 
     config = args.config.resolved()

@@ -18,7 +18,7 @@ import shlex
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import make_report
-from depthmup_flax.report.loss_surfaces import LOSSES
+from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import COMPARISON

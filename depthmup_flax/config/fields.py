@@ -19,7 +19,7 @@ from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
-from depthmup_flax.networks import calls as user_fields
+from depthmup_flax.networks import user_code
 from depthmup_flax.networks.import_paths import digests, is_import_path, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
@@ -124,7 +124,7 @@ def model_section(name: str) -> dict[str, Any]:
             raise InputError(f"model.name is {name!r}: {meant} Your own has an import path, my_package.net:Net.")
         scan = FieldReference("auto", field_type=object)  # or a bool
         return {**model_fields(name), "scan": scan, "dtype": "float32"}
-    own = user_fields.model_fields(resolve(name, "model.name"))
+    own = user_code.model_fields(resolve(name, "model.name"))
     for taken in ("name", "audit", "audited_output", "rescale_init"):
         if taken in own:
             raise InputError(f"model.name is {name!r}: it takes {taken!r}, a field that every model has. Rename it.")
@@ -134,7 +134,7 @@ def model_section(name: str) -> dict[str, Any]:
                 f"model.name is {name!r}: it takes no {size!r}. Name a function build(width, depth, ...) that returns "
                 "the model."
             )
-    unset = lambda default: default is None or default is user_fields.MISSING
+    unset = lambda default: default is None or default is user_code.MISSING
     plain = lambda default: unset(default) or isinstance(default, _PLAIN)  # code keeps functions, types and arrays
     given = {
         field: tuple(default) if isinstance(default, list) else default
@@ -155,8 +155,8 @@ def require_set(config: ConfigDict) -> None:
     name = config.model.name
     if not is_import_path(name):
         return
-    for field, default in user_fields.model_fields(resolve(name, "model.name")).items():
-        if default is user_fields.MISSING and config.model.get(field) is None:
+    for field, default in user_code.model_fields(resolve(name, "model.name")).items():
+        if default is user_code.MISSING and config.model.get(field) is None:
             raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
 
 

@@ -20,7 +20,7 @@ class Source:
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
     load: Callable[[str, DataConfig], Dataset]  # of the place; raises `NotHere` if the data are absent
-    # A new kind also needs `checked_source`, `blank`, `dataset_json`, `_READS` of trainer/engine/from_config.py, and
+    # A new kind also needs `checked_source`, `blank`, `stored_dataset`, `_READS` of trainer/engine/from_config.py, and
     # trainer/runs/trained.py.
     kind: Literal["images", "text", "arrays"]
     reads: tuple[str, ...] = ()  # fields of config.data that this source reads and some others ignore

@@ -26,8 +26,8 @@ from depthmup_flax.data.dataset import (
     placement,
     spaced,
 )
-from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.import_paths import resolve
+from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import HostBatch
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from depthmup_flax.networks.calls import parameters, takes
+from depthmup_flax.networks.user_code import parameters, takes
 from depthmup_flax.rule.info_trees import is_equinox, is_nnx, path_name
 from depthmup_flax.util.types import ArrayTree
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.user_code import calling
 from depthmup_flax.util.errors import InputError
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

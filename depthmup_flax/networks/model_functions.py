@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.networks.adapters import Activations, Adapter, Call, Equinox, Haiku, Linen, Nnx, Pair, adapter_of
-from depthmup_flax.networks.calls import calling, takes
+from depthmup_flax.networks.user_code import calling, takes
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.devices.sharding import gathered, gathers, stream, target_platform
-from depthmup_flax.nn.convolution import conv_same, convolve
+from depthmup_flax.nn.cpu_convolution import conv_same, convolve
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError, shown

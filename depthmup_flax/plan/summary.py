@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.data.blank import description
-from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
+from depthmup_flax.plan.compiled_step import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import device_memory
 from depthmup_flax.trainer.engine.network_task import NetworkState
 from depthmup_flax.util.types import ArrayTree, Json

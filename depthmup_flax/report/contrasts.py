@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from depthmup_flax.report import transfer
-from depthmup_flax.report.loss_surfaces import Curve, Scale
+from depthmup_flax.report.curves import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict

@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from depthmup_flax.report.loss_surfaces import Scale
+from depthmup_flax.report.curves import Scale
 
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]

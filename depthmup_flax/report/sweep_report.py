@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from depthmup_flax.report import tables
-from depthmup_flax.report.loss_surfaces import LOSSES
+from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs

@@ -10,7 +10,7 @@ from typing import Any
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdict
-from depthmup_flax.report.loss_surfaces import EVALUATED, LOSSES, axis_name, number
+from depthmup_flax.report.curves import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import (
     MOST_SEEDS,

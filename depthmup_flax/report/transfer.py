@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import LOSSES, Curve, Scale, Surface, profile, roles, surfaces
+from depthmup_flax.report.curves import LOSSES, Curve, Scale, Surface, profile, roles, surfaces
 from depthmup_flax.storage.sweep_records import TRAIN, Record, SweepInfo
 from depthmup_flax.util.errors import InputError
 

@@ -15,7 +15,7 @@ import scipy.special
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
-from depthmup_flax.report.loss_surfaces import Curve, Scale
+from depthmup_flax.report.curves import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import optax
 
+from depthmup_flax.rule.direction_traits import TRAITS, Traits, parts_of
 from depthmup_flax.rule.optimizer import require_ranges, sgd_direction
-from depthmup_flax.rule.traits import TRAITS, Traits, parts_of
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import Scalar
 

@@ -1,6 +1,6 @@
 """The rule around any optax optimizer, of which `directions` names some: two scalings, and decay outside them.
 
-`directions` has the names of directions that a config may give, and `traits` says which ones the rule covers.
+`directions` has the names of directions that a config may give, and `direction_traits` says which ones the rule covers.
 
 The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L):
 
@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from depthmup_flax.rule.direction_traits import check_direction
 from depthmup_flax.rule.info_trees import (
     flatten_info,
     frozen_paths,
@@ -42,7 +43,6 @@ from depthmup_flax.rule.info_trees import (
     require_rescaled,
 )
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.rule.traits import check_direction
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -63,7 +63,7 @@ def scale_by_depthmup(
     The result is not yet multiplied by ``-learning_rate``.
 
     Args:
-      inner: an optax *direction* (`depthmup_flax.rule.traits`): no learning rate, no decay, such as
+      inner: an optax *direction* (`depthmup_flax.rule.direction_traits`): no learning rate, no decay, such as
         ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD.
       info: tree of `ParamInfo` with the parameters' structure.
       rule: the parametrization.
@@ -74,7 +74,7 @@ def scale_by_depthmup(
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a
-        ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.dependence`).
+        ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.update_dependence`).
     """
     return optax.chain(*_scaled(inner, info, rule, geometry))
 

@@ -58,7 +58,7 @@ def param_table(
     Args:
       info: from `param_info`.
       rule: the parametrization.
-      degree: of the direction (see `traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
+      degree: of the direction (see `direction_traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay, decay_width_exponent, geometry: as in `depthmup_flax.depthmup`.
       learning_rate: eta, or ``None`` if it is not known.

@@ -343,7 +343,7 @@ class Parametrization:
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.carried
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
-        """Effective learning-rate multiplier of a direction of this degree (see `traits.Traits`)."""
+        """Effective learning-rate multiplier of a direction of this degree (see `direction_traits.Traits`)."""
         return self.update_scale(info, geometry) * self.gradient_scale(info) ** degree
 
     def update_gamma(self, info: ParamInfo) -> Scalar:

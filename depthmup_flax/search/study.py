@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.verdict import Audit
+from depthmup_flax.auditing.audit_report import Audit
 from depthmup_flax.config.fields import (
     PYTHON,
     config_hash,

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import code_of
-from depthmup_flax.data import dataset_json
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
@@ -79,7 +79,7 @@ def train_and_evaluate(
         devices differ at a checkpoint (``train.compare_replicas``).
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
-    data = distributed.in_all(lambda: dataset_json.to_json(experiment.dataset))
+    data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
     directory = as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
@@ -318,7 +318,7 @@ class _Run:
 def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
     """Named values that differ if the processes would not train the same network on the same ``data``.
 
-    ``data`` is from `depthmup_flax.data.dataset_json.to_json`.
+    ``data`` is from `depthmup_flax.data.stored_dataset.to_json`.
     """
     fields = flatten_dict(experiment.config.to_dict(), sep=".")
     fields.pop("data.data_dir")  # a host may have its own copy of the data
@@ -327,7 +327,7 @@ def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
         "the hash of the code": _source_digest(),
         **{f"the version of {name}": version for name, version in versions().items()},
         **settings(),
-        **{f"the {name}": value for name, value in dataset_json.facts(data).items()},
+        **{f"the {name}": value for name, value in stored_dataset.facts(data).items()},
     }
 
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter
 
 from depthmup_flax.report import figures, style
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
+from depthmup_flax.report.curves import Curve, Scale, Surface
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.storage.sweep_records import TRAIN
 from reproduction.claims import valleys

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import Curve
+from depthmup_flax.report.curves import Curve
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import DIVERGED, UNTRAINED, Analysis, Row, Variant, exploded
 from reproduction.claims.figures import power_laws

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.special
 
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import Curve, Scale
+from depthmup_flax.report.curves import Curve, Scale
 from depthmup_flax.report.verdict import finite
 
 _LEAST_POWER = 0.3

@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.data import dataset_json
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.util import imports as extras
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -134,7 +134,7 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
         raise InputError(f"{str(directory)!r} holds records of other work: choose another directory.")
     ours, data = json.loads(configs.to_json(config)), {}
     if "data" in config:
-        data = dataset_json.to_json(image_set(config))
+        data = stored_dataset.to_json(image_set(config))
     if overwrite:
         for old in records:
             old.unlink()
@@ -148,5 +148,5 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
                 "directory, or pass --overwrite to delete its records."
             )
         if data:
-            dataset_json.require_same(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
+            stored_dataset.require_same(stored.get("data", {}), data, f"the figure in {str(directory)!r}")
     path.write_text(json.dumps({"config": ours, "data": data}, indent=1) + "\n", encoding="utf-8")

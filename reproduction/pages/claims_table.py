@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from depthmup_flax.report.loss_surfaces import TEST
+from depthmup_flax.report.curves import TEST
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, judge
 from depthmup_flax.storage.sweep_records import read_sweep

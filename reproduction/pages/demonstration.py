@@ -28,7 +28,7 @@ from depthmup_flax import sweep, sweep_config
 from depthmup_flax.commands.parser import one_device_per_core
 from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.plan.programs import compile_run
+from depthmup_flax.plan.compiled_step import compile_run
 from depthmup_flax.storage.sweep_records import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
 from reproduction.pages import figure_look
 from reproduction.pages.generated_parts import with_part

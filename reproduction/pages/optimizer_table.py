@@ -22,8 +22,8 @@ import optax
 import optax.contrib
 
 import depthmup_flax as dm
+from depthmup_flax.rule.direction_traits import TRAITS, Traits
 from depthmup_flax.rule.parametrization import Geometry
-from depthmup_flax.rule.traits import TRAITS, Traits
 from reproduction.pages.optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"

@@ -16,7 +16,7 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).parent
 
-from depthmup_flax.report.loss_surfaces import Scale  # noqa: E402
+from depthmup_flax.report.curves import Scale  # noqa: E402
 from depthmup_flax.report.optimum import (  # noqa: E402
     EDGES,
     Estimate,

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from ml_collections import ConfigDict
 
 from depthmup_flax.models import create_model
-from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role
 from depthmup_flax.util.errors import InputError, did_you_mean, shown
 

@@ -29,7 +29,7 @@ from stream_models import (
 )
 
 from depthmup_flax import InputError, Role, audit
-from depthmup_flax.auditing.verdict import Row, _table, _told_apart
+from depthmup_flax.auditing.audit_report import Row, _table, _told_apart
 from depthmup_flax.rule.info_trees import flatten_info
 
 BRANCH, READOUT, ATTENTION = "missing_branch_multiplier", "readout_not_scaled", "attention_scale"

@@ -13,7 +13,7 @@ import pytest
 from data_sets import assert_batches_equal, error, load
 
 from depthmup_flax import data
-from depthmup_flax.data import dataset_json
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.networks.import_paths import register
@@ -207,9 +207,9 @@ def test_data_json_has_shapes_and_no_examples(given, own):
     split = {"a": X, "b": (Y, X)} if own else ({"a": X}, Y)
     prepare = [lambda key, batch: ((batch["a"], batch["b"][0]), batch["b"][1])] if own else []
     dataset = given(split, None, *prepare)
-    text = json.dumps(dataset_json.to_json(dataset))
+    text = json.dumps(stored_dataset.to_json(dataset))
     assert len(text) < 500
-    read = dataset_json.from_json(json.loads(text))
+    read = stored_dataset.from_json(json.loads(text))
     for field in ("name", "num_classes", "spec", "inputs", "targets", "input_spec", "input_kind"):
         assert getattr(read, field) == getattr(dataset, field)
     batch = dataset.train.read(np.arange(3))

@@ -19,7 +19,7 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
-from depthmup_flax.nn.convolution import conv_same
+from depthmup_flax.nn.cpu_convolution import conv_same
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup_flax as dm
-from depthmup_flax.auditing.verdict import Audit
+from depthmup_flax.auditing.audit_report import Audit
 
 RULE = dm.get_parametrization("depth_mup")
 WIDTH, DEPTH, LENGTH = 8, 2, 6  # of the base model; of sequences

@@ -10,8 +10,8 @@ from small_runs import a_sweep
 from depthmup_flax.config import default_config
 from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.devices import sharding
-from depthmup_flax.plan import programs
-from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, unless_out_of_memory
+from depthmup_flax.plan import compiled_step
+from depthmup_flax.plan.compiled_step import OutOfMemory, compile_run, compile_sweep, unless_out_of_memory
 from depthmup_flax.plan.summary import make_plan, memory_of
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
@@ -114,7 +114,7 @@ def test_the_largest_group_of_a_sweep_is_planned_with_the_lanes_that_fit():
 
 
 def test_a_sweep_that_is_refused_has_a_plan(monkeypatch):
-    monkeypatch.setattr(programs, "unless_out_of_memory", lambda _: OutOfMemory(GIB, used=2 * GIB))
+    monkeypatch.setattr(compiled_step, "unless_out_of_memory", lambda _: OutOfMemory(GIB, used=2 * GIB))
     plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], PlannedData(), 2, GIB))
     assert plan.memory.fits is False
     assert plan.memory.parameters == 2 * 4 * plan.parameters

@@ -6,7 +6,7 @@ from data_sets import error
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data.blank import PlannedData
-from depthmup_flax.plan.programs import compile_run
+from depthmup_flax.plan.compiled_step import compile_run
 from depthmup_flax.plan.summary import make_plan
 from depthmup_flax.plan.topologies import CHIPS, device_memory, topology_devices
 

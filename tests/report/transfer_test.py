@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of, write
 
+from depthmup_flax.report.curves import profile, roles
 from depthmup_flax.report.figures import draw_transfer, loss_limits
-from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text, warnings

@@ -10,10 +10,10 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.rule.direction_traits import geometry_of
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.muon import muon_geometry
 from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
-from depthmup_flax.rule.traits import geometry_of
 
 RULE = dm.get_parametrization("depth_mup")
 TOKENS = jnp.zeros((2, 8), jnp.int32)

@@ -12,10 +12,10 @@ import pytest
 from drawn import descend
 
 import depthmup_flax as dm
+from depthmup_flax.rule.direction_traits import homogeneity
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup, warmup_schedule
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
-from depthmup_flax.rule.traits import homogeneity
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (32, 24))

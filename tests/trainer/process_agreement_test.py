@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from small_runs import config
 
-from depthmup_flax.data import dataset_json
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.storage import provenance
 from depthmup_flax.trainer import loop
@@ -14,7 +14,7 @@ from depthmup_flax.trainer.engine.from_config import build
 
 
 def facts(experiment):
-    return loop.facts(experiment, dataset_json.to_json(experiment.dataset))
+    return loop.facts(experiment, stored_dataset.to_json(experiment.dataset))
 
 
 def changed(name, value):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.audit_report import Audit
 from depthmup_flax.auditing.given_model import as_model
-from depthmup_flax.auditing.verdict import Audit
 
 from .scales import BASE_DEPTH, BASE_WIDTH, RULE, Scales, fault, possible
 from .scope import NAMINGS, as_pair

@@ -13,8 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import listed, run_differences, to_json
-from depthmup_flax.data import LoadOnce, dataset_json
-from depthmup_flax.report.loss_surfaces import LOSSES
+from depthmup_flax.data import LoadOnce, stored_dataset
+from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
@@ -58,7 +58,7 @@ class TargetForecast(Forecast):
       target: its sizes.
       rungs: the ladder with its losses.
       config: of the target, as JSON.
-      data: what its runs read, with checksums (`depthmup_flax.data.dataset_json`).
+      data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
       chance: the cross-entropy of the best constant guess; ``None`` for other losses.
     """
 
@@ -130,7 +130,7 @@ class TargetForecast(Forecast):
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
         differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
-        if changed := dataset_json.changes(self.data, data):
+        if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
         if differing:
             raise InputError(
@@ -251,7 +251,7 @@ def forecast(
         rungs=ladder,
         **vars(forecast_loss(ladder, target)),
         config=config_json(at(target)),
-        data=dataset_json.to_json(built.dataset),
+        data=stored_dataset.to_json(built.dataset),
         chance=read_info(directory).chance,
     )
     write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))

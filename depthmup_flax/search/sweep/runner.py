@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import code_of, differences, listed, require_same_circumstances, run_differences
-from depthmup_flax.data import Dataset, LoadOnce, dataset_json
+from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
@@ -326,9 +326,9 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
     for group in groups:
         fields = without_execution({"data": group.experiment.config.data.to_dict()})["data"]
         described.setdefault(json.dumps(fields, sort_keys=True), group.experiment.dataset)
-    now = {name: dataset_json.to_json(dataset) for name, dataset in described.items()}
+    now = {name: stored_dataset.to_json(dataset) for name, dataset in described.items()}
     for name in stored.keys() & now.keys():
-        dataset_json.require_same(stored[name], now[name], f"the sweep in {str(directory)!r}")
+        stored_dataset.require_same(stored[name], now[name], f"the sweep in {str(directory)!r}")
     if now.keys() - stored.keys():
         write_atomically(path, json_text(stored | now))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
+from depthmup_flax.report.curves import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.transfer import exploded

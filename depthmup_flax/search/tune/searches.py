@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
-from depthmup_flax.report.loss_surfaces import LOSSES, axis_name, number
+from depthmup_flax.report.curves import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.search.sweep.grid import Run, as_tuple, extension, make_run
 from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond

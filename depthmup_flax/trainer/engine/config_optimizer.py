@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import optimizer_kwargs
 from depthmup_flax.devices.sharding import on_whole_matrices
+from depthmup_flax.rule.direction_traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.rule.directions import direction, direction_eps
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
 

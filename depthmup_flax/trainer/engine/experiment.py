@@ -16,10 +16,10 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.audit_report import places, summary
 from depthmup_flax.auditing.config_audit import Audited
-from depthmup_flax.auditing.initial_scale import Start
 from depthmup_flax.auditing.parameter_trees import grouped
-from depthmup_flax.auditing.verdict import places, summary
+from depthmup_flax.auditing.rescaled_init import Start
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.networks.import_paths import is_import_path

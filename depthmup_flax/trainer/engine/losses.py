@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.networks.calls import calling, shapes_of
 from depthmup_flax.networks.import_paths import is_import_path, resolve
+from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.trainer.engine.task import Means, Metrics
 from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree

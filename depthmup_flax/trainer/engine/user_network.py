@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import Audited, audited
-from depthmup_flax.auditing.initial_scale import Start, carried_factors, init_factors, multiplied
-from depthmup_flax.networks.calls import calling, model_fields, parameters
+from depthmup_flax.auditing.rescaled_init import Start, carried_factors, init_factors, multiplied
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
+from depthmup_flax.networks.user_code import calling, model_fields, parameters
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.util.errors import InputError

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from depthmup_flax.networks.calls import calling
+from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
 from depthmup_flax.util.errors import InputError

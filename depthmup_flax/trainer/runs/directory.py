@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
-from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, dataset_json
+from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
@@ -56,7 +56,7 @@ def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     stored = path / _DATA
     if not stored.exists():
         raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
-    return dataset_json.from_json(read_json(stored, RESTORE))
+    return stored_dataset.from_json(read_json(stored, RESTORE))
 
 
 def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrite: bool) -> None:
@@ -79,7 +79,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
             )
         path = directory / _DATA
         before = read_json(path, GARBLED) if path.exists() else {}
-        dataset_json.require_same(before, data, f"the run in {str(directory)!r}")
+        stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")
 
 
 def write_data(directory: pathlib.Path, data: Json) -> None:

@@ -9,7 +9,7 @@ import pytest
 import user_networks as networks
 
 import depthmup_flax as dm
-from depthmup_flax.networks.calls import UserCodeError
+from depthmup_flax.networks.user_code import UserCodeError
 from depthmup_flax.util.errors import InputError
 
 X, Y = np.zeros((20, 5), np.float32), np.arange(20) % 3

@@ -7,7 +7,7 @@ import pytest
 
 from depthmup_flax.config import default_config
 from depthmup_flax.devices.sharding import make_mesh
-from depthmup_flax.networks.calls import UserCodeError
+from depthmup_flax.networks.user_code import UserCodeError
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches

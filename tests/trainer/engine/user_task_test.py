@@ -11,7 +11,7 @@ from small_runs import assert_same_run
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices
 from depthmup_flax.devices.preemption import Preemption
-from depthmup_flax.networks.calls import UserCodeError
+from depthmup_flax.networks.user_code import UserCodeError
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import read_sweep

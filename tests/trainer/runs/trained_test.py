@@ -10,7 +10,7 @@ from small_runs import config, last_state
 
 import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash, default_config
-from depthmup_flax.data import Tokenizer, dataset_json, load
+from depthmup_flax.data import Tokenizer, load, stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -156,6 +156,6 @@ def test_a_stored_description_has_the_tokenizer(characters):
     tokenizer = Tokenizer(characters)
     empty = ArraySplit({"tokens": np.zeros((0, 16), np.uint8)})
     text = TextDataset("text:x", empty, empty, tokenizer.vocab_size, "device", 8, tokenizer)
-    read = dataset_json.from_json(json.loads(json.dumps(dataset_json.to_json(text))))
+    read = stored_dataset.from_json(json.loads(json.dumps(stored_dataset.to_json(text))))
     assert isinstance(read, TextDataset)
     assert (read.tokenizer, read.context, read.input_spec) == (tokenizer, 8, text.input_spec)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup_flax.nn.convolution import conv_same, convolve
+from depthmup_flax.nn.cpu_convolution import conv_same, convolve
 
 
 def normal(seed, *shape):

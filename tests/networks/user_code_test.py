@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from depthmup_flax.networks.calls import MISSING, calling, model_fields, takes
+from depthmup_flax.networks.user_code import MISSING, calling, model_fields, takes
 from depthmup_flax.util.errors import InputError, UserCodeError
 
 

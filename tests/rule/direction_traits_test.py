@@ -14,8 +14,8 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.rule.direction_traits import TRAITS, homogeneity
 from depthmup_flax.rule.directions import DIRECTIONS, direction, direction_eps
-from depthmup_flax.rule.traits import TRAITS, homogeneity
 
 # Arguments of transformations that have required ones.
 ARGUMENTS = {

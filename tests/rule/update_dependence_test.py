@@ -10,8 +10,8 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
+from depthmup_flax.rule.update_dependence import require_function_of_own_gradients
 
 RULE = PRESETS["depth_mup"]
 PARAMS = {

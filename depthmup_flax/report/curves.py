@@ -62,8 +62,8 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Network:
-    """Losses of one variant at one size.
+class Losses:
+    """Those of one variant at one size.
 
     Attributes:
       variant: short name, empty if the sweep has only one.
@@ -92,7 +92,7 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Surface(Network):
+class Surface(Losses):
     """Losses over x and y."""
 
     point: Json  # of one of its runs: dotted config field -> value
@@ -101,7 +101,7 @@ class Surface(Network):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Curve(Network):
+class Curve(Losses):
     """Losses over x alone, at the best y for each x, at the points where every seed has ended."""
 
     best_y: np.ndarray  # (X,)
@@ -116,7 +116,7 @@ def profile(surface: Surface) -> Curve:
     means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
     columns = np.flatnonzero(complete.any(0))
     best = means[:, columns].argmin(0)
-    of_network = {field.name: getattr(surface, field.name) for field in dataclasses.fields(Network)}
+    shared = {field.name: getattr(surface, field.name) for field in dataclasses.fields(Losses)}
     at_best = {
         "x": surface.x[columns],
         "losses": surface.losses[:, best, columns],
@@ -124,7 +124,7 @@ def profile(surface: Surface) -> Curve:
         "slices": surface.slices[:, best, columns],
     }
     incomplete = bool(((surface.ended > 0) & ~complete).any())
-    return Curve(**{**of_network, **at_best}, best_y=surface.y[best], incomplete=incomplete)
+    return Curve(**{**shared, **at_best}, best_y=surface.y[best], incomplete=incomplete)
 
 
 def roles(info: SweepInfo) -> tuple[Scale, Scale | None, tuple[str, ...]]:

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 import optax
 
-from depthmup_flax.rule.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.info_trees import flatten_info, named_geometries
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.update_dependence import require_function_of_own_gradients
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -52,7 +52,7 @@ _AFTER = "Put it after the finished optimizer: "
 # The optax function that makes a transformation -> its traits. Tests measure every row; docs/optimizers.md prints them.
 # A new one is a row here; a wrapper that hides its parts also needs `_children` or `parts_of`, and one that only some
 # parameters see `_ALTERNATIVES`.
-# Names that are not here, of a later optax or another library, are read by `dependence` when parameters are known.
+# Names that are not here, of a later optax or another library, are read by `update_dependence`, given parameters.
 TRAITS: Mapping[str, Traits] = {
     **_rows("identity trace ema scale scale_by_schedule scale_by_optimistic_gradient clip zero_nans", 1),
     **_rows("snapshot monitor", 1),  # they change nothing

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from depthmup_flax.auditing.audit_report import Finding, Row, number, summary
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.graph import Graph, Place
@@ -20,7 +21,6 @@ from depthmup_flax.auditing.relative_factors import (
     ratio_of,
 )
 from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
-from depthmup_flax.auditing.verdict import Finding, Row, number, summary
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
 
 
