@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import jax
 
 from depthmup_flax.auditing.audit_report import Audit, Finding, Row, listed
+from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.relative_factors import close, nearest
+from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling

@@ -17,19 +17,12 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Audit, Row, summary
 from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead
+from depthmup_flax.auditing.counterparts import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.relative_factors import (
-    DepthRatios,
-    base_sizes,
-    contradictions,
-    depth_ratios,
-    doubtful,
-    matched,
-    width_ratio,
-)
+from depthmup_flax.auditing.relative_factors import DepthRatios, depth_ratios
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
 from depthmup_flax.auditing.uses import LOOKUP
 from depthmup_flax.rule.annotations import Axes, require_axes

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
-from depthmup_flax.auditing.relative_factors import nearest
 from depthmup_flax.rule.info_trees import audit_of, flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError

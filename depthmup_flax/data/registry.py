@@ -20,8 +20,7 @@ class Source:
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
     load: Callable[[str, DataConfig], Dataset]  # of the place; raises `NotHere` if the data are absent
-    # A new kind also needs `checked_source`, `blank`, `stored_dataset`, `_READS` of trainer/engine/from_config.py, and
-    # trainer/runs/trained.py.
+    # A new kind also needs `checked_source`, `blank`, `stored_dataset`, engine/from_config._READS and runs/trained.
     kind: Literal["images", "text", "arrays"]
     reads: tuple[str, ...] = ()  # fields of config.data that this source reads and some others ignore
     decodes: bool = False  # whether examples are image files, which can be cropped before they are resized

@@ -1,8 +1,4 @@
-"""The papers' networks, by name.
-
-A new one is a class of `base.ResidualNetwork` (or `TransformerNetwork`) and a name in `MODELS`. A new ``input_kind``
-also needs ``_READS`` of trainer/engine/from_config.py.
-"""
+"""The papers' networks, by name."""
 
 from __future__ import annotations
 
@@ -15,6 +11,8 @@ from depthmup_flax.models.transformers import GPT, ViT
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
 
+# A new one is a class of `base.ResidualNetwork` or `TransformerNetwork`, and an entry here; a new `input_kind` also
+# needs `_READS` of trainer/engine/from_config.py.
 MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 
 # Fields that `config.model` does not set: Linen's own, and those that the rest of the configuration gives.

@@ -1,6 +1,6 @@
 """The rule around any optax optimizer, of which `directions` names some: two scalings, and decay outside them.
 
-`directions` has the names of directions that a config may give, and `direction_traits` says which ones the rule covers.
+`directions` has the names that a config may give; `direction_traits` says which directions the rule covers.
 
 The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L):
 
