@@ -1,4 +1,4 @@
-"""The printed form of an audit: one line per parameter, equal layers in one line, and what to write."""
+"""An audit and its printed form: one line per parameter, equal layers in one line, and what to write."""
 
 from __future__ import annotations
 

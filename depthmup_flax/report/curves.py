@@ -1,4 +1,4 @@
-"""A sweep's records as arrays: the role of each axis, and one loss surface per variant and size.
+"""A sweep's records as arrays: the role of each axis, and the loss surface and curve of each variant and size.
 
 Letters in shapes: S seeds, Y values of the second continuous axis (1 without one), X values of x, T time slices.
 """
@@ -63,7 +63,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
-    """Those of one variant at one size.
+    """Losses of one variant at one size.
 
     Attributes:
       variant: short name, empty if the sweep has only one.
