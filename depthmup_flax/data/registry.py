@@ -15,7 +15,7 @@ from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class DataSource:
     """How to load what ``data.name`` says: a word of `SOURCES`, or a word, a colon and a place."""
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
@@ -27,13 +27,13 @@ class Source:
 
 
 # The first word of data.name -> its source. A new source is a function that returns a `Dataset`, and an entry here.
-SOURCES: dict[str, Source] = {
-    "digits": Source("digits", images.load_digits, "images", ("image_size",)),
-    "synthetic": Source("synthetic", images.load_synthetic, "images", ("image_size",)),
-    "tfds": Source("tfds:<set>", images.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
-    "folder": Source("folder:<dir>", images.load_folder, "images", ("image_size",), decodes=True),
-    "text": Source("text:<file>", load_text, "text", ("context", "tokenizer")),
-    "python": Source("python:<module>:<function>", load_python, "arrays"),
+SOURCES: dict[str, DataSource] = {
+    "digits": DataSource("digits", images.load_digits, "images", ("image_size",)),
+    "synthetic": DataSource("synthetic", images.load_synthetic, "images", ("image_size",)),
+    "tfds": DataSource("tfds:<set>", images.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
+    "folder": DataSource("folder:<dir>", images.load_folder, "images", ("image_size",), decodes=True),
+    "text": DataSource("text:<file>", load_text, "text", ("context", "tokenizer")),
+    "python": DataSource("python:<module>:<function>", load_python, "arrays"),
 }
 _CHOICES = {"placement": ("auto", "device", "stream"), "tokenizer": TOKENIZERS}
 
@@ -85,7 +85,7 @@ def _fields(config: object) -> DataConfig:
     return DataConfig(**{name: getattr(config, name) for name in DATA_DEFAULTS})
 
 
-def checked_source(fields: DataConfig) -> tuple[Source, str]:
+def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
     """The source and the place of ``data.name``; InputError for fields that are wrong whatever the data."""
     source, place = find_source(fields.name)
     names = {"images": tuple(AUGMENTATIONS), "text": ("none", "shift"), "arrays": ("none",)}[source.kind]
@@ -117,7 +117,7 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     return source, place
 
 
-def find_source(name: str) -> tuple[Source, str]:
+def find_source(name: str) -> tuple[DataSource, str]:
     """The source of ``data.name``, and the place after the colon."""
     word, _, place = name.partition(":")
     source = SOURCES.get(word)

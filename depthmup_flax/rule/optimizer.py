@@ -1,4 +1,4 @@
-"""The rule around any optax optimizer, of which `directions` names some: two scalings, and decay outside them.
+"""The rule around any optax optimizer: two elementwise scalings, and decay outside them.
 
 `directions` has the names that a config may give; `direction_traits` says which directions the rule covers.
 

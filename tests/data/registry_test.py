@@ -12,7 +12,7 @@ from data_sets import error, load, load_crops, write_flat_folder
 from depthmup_flax import data
 from depthmup_flax.config import field_comments
 from depthmup_flax.data import dataset, registry
-from depthmup_flax.data.registry import Source
+from depthmup_flax.data.registry import DataSource
 
 
 def test_importing_the_data_room_imports_no_heavy_library_and_starts_no_device():
@@ -77,7 +77,7 @@ def test_a_source_is_one_entry_of_the_table(monkeypatch):
     def from_mine(place, config):
         return load("digits", train_examples=len(place))
 
-    mine = Source("mine:<place>", from_mine, "images", ("image_size",))
+    mine = DataSource("mine:<place>", from_mine, "images", ("image_size",))
     monkeypatch.setitem(registry.SOURCES, "mine", mine)
     assert len(load("mine:a:b").train) == len("a:b")
     assert error(load, "mine:a:b", context=32).startswith("data.context is 32: ")

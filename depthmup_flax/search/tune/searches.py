@@ -214,7 +214,7 @@ class Rounds(Search):
         """See `Search`: the round after ``runs``."""
         records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
         size, ranges = len(self._on_grid(records)), self._extended(records)
-        k = (len(records) - size) // each
+        k = (len(records) - size) // each  # boxes of `SHRINK` that are trained; the last round follows all of them
         most = (len(self.axes[self.x]) + self.extend) * len(self.seeds)
         if len(records) == size < most and (wider := super().more(config, runs, done)):
             return wider

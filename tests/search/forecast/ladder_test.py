@@ -130,3 +130,11 @@ def test_the_sweep_of_a_ladder_trains_each_rung_with_every_seed_and_nothing_else
     assert len(runs) == 6
     rates = {run.config.train.steps: run.config.optimizer.learning_rate for run in runs}
     assert rates[400] < rates[100]
+
+
+def test_rungs_and_targets_keep_the_stages_of_a_resnet_only_at_its_depth():
+    config = default_config("resnet")
+    config.model.update(width=32, depth=16, stage_sizes=(3, 4, 6, 3), base_width=16, base_depth=8)
+    sizes = [Rung(16, 16, 100), Rung(32, 8, 100)]
+    runs = expand(ladder_sweep({size: rung_config(config, 100, 23, size, 64) for size in sizes}, 1, "train"))
+    assert [run.config.model.stage_sizes for run in runs] == [(3, 4, 6, 3), ()]
