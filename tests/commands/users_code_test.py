@@ -176,7 +176,7 @@ def test_plans_and_dry_runs_take_networks_and_steps(there):
     assert [code for code, _, _ in planned] == [0, 0], planned
     assert "parameters 0.00, optimizer 0.00" in planned[1][1]
     table, step = lines(there, ["train", *SMALL, *NET, "--print_params"], ["train", *SMALL, *STEP, "--print_params"])
-    assert "block_1/kernel 16x16 hidden+branch" in table[1]
+    assert "block_*/kernel 16x16 hidden+branch" in table[1]
     assert step[1] == "state float32[64, 16]"
     ((_, dry, _),) = lines(there, ["sweep", "--config=sweep.py", "--dry_run", "--shard=1/2"])
     assert "2 runs in 1 compiled groups in shard 1/2:" in dry
