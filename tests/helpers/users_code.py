@@ -37,12 +37,6 @@ def load_thirds():
     return (x, np.sin(x[:, :3])), (test_x, np.sin(test_x[:, :3]))
 
 
-def load_with_nan():
-    (x, y), test = load_thirds()
-    x[7, 2] = np.nan
-    return (x, y), test
-
-
 def load_with_unknown_label():
     (x, labels), test = load_classes()
     labels[3] = -1
