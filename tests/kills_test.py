@@ -13,7 +13,7 @@ from small_runs import a_sweep, assert_same_run, config
 
 import depthmup_flax as dm
 
-KILLS = int(os.environ.get("KILLS", "12"))  # of all kinds of work together, in the slow test
+KILLS = int(os.environ.get("KILLS", "12"))  # of all kinds of work together
 
 SEARCH = {
     "config.model": {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2},
@@ -69,16 +69,10 @@ def assert_same_records(workdir, expected):
 COMPARE = {train: assert_same_run, sweep: assert_same_records, tune: assert_same_records, study: assert_same_records}
 
 
-@pytest.mark.parametrize(
-    ("work", "kills"),
-    [
-        (train, 2),
-        (sweep, 2),
-        *(pytest.param(work, -(-KILLS // len(COMPARE)), marks=pytest.mark.slow) for work in COMPARE),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_work_that_is_killed_at_random_times_ends_as_if_undisturbed(work, kills, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("work", COMPARE)
+def test_work_that_is_killed_at_random_times_ends_as_if_undisturbed(work, tmp_path):
+    kills = -(-KILLS // len(COMPARE))
     rng, started = random.Random(f"{work.__name__} 0"), time.monotonic()
     whole = processes.Process(tmp_path / "whole.log", work, tmp_path / "whole")
     assert whole.wait(600) == 0, whole.text()

@@ -93,6 +93,7 @@ def options(monkeypatch):
     return options
 
 
+@pytest.mark.slow
 def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization(options):
     config = default_config("res_mlp")  # at level 0, 95 of its numbers differ
     config.model.update(width=16, depth=4)

@@ -21,7 +21,13 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("earlier", [0, 3], ids=["before the first step", "between two runs of a process"])
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        pytest.param(0, id="before the first step"),
+        pytest.param(3, id="between two runs of a process", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_between_steps_ends_the_run_at_its_next_step(earlier):
     program = PROGRAM.format(port=free_port(), earlier=earlier)
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

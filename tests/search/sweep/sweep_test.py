@@ -100,6 +100,7 @@ def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectori
     assert [len(record.train_loss_slices) for record in vectorized] == [3] * 6
 
 
+@pytest.mark.slow
 def test_every_continuous_field_is_that_of_train_py_without_a_recompilation(tmp_path):
     base = small_base()
     base.optimizer.kwargs.update(b1=0.9, b2=0.999, eps=1e-8)
@@ -175,6 +176,7 @@ def test_a_batch_of_a_search_that_is_done_leaves_the_saved_runs_of_a_later_one(c
     assert not any((copied / "unfinished").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_a_saved_cohort_that_a_kill_left_half_deleted_is_trained_again(copied, tmp_path, monkeypatch):
     later = small_sweep(grids={"rates": {RATE: (2e-3, 8e-3), "seed": (0, 1)}})
     with monkeypatch.context() as patch:
@@ -263,6 +265,7 @@ def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_pat
         assert_same(by_run(four), by_run(vectorized))
 
 
+@pytest.mark.slow
 def test_shards_are_disjoint_and_merge_to_the_whole_and_overwriting_one_keeps_the_others(tmp_path):
     config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "optimizer.weight_decay": (0.0, 0.1)}})
     parts = [tmp_path / f"part{i}" for i in range(2)]

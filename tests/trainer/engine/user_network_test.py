@@ -41,6 +41,7 @@ def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
         assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
     run = config("EqxNet", loss="cross_entropy", data="load_classes")
     assert count_parameters(run) == build(run).parameters

@@ -81,7 +81,7 @@ def gpt(arrays, factors, tokens, heads, tied):
     return h @ kernel * factors["readout"] * factors["output"]
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_transformer_has_the_scale_of_attention_and_of_a_tied_readout(tied):
     model = dm.GPT(11, width=16, depth=2, base_width=8, base_depth=1, num_heads=2, rule=RULE, tied=tied)
     tokens = np.random.default_rng(0).integers(0, 11, (2, 6))
