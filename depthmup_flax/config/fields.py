@@ -3,7 +3,7 @@
 A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config`` shows
 the comments of the fields below, of `Parametrization`, ``DataConfig`` and the models.
 
-A new field changes the hash of every run, unless `storage.run_hash.EXECUTION` lists it; one that a compiled program
+A new field changes the hash of every run, unless `storage.run_hash` lists it; one that a compiled program
 takes as a number stands in `storage.sweep_records.CONTINUOUS`.
 """
 
@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
+from depthmup_flax.config.schedules import require_schedule
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import user_code
@@ -73,10 +74,13 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             "data": dict(DATA_DEFAULTS),
             # The optax direction, its learning rate and weight decay.
             "optimizer": {
-                "name": "adam",  # sgd, momentum, adam, adamw, muon, or any optax direction: lion, rmsprop, ...
+                "name": "adam",  # sgd, momentum, adam, adamw, muon, lion, ... of optax; or my_package.optimizers:name
                 "learning_rate": 1e-3,  # eta; the same at the base model and at every size
-                "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
+                "schedule": "constant",  # then: constant, cosine, linear, wsd, rsqrt; or my_package.schedules:name
                 "warmup_steps": 0,  # steps in which the rate rises linearly from 0
+                "final_fraction": 0.0,  # cosine, linear, wsd: of the rate, after the last step
+                "decay_fraction": 0.2,  # wsd: of the steps, those at the end in which the rate falls
+                "decay_shape": "linear",  # wsd: linear, cosine, or sqrt, which is 1 - sqrt(part of the decay)
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
@@ -201,8 +205,7 @@ def validate(config: ConfigDict) -> None:
             f"train.matmul_precision is {config.train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or '' "
             "for the network's own."
         )
-    if config.optimizer.schedule not in ("constant", "cosine"):
-        raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    require_schedule(config.optimizer)
     if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
         raise InputError(
             f"train.writers is {config.train.writers!r}: use jsonl, which resuming and reading a run need, and "
@@ -343,7 +346,8 @@ def code_of(config: ConfigDict) -> dict[str, str]:
     if "model" not in config:  # of a figure of theory
         return {}
     named = [config.model.name, config.get("loss", ""), config.data.name.removeprefix(PYTHON)]
-    own = [name for name in named[:2] if is_import_path(name)]
+    named.extend((config.optimizer.name, config.optimizer.schedule))
+    own = [name for i, name in enumerate(named) if i != 2 and is_import_path(name)]
     if config.data.name.startswith(PYTHON):
         own.append(named[2])
     return digests(own)

@@ -234,27 +234,6 @@ def freeze(
     return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
 
 
-def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
-    """The fraction of eta at a step: linear warm-up from 0, then ``constant`` at 1 or ``cosine`` to 0 at the end.
-
-    ``warmup_steps`` may be traced, unlike in optax's joined schedules; `InputError` for a number that is not below
-    ``total_steps``.
-    """
-    if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
-        raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
-
-    def fraction(step: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(step)
-        rise = step / jnp.maximum(warmup_steps, 1)
-        after = jnp.ones_like(rise)
-        if kind == "cosine":
-            done = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0, 1)
-            after = 0.5 * (1 + jnp.cos(jnp.pi * done))
-        return jnp.where(step < warmup_steps, rise, after)
-
-    return fraction
-
-
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     """Scales all gradients by one factor so that their root mean square is at most ``threshold``.
 

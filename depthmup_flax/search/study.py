@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import Audit
@@ -111,8 +112,9 @@ class Study:
       base: width and depth of the proxy, on which hyperparameters are tuned.
       rule: a preset, or a `Parametrization`.
       loss: ``"cross_entropy"``, ``"squared_error"``, or a function ``(outputs, targets) -> scalar``.
-      optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or the name of another optax direction; an optimizer
-        of your own needs a `depthmup_flax.Task`.
+      optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or the name of another optax direction; or a function
+        ``(info, rule, learning_rate, ...)`` of the infos of the parameters, a `Parametrization` and a schedule, that
+        returns an optax optimizer. It may also take ``weight_decay``, ``clip_rms`` and others, which are tuned by name.
       steps: of every run; 0: what ``settings={"epochs": ...}`` makes. The loss that is compared is the mean of the last
         fifth.
       batch_size: examples of a step.
@@ -137,7 +139,7 @@ class Study:
     base: tuple[int, int] = (64, 4)
     rule: str | Parametrization = "depth_mup"
     loss: str | Callable[[Any, Any], Any] = "cross_entropy"
-    optimizer: str = "adam"
+    optimizer: str | Callable[..., optax.GradientTransformation] = "adam"
     steps: int = _STEPS
     batch_size: int = 64
     seed: int = 0
@@ -182,7 +184,8 @@ class Study:
         fields = {
             **{"model.width": width, "model.depth": depth, "model.base_width": width, "model.base_depth": depth},
             **{"data.name": name(self.data, "data", PYTHON), "loss": name(self.loss, "loss"), "seed": self.seed},
-            **{"optimizer.name": self.optimizer, "train.steps": steps, "train.batch_size": self.batch_size},
+            "optimizer.name": name(self.optimizer, "optimizer"),
+            **{"train.steps": steps, "train.batch_size": self.batch_size},
         }
         set_values(config, fields)
         if steps:

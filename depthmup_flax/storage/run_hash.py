@@ -1,7 +1,8 @@
 """The hash of a run's config, by which records, results and resumed sweeps recognize the run.
 
-It covers every field but those of `EXECUTION`. So a field that is added to the config, or removed, gives all runs other
-hashes: ``python -m reproduction.migrate DIRECTORY`` brings earlier records to today's fields and names.
+It covers every field but those of `EXECUTION`, and those of `LATER` that do as earlier runs did. A field that is
+removed or renamed gives all runs other hashes: ``python -m reproduction.migrate DIRECTORY`` brings earlier records to
+today's fields and names.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ EXECUTION = (
     "train.compare_replicas",
 )
 
+# Field that came later -> the value that means what runs did before; with it, their hashes stay.
+LATER = {"optimizer.final_fraction": 0.0, "optimizer.decay_fraction": 0.2, "optimizer.decay_shape": "linear"}
+
 
 def json_text(tree: Json) -> str:
     """Indented JSON with sorted keys; equal trees give equal text."""
@@ -36,8 +40,9 @@ def json_text(tree: Json) -> str:
 
 
 def without_execution(tree: Json, path: str = "") -> Json:
-    """A config as JSON without the fields of `EXECUTION`; what a run's hash covers."""
-    kept = {name: value for name, value in tree.items() if path + name not in EXECUTION}
+    """A config as JSON without the fields of `EXECUTION`, and of `LATER` at their values; what a run's hash covers."""
+    skipped = lambda name, value: name in EXECUTION or (name in LATER and LATER[name] == value)
+    kept = {name: value for name, value in tree.items() if not skipped(path + name, value)}
     return {k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in kept.items()}
 
 

@@ -35,7 +35,7 @@ SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (
     LEARNING_RATE,
-    *(f"optimizer.{name}" for name in ("weight_decay", "clip_rms", "warmup_steps")),
+    *(f"optimizer.{name}" for name in ("weight_decay", "clip_rms", "warmup_steps", "decay_fraction", "final_fraction")),
     *(f"optimizer.kwargs.{name}" for name in ("momentum", "b1", "b2", "eps")),
     *(f"parametrization.{name}" for name in ("gamma0", "branch_multiplier")),
     *(f"parametrization.{role}_lr_factor" for role in ("input", "hidden", "output", "vector", "fixed")),

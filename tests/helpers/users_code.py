@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import depthmup_flax as dm
 from depthmup_flax import Task
 
 RNG = np.random.default_rng(0)
@@ -120,6 +121,20 @@ def momentum_step(width, depth):
         return {"loss": gradient_loss(state["params"], batch, state), "largest": jnp.abs(batch[0]).mean()}
 
     return Task(init, step, evaluate)
+
+
+def steps_down(steps):
+    """A schedule: a quarter of the rate in the second half."""
+    return optax.piecewise_constant_schedule(1.0, {steps // 2: 0.25})
+
+
+def steps_wrongly(steps):
+    return 1.0
+
+
+def chain(info, rule, learning_rate, weight_decay=0.0):
+    """An optimizer."""
+    return optax.chain(optax.clip(0.01), dm.adamw(learning_rate, info, rule, weight_decay=weight_decay))
 
 
 def _with(step, init=lambda key, hyper: jnp.zeros(3), evaluate=None):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import schedules
 from depthmup_flax.config.fields import make_parametrization
 from depthmup_flax.data import Dataset
 from depthmup_flax.data.blank import PlannedData
-from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
@@ -43,8 +43,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             if isinstance(experiment, StepExperiment):
                 require_read(first.config, experiment.user.read, varying - {SEED})
             for run in group_runs:
-                optimizer = run.config.optimizer
-                warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
+                schedules.fraction(run.config.optimizer, experiment.total_steps)
             for one in {_optimizer(run): run.config for run in group_runs}.values():
                 require_optimizer(one, make_parametrization(one))
         except InputError as error:

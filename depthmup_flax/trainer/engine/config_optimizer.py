@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import schedules
 from depthmup_flax.config.fields import optimizer_kwargs
 from depthmup_flax.devices.sharding import on_whole_matrices
+from depthmup_flax.networks.import_paths import is_import_path, resolve
+from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.direction_traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.rule.directions import direction, direction_eps
 from depthmup_flax.rule.muon import muon, muon_geometry
-from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
+from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
@@ -22,6 +26,9 @@ from depthmup_flax.util.types import InfoTree
 def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
+    if is_import_path(name):
+        _require_taken(config, kwargs)
+        return
     if name != "muon":
         require_direction(direction(name, **kwargs), rule)
         return
@@ -31,6 +38,27 @@ def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
 
 
+def _require_taken(config: ConfigDict, kwargs: dict[str, Any]) -> None:
+    """Raises `InputError` unless the user's optimizer takes what is set."""
+    name, fields = config.optimizer.name, config.optimizer
+    parameters = inspect.signature(resolve(name, "optimizer.name", _OWN_EXAMPLE)).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if lacking := [argument for argument in ("info", "rule", "learning_rate") if argument not in parameters]:
+        raise InputError(
+            f"optimizer.name is {name!r}, which takes no {lacking[0]!r}: it is called with info=, rule= and "
+            "learning_rate=, a schedule, and returns an optax optimizer."
+        )
+    for argument in [
+        *(f"kwargs.{argument}" for argument in kwargs),
+        *(option for option in _OPTIONS if fields[option]),
+    ]:
+        if argument.removeprefix("kwargs.") not in parameters:
+            raise InputError(f"optimizer.{argument} is set, and {name} takes no {argument.removeprefix('kwargs.')!r}.")
+
+
+_OWN_EXAMPLE = "my_package.optimizers:chain"
+_OPTIONS = ("weight_decay", "decay_width_exponent", "clip_rms")
 # What a config may set in `muon`.
 _MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
 
@@ -39,7 +67,7 @@ def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule
     """Step, from 0 -> the learning rate of ``config.optimizer``; constant if ``total_steps`` is not given."""
     fields, fraction = config.optimizer, optax.constant_schedule(1.0)
     if total_steps is not None:
-        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
+        fraction = schedules.fraction(fields, total_steps)
     return lambda step: fields.learning_rate * fraction(step)
 
 
@@ -50,9 +78,15 @@ def make_optimizer(
     fields, rate = config.optimizer, learning_rate(config, total_steps)
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
-    options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
+    options = {name: fields[name] for name in _OPTIONS} | {"clip_rms": clip}
     kwargs = optimizer_kwargs(config)
-    if fields.name == "muon":
+    if is_import_path(fields.name):
+        own = resolve(fields.name, "optimizer.name", _OWN_EXAMPLE)
+        taken = inspect.signature(own).parameters
+        kwargs |= {name: value for name, value in options.items() if name in taken}
+        with calling(f"{fields.name}(info, rule, learning_rate)"):
+            optimizer = own(info=info, rule=rule, learning_rate=rate, **kwargs)
+    elif fields.name == "muon":
         optimizer = muon(rate, info, rule, place=on_whole_matrices, **options, **kwargs)
     else:
         optimizer = depthmup(direction(fields.name, **kwargs), info, rule, rate, **options)
@@ -62,6 +96,8 @@ def make_optimizer(
 def update_facts(config: ConfigDict, info: InfoTree) -> dict[str, Any]:
     """``degree``, ``eps`` and ``geometry`` of the updates, for `param_table`."""
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
+    if is_import_path(name):
+        return {"degree": None}
     if name == "muon":
         return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(info)}
     inner = direction(name, **kwargs)

@@ -12,6 +12,7 @@ import optax
 import pandas
 import pytest
 import user_networks as networks
+import users_code
 from user_networks import RuleNet as Net
 
 import depthmup_flax as dm
@@ -87,6 +88,15 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     mean = pandas.DataFrame(best.records).groupby(["learning_rate", "weight_decay"])["train_loss_avg"].mean()
     assert best["weight_decay"] == mean.idxmin()[1]
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
+
+
+def test_an_optimizer_of_ones_own_is_tuned():
+    best = classification(optimizer=users_code.chain).tune(learning_rate=RATES, weight_decay=(0.1,), seeds=1, extend=0)
+    own = lambda rate, decay: optax.chain(optax.clip(0.01), decayed_adam(rate, decay))
+    model = Net(8, 2, dm.get_parametrization("depth_mup"))
+    for record in best.records:
+        expected, _ = loop(own, (record["learning_rate"], 0.1), model, record["seed"])
+        np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
 
 
 def test_runs_are_compared_on_a_tenth_of_the_training_examples_that_they_do_not_train_on():
