@@ -105,6 +105,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "accumulate": 1,  # parts of a batch, one after another, for less memory; BatchNorm sees each alone
                 "epochs": 20.0,  # passes over the training examples; may be a fraction
                 "steps": 0,  # steps of training; if above 0, replaces epochs
+                "ema_decay": 0.0,  # of an exponential average of the parameters, evaluated, too, as ema_loss; 0: none
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
                 "eval_batch_size": 500,  # examples evaluated at a time
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
@@ -206,6 +207,10 @@ def validate(config: ConfigDict) -> None:
             "for the network's own."
         )
     require_schedule(config.optimizer)
+    if not (isinstance(config.train.ema_decay, float) and 0 <= config.train.ema_decay < 1):
+        raise InputError(
+            f"train.ema_decay is {config.train.ema_decay!r}: use a number from 0 to below 1, such as 0.999."
+        )
     if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
         raise InputError(
             f"train.writers is {config.train.writers!r}: use jsonl, which resuming and reading a run need, and "

@@ -1,5 +1,6 @@
 """Trees of `ParamInfo`: paths, globs, JSON."""
 
+import dataclasses
 import fnmatch
 import math
 import re
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import traverse_util
 from flax.core.meta import AxisMetadata
@@ -54,6 +56,28 @@ def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     """Path -> `ParamInfo`, in the order of the tree."""
     require_info(info)
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
+
+
+def with_decay(info: InfoTree, mask: ArrayTree | Callable[[Any], ArrayTree] | None) -> InfoTree:
+    """``info`` whose parameters decay where ``mask`` is true: a tree, or of a tree of shapes, as in ``optax.adamw``.
+
+    Raises:
+      InputError: the mask's structure is neither that of the parameters nor a beginning of it.
+    """
+    if mask is None:
+        return info
+    shapes = lambda: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), info, is_leaf=is_info)
+    given = jax.tree.leaves(mask)
+    tree = mask if given and all(isinstance(leaf, (bool, np.bool_)) for leaf in given) else mask(shapes())
+    decaying = lambda decays, part: jax.tree.map(
+        lambda leaf: dataclasses.replace(leaf, decay=bool(decays)), part, is_leaf=is_info
+    )
+    try:
+        return jax.tree.map(decaying, tree, info)
+    except ValueError as error:
+        raise InputError(
+            f"mask has another structure than the parameters ({error}): give True or False for each."
+        ) from error
 
 
 def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:

@@ -41,6 +41,7 @@ from depthmup_flax.rule.info_trees import (
     require_info,
     require_inner_layers,
     require_rescaled,
+    with_decay,
 )
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
@@ -49,6 +50,7 @@ from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 log = logging.getLogger(__name__)
 
 ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
+DecayMask: TypeAlias = "ArrayTree | Callable[[Any], ArrayTree] | None"
 
 
 def scale_by_depthmup(
@@ -89,6 +91,7 @@ def depthmup(
     decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
     geometry: str | ArrayTree | None = None,
+    mask: DecayMask = None,
 ) -> optax.GradientTransformationExtraArgs:
     """A finished optimizer from any optax direction: the six steps of this module's docstring.
 
@@ -99,7 +102,10 @@ def depthmup(
         width and depth (B24 App. L, Eq. 138).
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
+      mask: which parameters decay, in place of ``info.decay``: as in ``optax.adamw``, a tree of bools or a function of
+        the parameters, here of their shapes.
     """
+    info = with_decay(info, mask)
     first, *others = _scaled(inner, info, rule, geometry)
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
@@ -167,6 +173,7 @@ def adamw(
     mu_dtype: Dtype | None = None,
     nesterov: bool = False,
     weight_decay: Scalar = 0.0,
+    mask: DecayMask = None,
     decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -182,6 +189,7 @@ def adamw(
         rule,
         learning_rate,
         weight_decay=weight_decay,
+        mask=mask,
         decay_width_exponent=decay_width_exponent,
         clip_rms=clip_rms,
     )
@@ -231,7 +239,8 @@ def freeze(
     labels = jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if path_name(path) in frozen else "trained", info, is_leaf=is_info
     )
-    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+    # A function: optax would call labels in the structure of a module that can be called, as Equinox's.
+    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, lambda _: labels)
 
 
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:

@@ -12,8 +12,9 @@ from depthmup_flax.rule.info_trees import (
     param_count,
     sizes,
     template,
+    with_decay,
 )
-from depthmup_flax.rule.optimizer import decay_factor
+from depthmup_flax.rule.optimizer import DecayMask, decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -46,6 +47,7 @@ def param_table(
     epoch_steps: float | None = None,
     frozen: Sequence[str] = (),
     geometry: str | ArrayTree | None = None,
+    mask: DecayMask = None,
 ) -> ParamTable:
     """One line per parameter, equal layers in one, with its role and factors, and a line of totals.
 
@@ -60,11 +62,12 @@ def param_table(
       rule: the parametrization.
       degree: of the direction (see `direction_traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
-      weight_decay, decay_width_exponent, geometry: as in `depthmup_flax.depthmup`.
+      weight_decay, decay_width_exponent, geometry, mask: as in `depthmup_flax.depthmup`.
       learning_rate: eta, or ``None`` if it is not known.
       epoch_steps: steps of an epoch, for times in epochs; ``None`` if it is not known.
       frozen: as in `depthmup_flax.freeze`.
     """
+    info = with_decay(info, mask)
     carries = any(leaf.carried != 1 for leaf in flatten_info(info).values())
     peak = learning_rate if weight_decay and learning_rate else None
     columns = ["parameter", "shape", "role", "init std", "forward", *(["carried"] if carries else [])]

@@ -31,7 +31,12 @@ EXECUTION = (
 )
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.
-LATER = {"optimizer.final_fraction": 0.0, "optimizer.decay_fraction": 0.2, "optimizer.decay_shape": "linear"}
+LATER = {
+    "optimizer.final_fraction": 0.0,
+    "optimizer.decay_fraction": 0.2,
+    "optimizer.decay_shape": "linear",
+    "train.ema_decay": 0.0,
+}
 
 
 def json_text(tree: Json) -> str:

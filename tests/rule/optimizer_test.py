@@ -1,5 +1,6 @@
 """The optimizer side of the rule: one transformation for every optimizer, the order of its parts, equivalent forms."""
 
+import dataclasses
 import functools
 import math
 
@@ -361,6 +362,47 @@ def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfe
     for values in ([rms(n, 8) for n in sizes], [rms(32, depth) for depth in sizes]):
         slope = np.polyfit(np.log(sizes), np.log(values), 1)[0]
         assert abs(slope) < 0.15, slope
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"hidden": True, "stem": False, "readout": False, "bias": True},
+        lambda params: {name: name in ("hidden", "bias") and x.shape == (3,) for name, x in params.items()},
+    ],
+)
+def test_a_mask_says_which_parameters_decay_as_in_optax(mask):
+    under = dm.get_parametrization("sp")
+    ours, theirs = (adamw(mask) for adamw in (
+        lambda mask: dm.adamw(0.1, INFO, under, weight_decay=0.2, mask=mask),
+        lambda mask: optax.adamw(0.1, weight_decay=0.2, mask=mask),
+    ))  # fmt: skip
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), run(ours), run(theirs))
+    rows = str(dm.param_table(INFO, under, weight_decay=0.2, mask=mask)).splitlines()
+    decays = {row.split()[0]: row.split()[-1] for row in rows if row.split() and row.split()[0] in INFO}
+    assert decays == {"hidden": "0.2", "stem": "0", "readout": "0", "bias": "0.2"}
+    with pytest.raises(dm.InputError, match="mask"):
+        dm.adamw(0.1, INFO, under, mask={"other": True})
+
+
+def test_a_module_that_can_be_called_is_frozen_and_its_hyperparameters_are_injected():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Layer:  # like a module of Equinox
+        a: jax.Array
+        b: jax.Array
+
+        def __call__(self, x):
+            return self.a * x + self.b
+
+    info, params = Layer(INFO["hidden"], INFO["stem"]), Layer(PARAMS["hidden"], PARAMS["stem"])
+    grads = [Layer(g["hidden"], g["stem"]) for g in GRADS]
+    found = run(dm.freeze(dm.adamw(0.1, info, RULE), info, ("b",)), params, grads)
+    np.testing.assert_array_equal(found.b, params.b)
+    plain = run(dm.adamw(0.1, info, RULE), params, grads)
+    np.testing.assert_array_equal(found.a, plain.a)
+    injected = optax.inject_hyperparams(dm.adamw, static_args=("info", "rule"))(0.1, info, RULE)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), run(injected, params, grads), plain)
 
 
 def test_frozen_parameters_do_not_move_and_the_rest_does():

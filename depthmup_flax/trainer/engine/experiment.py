@@ -269,11 +269,14 @@ class NetworkExperiment(Experiment):
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
             return self.functions(rule), change(optimizer)
 
-        return network_task(network, self.dataset.input_spec, self.loss, accumulate=self.config.train.accumulate)
+        train = self.config.train
+        return network_task(
+            network, self.dataset.input_spec, self.loss, accumulate=train.accumulate, ema_decay=train.ema_decay
+        )
 
     def state_shapes(self) -> TrainState:
-        of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
-        return jax.eval_shape(of, dict(self.variables))
+        state = lambda variables: state_of(*without_boxes(variables), self.optimizer, self.config.train.ema_decay)
+        return jax.eval_shape(lambda variables: new_state(state(variables), self.loss.averaged), dict(self.variables))
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""

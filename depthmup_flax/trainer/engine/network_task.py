@@ -26,6 +26,7 @@ class NetworkState:
     params: ArrayTree  # without annotations
     collections: ArrayTree  # what the forward pass updates: {"batch_stats": BatchNorm's averages, ...}
     opt_state: ArrayTree
+    ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
 
 
 def network_task(
@@ -34,6 +35,7 @@ def network_task(
     loss: Loss,
     *,
     accumulate: int = 1,
+    ema_decay: float = 0.0,
 ) -> Task:
     """Trains a network by the gradient of a loss.
 
@@ -45,12 +47,13 @@ def network_task(
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
         BatchNorm normalizes each part by itself, and each part has its own dropout masks.
+      ema_decay: above 0, an evaluation has the metrics of the parameters' exponential average, too: ``ema_loss``.
     """
 
     def init(key: jax.Array, hyper: Hyper) -> NetworkState:
         model, optimizer = network(hyper)
         inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
-        return state_of(*model.init(key, inputs), optimizer)
+        return state_of(*model.init(key, inputs), optimizer, ema_decay)
 
     def step(state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[NetworkState, Metrics]:
         (model, optimizer), (inputs, targets) = network(hyper), batch
@@ -69,20 +72,45 @@ def network_task(
             collections, (grads, metrics) = _mean_over_parts(gradient, state.collections, parts)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return NetworkState(params, collections, opt_state), metrics
+        ema = optax.ema(ema_decay).update(params, state.ema)[1] if ema_decay else ()
+        return NetworkState(params, collections, opt_state, ema), metrics
 
     def evaluate(state: NetworkState, batch: Any, hyper: Hyper) -> Metrics | Means:
         (inputs, targets), *mask = batch if loss.masked else (batch,)
-        outputs, _ = network(hyper)[0].apply(state.params, state.collections, inputs, train=False, key=None)
-        return loss.evaluate(outputs, targets, *mask)
+        of = lambda params: loss.evaluate(
+            network(hyper)[0].apply(params, state.collections, inputs, train=False, key=None)[0], targets, *mask
+        )
+        metrics = of(state.params)
+        if not ema_decay:
+            return metrics
+        # Before the first step there is no average.
+        average = jax.tree.map(
+            lambda mean, x: jnp.where(state.ema.count == 0, x, mean), averaged(state.ema, ema_decay), state.params
+        )
+        return _both(metrics, of(average))
 
     finite = lambda state: (state.params, state.collections)
     return Task(init, step, evaluate, finite, masked=loss.masked)
 
 
-def state_of(params: ArrayTree, collections: ArrayTree, optimizer: optax.GradientTransformation) -> NetworkState:
+def state_of(
+    params: ArrayTree, collections: ArrayTree, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
+) -> NetworkState:
     """The state before the first step."""
-    return NetworkState(params, collections, optimizer.init(params))
+    ema = optax.ema(ema_decay).init(params) if ema_decay else ()
+    return NetworkState(params, collections, optimizer.init(params), ema)
+
+
+def averaged(ema: Any, decay: float) -> ArrayTree:
+    """The average of an ``optax.EmaState``, without the zeros that it started from."""
+    return optax.tree.bias_correction(ema.ema, decay, ema.count)
+
+
+def _both(raw: Metrics | Means, averaged: Metrics | Means) -> Metrics | Means:
+    """The metrics of the parameters, and of their average as ``ema_loss`` and so on."""
+    totals = lambda metrics: metrics.totals if isinstance(metrics, Means) else metrics
+    both = {**totals(raw), **{f"ema_{name}": x for name, x in totals(averaged).items()}}
+    return Means(both, raw.weight) if isinstance(raw, Means) else both
 
 
 def our_functions(model: nn.Module) -> ModelFunctions:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
@@ -25,7 +26,7 @@ from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json
 from depthmup_flax.trainer.engine.experiment import hyperparameters
-from depthmup_flax.trainer.engine.network_task import our_functions
+from depthmup_flax.trainer.engine.network_task import averaged, our_functions
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.engine.user_task import fitted, restored_state
@@ -154,7 +155,7 @@ class TrainedRun:
         return jax.jit(outputs)
 
 
-def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
+def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, ema: bool = False) -> TrainedRun:
     """Reads a run that `depthmup_flax.trainer.loop.train_and_evaluate` wrote, also while it trains.
 
     Its checkpoints may have been written on any number of devices and processes. The data set may be absent.
@@ -162,10 +163,11 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> Tr
     Args:
       workdir: of the run, on a disk or in a bucket.
       which: ``"latest"`` or the step of a checkpoint.
+      ema: read the exponential average of the parameters, which runs with ``train.ema_decay`` have.
 
     Raises:
-      InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
-        cannot be imported.
+      InputError: there is no run, no average of its parameters, or no such checkpoint, a file of it is damaged, or the
+        user's code that it names cannot be imported.
     """
     path = as_path(workdir)
     require_run(path)
@@ -173,10 +175,15 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest") -> Tr
     config = configs.from_json(stored)
     data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
     step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
-    parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
+    if ema and (is_step or not config.train.ema_decay):
+        raise InputError(f"{path} has no average of its parameters: train.ema_decay was 0. Leave ema out.")
+    params = "carry/ema" if ema else "carry/params"
+    parts = ("carry",) if is_step else (params, "carry/collections")  # a training step may carry anything
     state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
     if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
         log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
+    if ema:
+        state["carry"]["params"] = averaged(optax.EmaState(**state["carry"].pop("ema")), config.train.ema_decay)
     return TrainedRun(
         directory=path,
         step=step,
