@@ -68,6 +68,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             },
             # cross_entropy, squared_error, or my_package.losses:name, called with outputs and targets; gives a scalar.
             "loss": "cross_entropy",
+            "label_smoothing": 0.0,  # cross_entropy: the share of a label that is spread over all classes in training
             # Numbers that a training step of your own reads; a config file or the command line adds them.
             "hyper": {},
             # The examples, and how they are read.
@@ -210,6 +211,11 @@ def validate(config: ConfigDict) -> None:
     if not (isinstance(config.train.ema_decay, float) and 0 <= config.train.ema_decay < 1):
         raise InputError(
             f"train.ema_decay is {config.train.ema_decay!r}: use a number from 0 to below 1, such as 0.999."
+        )
+    smoothing = config.label_smoothing
+    if not (isinstance(smoothing, float) and 0 <= smoothing < 1) or (smoothing and config.loss != "cross_entropy"):
+        raise InputError(
+            f"label_smoothing is {smoothing!r}: use a number from 0 to below 1, with loss='cross_entropy'."
         )
     if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
         raise InputError(

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 MAX_ROTATION = 10.0  # degrees
 MAX_SHEAR = 10.0  # degrees
 SCALE_RANGE = (0.8, 1.2)
+MIXUP_ALPHA = 0.2  # of the Beta distribution (arXiv:1710.09412, for ImageNet)
+CUTMIX_ALPHA = 1.0  # (arXiv:1905.04899)
 JITTER = 0.2  # brightness, contrast and saturation factors lie in 1 -+ JITTER
 CROP_PADDING = 1 / 8  # of the side
 
@@ -35,6 +37,37 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
         return _scaled(images)
     assert key is not None  # "none" alone does without
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
+
+
+def mixed(
+    name: str, key: jax.Array, images: jax.Array, labels: jax.Array, num_classes: int
+) -> tuple[jax.Array, jax.Array]:
+    """Each image and label with a share of the next one's; the share is one for the batch.
+
+    Args:
+      name: "mixup", a weighted mean of both images (arXiv:1710.09412), or "cutmix", a box of the other one
+        (arXiv:1905.04899).
+      key: a PRNG key.
+      images: [B, H, W, C].
+      labels: integers [B].
+      num_classes: K.
+
+    Returns:
+      Images, and probabilities of the classes, float32 [B, K].
+    """
+    share_key, box_key = jax.random.split(key)
+    next_one, classes = jnp.roll(images, 1, axis=0), jax.nn.one_hot(labels, num_classes)
+    alpha = MIXUP_ALPHA if name == "mixup" else CUTMIX_ALPHA
+    own = jax.random.beta(share_key, alpha, alpha)
+    if name == "mixup":
+        images = own * images + (1 - own) * next_one
+    else:
+        height, width = images.shape[1:3]
+        center = jax.random.uniform(box_key, (2,))
+        inside = lambda at, side: jnp.abs(jnp.arange(side) + 0.5 - at * side) < side * jnp.sqrt(1 - own) / 2
+        box_HxW = inside(center[0], height)[:, None] & inside(center[1], width)[None, :]
+        images, own = jnp.where(box_HxW[..., None], next_one, images), 1 - box_HxW.mean()
+    return images, own * classes + (1 - own) * jnp.roll(classes, 1, axis=0)
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
@@ -149,3 +182,5 @@ AUGMENTATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array] | None] = {
     "imagenet": _imagenet,
     "resized_crop": lambda key, image: _scaled(random_flip(key, image)),
 }
+# Those of ``config.data``, whose images may be mixed afterwards.
+IMAGE_AUGMENTATIONS = tuple(f"{name}{mix}" for name in AUGMENTATIONS for mix in ("", "+mixup", "+cutmix"))

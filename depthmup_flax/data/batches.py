@@ -64,7 +64,7 @@ def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows 
         split.require_size(batch_size)
         return {field: values[rows] for field, values in split.batch(seed, step).items()}
     indices = batch_indices(seed, step, len(split), batch_size)[rows]
-    if isinstance(split, ImageFiles) and split.config.augment == "resized_crop":
+    if isinstance(split, ImageFiles) and split.config.crops_files:
         return split.read(indices, crop_draws(seed, step, batch_size)[rows])
     return split.read(indices)
 

@@ -35,7 +35,8 @@ class DataConfig:
     name: str = "digits"
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
     image_size: int = 0  # side in pixels; 0 keeps the data's own size
-    augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift; python: none
+    # Images: none | cifar | imagenet | resized_crop, each alone or with +mixup or +cutmix; text: none | shift
+    augment: str = "none"
     placement: str = "auto"  # of examples: auto | device, all in memory | stream, read in training; auto: up to 2 GiB
     train_examples: int = 0  # training examples to keep; 0 is all
     test_examples: int = 0  # test examples to keep; 0 is all
@@ -43,6 +44,11 @@ class DataConfig:
     validation_fraction: float = 0.0
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte
+
+    @property
+    def crops_files(self) -> bool:
+        """Whether image files are cropped at random when read."""
+        return self.augment.partition("+")[0] == "resized_crop"
 
 
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
@@ -96,7 +102,7 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> Any:
-        """The model's inputs ``[B, ...]`` and labels, int32 ``[B, ...]``; for use inside a jitted step.
+        """The model's inputs ``[B, ...]`` and labels, int32 ``[B, ...]``, in a jitted step; of mixed images float32.
 
         ``batch`` has the format of ``Split.read``. ``augmentation`` is ``data.augment``; it is off without ``key``.
         """
@@ -163,7 +169,7 @@ class ArraySplit(Split):
 
 def placement(config: DataConfig, train_bytes: int) -> Placement:
     """Where a training set of ``train_bytes`` goes."""
-    if config.augment == "resized_crop" or config.placement == "stream":
+    if config.crops_files or config.placement == "stream":
         return "stream"
     return "stream" if config.placement == "auto" and train_bytes > MEMORY_LIMIT else "device"
 

@@ -109,7 +109,7 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would clip them to 255
                 raise ValueError("its pixels have 16 bits; convert it to 8")
-            if config.augment == "resized_crop":
+            if config.crops_files:
                 box = center_box(*image.size, size) if draws is None else random_box(draws.tolist(), *image.size)
                 array = np.asarray(resize_box(image, mode, size, box))
             else:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.data.augmentation import augment, normalize
+from depthmup_flax.data.augmentation import augment, mixed, normalize
 from depthmup_flax.data.dataset import (
     ArraySplit,
     DataConfig,
@@ -49,9 +49,15 @@ class ImageDataset(Dataset):
     unit: ClassVar[str] = "images"
 
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Augmented and normalized images, float32 ``[B, H, W, C]``, and their classes ``[B]``."""
-        images = augment("none" if key is None else augmentation, key, batch["image"])
-        return normalize(images, self.mean, self.std), batch["label"]
+        """Augmented and normalized images, float32 ``[B, H, W, C]``, and their classes ``[B]``.
+
+        Of mixed images the classes are probabilities, float32 ``[B, num_classes]``.
+        """
+        single, _, mix = augmentation.partition("+")
+        images = normalize(augment("none" if key is None else single, key, batch["image"]), self.mean, self.std)
+        if key is None or not mix:
+            return images, batch["label"]
+        return mixed(mix, jax.random.fold_in(key, 1), images, batch["label"], self.num_classes)
 
     @property
     def input_spec(self) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from depthmup_flax.data import images
-from depthmup_flax.data.augmentation import AUGMENTATIONS
+from depthmup_flax.data.augmentation import IMAGE_AUGMENTATIONS
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.text import TOKENIZERS, load_text
 from depthmup_flax.data.user_data import load_python
@@ -88,7 +88,7 @@ def _fields(config: object) -> DataConfig:
 def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
     """The source and the place of ``data.name``; InputError for fields that are wrong whatever the data."""
     source, place = find_source(fields.name)
-    names = {"images": tuple(AUGMENTATIONS), "text": ("none", "shift"), "arrays": ("none",)}[source.kind]
+    names = {"images": IMAGE_AUGMENTATIONS, "text": ("none", "shift"), "arrays": ("none",)}[source.kind]
     if fields.augment not in names:
         own = "the data are yours. Use none, and augment in prepare(key, batch)."
         meant = own if source.kind == "arrays" else did_you_mean(fields.augment, names)
@@ -109,10 +109,10 @@ def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
     share = fields.validation_fraction
     if not isinstance(share, float | int) or share is True or not 0 <= share < 1:
         raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
-    if fields.augment == "resized_crop" and not (source.decodes and fields.image_size and fields.placement != "device"):
+    if fields.crops_files and not (source.decodes and fields.image_size and fields.placement != "device"):
         raise InputError(
-            "data.augment is 'resized_crop': it crops image files (tfds: or folder:) to data.image_size, such as 224, "
-            "at every step, so data.placement must not be 'device'. Set these, or use 'imagenet'."
+            f"data.augment is {fields.augment!r}: it crops image files (tfds: or folder:) to data.image_size, such as "
+            "224, at every step, so data.placement must not be 'device'. Set these, or use 'imagenet'."
         )
     return source, place
 

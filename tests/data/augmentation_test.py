@@ -10,6 +10,7 @@ from data_sets import noise
 from jax.scipy.ndimage import map_coordinates
 
 from depthmup_flax import data
+from depthmup_flax.config import default_config
 from depthmup_flax.data import augmentation
 
 IMAGES = np.stack([noise(16, 16, seed=i) for i in range(8)])
@@ -133,3 +134,33 @@ def test_color_jitter_of_gray_images_keeps_them_gray_and_bounded():
     # Contrast and saturation leave a flat gray image alone, so only brightness shows.
     assert 0.4 <= levels.min() < 0.41
     assert 0.59 < levels.max() <= 0.6
+
+
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+def test_a_mixed_label_has_the_shares_of_the_images(mix):
+    labels = jnp.arange(5)
+    images = jnp.broadcast_to(labels[:, None, None, None], (5, 16, 24, 1)).astype(jnp.float32)  # pixels are the class
+    shares, mix_images = [], jax.jit(augmentation.mixed, static_argnums=(0, 4))
+    for seed in range(20):
+        mixed_images, probabilities = jax.jit(augmentation.mixed, static_argnums=(0, 4))(
+            mix, jax.random.key(seed), images, labels, 7
+        )
+        np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(mixed_images.mean((1, 2, 3)), probabilities @ jnp.arange(7), rtol=1e-4)
+        if mix == "cutmix":
+            assert set(np.unique(mixed_images)) <= set(range(5))
+        shares.append(float(probabilities[0, 0]))
+    assert len(set(shares)) > 10
+    assert min(shares) < 0.5 < max(shares)
+
+
+def test_mixing_is_for_training_alone():
+    config = default_config()
+    config.data.augment = "none+mixup"
+    dataset = data.load(config.data)
+    batch = dataset.train.read(np.arange(8))
+    images, labels = dataset.prepare(config.data.augment, jax.random.key(0), batch)
+    plain, classes = dataset.prepare(config.data.augment, None, batch)
+    assert images.shape == plain.shape
+    assert labels.shape == (8, 10)
+    np.testing.assert_array_equal(classes, batch["label"])

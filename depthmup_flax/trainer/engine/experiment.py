@@ -238,7 +238,7 @@ class NetworkExperiment(Experiment):
     @functools.cached_property
     def loss(self) -> Loss:
         """Of the outputs."""
-        return named_loss(self.config.loss)
+        return named_loss(self.config.loss, self.config.label_smoothing)
 
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""

@@ -18,10 +18,14 @@ from depthmup_flax.util.errors import InputError, closest
 from depthmup_flax.util.types import ArrayTree
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cross_entropy(
+    logits: jax.Array, labels: jax.Array, smoothing: float = 0.0, probabilities: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """``[..., V]`` and ``[...] -> [...]``: losses, and ``argmax(logits) == label`` (false if a logit is NaN).
 
-    An argmax would take as long as a product. If V is split over devices, they only exchange reductions ``[...]``.
+    ``probabilities`` ``[..., V]`` replace the labels in the loss, of which ``smoothing`` is spread over all classes
+    (arXiv:1512.00567). An argmax would take as long as a product. If V is split over devices, they only exchange
+    reductions ``[...]``.
     """
     label = labels[..., None]
     position = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
@@ -30,7 +34,10 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     own = jnp.where(position == label, logits, 0).sum(-1)
     total = jnp.exp(logits - largest).sum(-1)
     ties = jax.lax.stop_gradient((logits == largest) & (position < label)).astype(logits.dtype).sum(-1)
-    losses = jnp.log(total) + largest[..., 0] - own
+    expected = own if probabilities is None else (probabilities * logits).sum(-1)
+    if smoothing:
+        expected = (1 - smoothing) * expected + smoothing * logits.mean(-1)
+    losses = jnp.log(total) + largest[..., 0] - expected
     return losses, (own == largest[..., 0]) & (ties == 0)
 
 
@@ -42,11 +49,13 @@ class Loss:
       metrics: ``(outputs, targets) -> {"loss": [B, ...], ...}``, or means over the batch.
       averaged: their names.
       masked: the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`.
+      training: in place of ``metrics`` in training.
     """
 
     metrics: Callable[[Any, Any], Mapping[str, jax.Array]]
     averaged: tuple[str, ...] = ("loss",)
     masked: bool = True
+    training: Callable[[Any, Any], Mapping[str, jax.Array]] | None = None
 
     def gradient(
         self, apply: Callable[[ArrayTree], tuple[Any, ArrayTree]], params: ArrayTree, targets: Any
@@ -55,7 +64,7 @@ class Loss:
 
         def loss(params: ArrayTree) -> tuple[jax.Array, tuple[Metrics, ArrayTree]]:
             outputs, collections = apply(params)
-            metrics = {name: x.mean() for name, x in self.metrics(outputs, targets).items()}
+            metrics = {name: x.mean() for name, x in (self.training or self.metrics)(outputs, targets).items()}
             return metrics["loss"], (metrics, collections)
 
         grads, (metrics, collections) = jax.grad(loss, has_aux=True)(params)
@@ -67,8 +76,11 @@ class Loss:
         return Means.of_examples(metrics, mask) if self.masked else dict(metrics)
 
 
-def named_loss(name: str) -> Loss:
-    """The loss of ``config.loss``."""
+def named_loss(name: str, label_smoothing: float = 0.0) -> Loss:
+    """The loss of ``config.loss``; labels are smoothed in training alone."""
+    if name == "cross_entropy" and label_smoothing:
+        smoothed = functools.partial(_loss_and_accuracy, smoothing=label_smoothing)
+        return dataclasses.replace(CROSS_ENTROPY, training=smoothed)
     if name in _LOSSES:
         return _LOSSES[name]
     if is_import_path(name):
@@ -81,15 +93,19 @@ def named_loss(name: str) -> Loss:
     )
 
 
-def _loss_and_accuracy(logits: jax.Array, labels: jax.Array) -> Metrics:
-    fits = hasattr(logits, "shape") and jnp.issubdtype(labels.dtype, jnp.integer)
-    if not fits or logits.shape[:-1] != labels.shape:
+def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, smoothing: float = 0.0) -> Metrics:
+    of = getattr(logits, "shape", None)
+    if of and labels.shape == of and jnp.issubdtype(labels.dtype, jnp.floating):
+        losses, right = cross_entropy(logits, labels.argmax(-1), smoothing, labels)
+        return {"loss": losses, "accuracy": right}
+    if not of or not jnp.issubdtype(labels.dtype, jnp.integer) or of[:-1] != labels.shape:
         raise InputError(
             f"loss is 'cross_entropy': the outputs are {shapes_of(logits)} and the targets {shapes_of(labels)}. "
-            "Targets must be integers, of the shape of the outputs without the last axis. Otherwise use "
+            "Targets must be integers, of the shape of the outputs without the last axis, or probabilities of the "
+            "outputs' shape, as floating-point numbers. Otherwise use "
             "loss='squared_error', or a loss of your own."
         )
-    losses, right = cross_entropy(logits, labels)
+    losses, right = cross_entropy(logits, labels, smoothing)
     return {"loss": losses, "accuracy": right}
 
 

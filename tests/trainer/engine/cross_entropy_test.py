@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from depthmup_flax.trainer.engine import losses as loss_functions
 
@@ -34,3 +35,17 @@ def test_the_gradient_is_the_softmax_less_the_label_without_a_scatter(float64):
     np.testing.assert_allclose(gradient(logits), expected, rtol=1e-12, atol=1e-15)
     # A scatter would be one more pass over the largest arrays of a program.
     assert not re.findall("scatter|gather", str(jax.make_jaxpr(gradient)(logits)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_smoothed_and_soft_labels_have_the_loss_of_optax_in_training_and_plain_labels_in_evaluation(smoothing):
+    logits, labels = jax.random.normal(jax.random.key(0), (6, 5)), jnp.array([0, 1, 2, 3, 4, 0])
+    soft = jax.nn.softmax(jax.random.normal(jax.random.key(1), (6, 5)))
+    loss = loss_functions.named_loss("cross_entropy", smoothing)
+    for targets, of in ((labels, jax.nn.one_hot(labels, 5)), (soft, soft)):
+        grads, metrics, _ = loss.gradient(lambda logits: (logits, {}), logits, targets)
+        expected = lambda logits: optax.softmax_cross_entropy(logits, optax.smooth_labels(of, smoothing)).mean()  # noqa: B023
+        np.testing.assert_allclose(metrics["loss"], expected(logits), rtol=1e-6)
+        np.testing.assert_allclose(grads, jax.grad(expected)(logits), atol=1e-7)
+    plain = loss.evaluate(logits, labels, jnp.ones(6)).means()["loss"]
+    assert plain == pytest.approx(optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean().item())
