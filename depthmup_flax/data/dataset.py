@@ -31,7 +31,8 @@ class NotHere(InputError):
 class DataConfig:
     """The fields of ``config.data``; see ``load``."""
 
-    # The data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file> | python:<module>:<function>
+    # The data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file> | tokens:<dir>
+    # | python:<module>:<function>
     name: str = "digits"
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
     image_size: int = 0  # side in pixels; 0 keeps the data's own size
@@ -43,7 +44,7 @@ class DataConfig:
     # Share of the training examples that is evaluated in place of the test set, and not trained on; 0: the test set.
     validation_fraction: float = 0.0
     context: int = 64  # text: tokens that a model sees
-    tokenizer: str = "char"  # text: char | byte
+    tokenizer: str = "char"  # text: char | byte | a tokenizer.json of the library tokenizers
 
     @property
     def crops_files(self) -> bool:
@@ -115,6 +116,10 @@ class Dataset(abc.ABC):
     def labels(self, batch: HostBatch) -> np.ndarray | jax.Array:
         """The labels in a batch of ``Split.read``, without augmentation; of a text its tokens."""
         return batch["label" if "label" in batch else "tokens"]
+
+    def further(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of an evaluation that follow from its means."""
+        return {}
 
     @property
     def has_epochs(self) -> bool:

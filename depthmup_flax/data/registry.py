@@ -9,7 +9,7 @@ from typing import Literal
 from depthmup_flax.data import images
 from depthmup_flax.data.augmentation import IMAGE_AUGMENTATIONS
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
-from depthmup_flax.data.text import TOKENIZERS, load_text
+from depthmup_flax.data.text import load_text, load_tokens
 from depthmup_flax.data.user_data import load_python
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
@@ -33,9 +33,10 @@ SOURCES: dict[str, DataSource] = {
     "tfds": DataSource("tfds:<set>", images.load_tfds, "images", ("image_size", "data_dir"), decodes=True),
     "folder": DataSource("folder:<dir>", images.load_folder, "images", ("image_size",), decodes=True),
     "text": DataSource("text:<file>", load_text, "text", ("context", "tokenizer")),
+    "tokens": DataSource("tokens:<dir>", load_tokens, "text", ("context",)),
     "python": DataSource("python:<module>:<function>", load_python, "arrays"),
 }
-_CHOICES = {"placement": ("auto", "device", "stream"), "tokenizer": TOKENIZERS}
+_CHOICES = {"placement": ("auto", "device", "stream")}
 
 
 def load(config: object) -> Dataset:
@@ -47,6 +48,7 @@ def load(config: object) -> Dataset:
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see `images.load_tfds`.
     * ``folder:<dir>``: image files, read as RGB; see `images.list_folder`.
     * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see `text.windows`.
+    * ``tokens:<dir>``: files of tokens; see `text.load_tokens`.
     * ``python:<module>:<function>``: what a function of the user returns; see `user_data.load_python`.
 
     ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``validation_fraction`` > 0 holds out that share

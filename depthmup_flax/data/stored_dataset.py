@@ -5,6 +5,7 @@ A trained network needs it where the data are absent, and a resumed run compares
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def to_json(dataset: Dataset) -> Json:
     common |= {"train_examples": len(dataset.train), "train_checksum": train_checksum}
     common |= {"test_examples": len(dataset.test), "test_checksum": test_checksum}
     if isinstance(dataset, TextDataset):
-        return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
+        return {**common, "context": dataset.context, **dataclasses.asdict(dataset.tokenizer)}
     if isinstance(dataset, ImageDataset):
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
@@ -51,7 +52,7 @@ def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
         return _user_dataset(name, classes, stored)
     if stored["kind"] == TextDataset.input_kind:
         tokens = ArraySplit({"tokens": np.zeros((0, 0), np.uint8)})
-        tokenizer = Tokenizer(stored["characters"])
+        tokenizer = Tokenizer(stored["characters"], stored.get("file", ""), stored.get("unknown", 0))
         return TextDataset(name, tokens, tokens, classes, "device", int(stored["context"]), tokenizer)
     height, width, channels = map(int, stored["image_shape"])
     images = ArraySplit({"image": np.zeros((0, height, width, channels), np.uint8), "label": np.zeros(0, np.int32)})

@@ -1,11 +1,14 @@
-"""Text for language models: a file's tokens, cut into windows, and random shifts on the device."""
+"""Text for language models: the tokens of a file, or files of tokens, cut into windows; random shifts on the device."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import math
 import os
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +16,10 @@ import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, chosen, placement
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
 
-TOKENIZERS = ("char", "byte")
+_MEASURED = 10**6  # tokens whose bytes are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +27,26 @@ class Tokenizer:
     """Text <-> tokens, which are integers from 0."""
 
     characters: str | None = None  # sorted; token i is the i-th. None: tokens are bytes of UTF-8
+    file: str = ""  # of the library tokenizers, in place of both
+    unknown: int = 0  # above 0, the number of tokens, of which nothing else is known
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
+        if self.unknown or self.file:
+            return self.unknown or self._library.get_vocab_size()
         return 256 if self.characters is None else len(self.characters)
+
+    @property
+    def _library(self) -> Any:
+        if self.unknown:
+            raise InputError('these tokens have no tokenizer: name one in meta.json, "tokenizer": "tokenizer.json".')
+        return _from_file(self.file)
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of ``text``: [N], of the smallest unsigned type; InputError for a character without a token."""
+        if self.file or self.unknown:
+            return np.array(self._library.encode(text).ids, np.min_scalar_type(self.vocab_size - 1))
         if self.characters is None:
             return np.frombuffer(text.encode(), np.uint8)
         vocabulary, codes = _code_points(self.characters), _code_points(text)
@@ -47,6 +63,8 @@ class Tokenizer:
     def decode(self, tokens: np.ndarray | Sequence[int]) -> str:
         """The text of ``tokens`` [N]; bytes that are not UTF-8 become the replacement character."""
         tokens = np.asarray(tokens)
+        if self.file or self.unknown:
+            return self._library.decode(tokens.tolist(), skip_special_tokens=False)
         if self.characters is None:
             return tokens.astype(np.uint8).tobytes().decode(errors="replace")
         return "".join(self.characters[token] for token in tokens.tolist())
@@ -58,6 +76,7 @@ class TextDataset(Dataset):
 
     context: int  # tokens that a model sees
     tokenizer: Tokenizer
+    bytes_per_token: float = 0.0  # of the evaluated text; 0: unknown
 
     input_kind: ClassVar[str] = "tokens"
     unit: ClassVar[str] = "tokens"
@@ -83,9 +102,15 @@ class TextDataset(Dataset):
     def describe(self) -> str:
         return f"examples of {self.context} tokens, vocabulary {self.num_classes}"
 
+    def further(self, means: Mapping[str, float]) -> dict[str, float]:
+        """``bits_per_byte`` of the evaluation's ``loss``, by which tokenizers compare."""
+        if not self.bytes_per_token or "loss" not in means:
+            return {}
+        return {"bits_per_byte": means["loss"] / math.log(2) / self.bytes_per_token}
+
 
 def load_text(path: str, config: DataConfig) -> TextDataset:
-    """A text file: UTF-8, or with tokenizer "byte" any file."""
+    """A text file: UTF-8, or with tokenizer "byte" any file; a tokenizer may be a file of the library tokenizers."""
     field, file = f"data.name is 'text:{path}'", os.path.expanduser(path)
     if not os.path.isfile(file):
         raise NotHere(f"{field}: there is no file {file!r}. Give the path of a text file.")
@@ -100,39 +125,82 @@ def load_text(path: str, config: DataConfig) -> TextDataset:
             raise InputError(
                 f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."
             ) from error
-        tokenizer = Tokenizer("".join(map(chr, np.unique(_code_points(text)).tolist())))
+        characters = "".join(map(chr, np.unique(_code_points(text)).tolist()))
+        tokenizer = Tokenizer(characters) if config.tokenizer == "char" else Tokenizer(file=config.tokenizer)
         tokens = tokenizer.encode(text)
-    parts = windows(tokens, config.context, config.name, config.validation_fraction)
-    if config.validation_fraction:  # whose examples are the last part
+    cut = len(tokens) * 9 // 10
+    return _dataset(config, tokens[:cut], tokens[cut:], tokenizer)
+
+
+def load_tokens(path: str, config: DataConfig) -> TextDataset:
+    """Files of tokens, as nanoGPT writes them, which are read as they are needed.
+
+    The directory has ``train.bin`` and ``val.bin``, integers of two bytes, or of ``"dtype"`` in ``meta.json``, which
+    names ``"vocab_size"``, and may name ``"tokenizer"``, a file of the library tokenizers beside it.
+    """
+    directory = os.path.expanduser(path)
+    files = {name: os.path.join(directory, name) for name in ("train.bin", "val.bin", "meta.json")}
+    if absent := [name for name, file in files.items() if not os.path.isfile(file)]:
+        needs = ', such as {"vocab_size": 50257}' if absent[0] == "meta.json" else ""
+        raise NotHere(f"data.name is 'tokens:{path}': there is no file {absent[0]} in {directory!r}. Write it{needs}.")
+    size, dtype, file = _meta(files["meta.json"])
+    train, held_out = (np.memmap(files[name], dtype, "r") for name in ("train.bin", "val.bin"))
+    tokenizer = Tokenizer(file=os.path.join(directory, file)) if file else Tokenizer(unknown=size)
+    return dataclasses.replace(_dataset(config, train, held_out, tokenizer), num_classes=size)
+
+
+def _meta(file: str) -> tuple[int, str, str]:
+    """Size of the vocabulary, type of the tokens, and the tokenizer's file, or ""."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            meta = json.load(opened)
+        size, dtype, tokenizer = meta["vocab_size"], meta.get("dtype", "uint16"), meta.get("tokenizer", "")
+        if size < 1 or dtype not in ("uint8", "uint16", "uint32"):
+            raise ValueError(f"{size}, {dtype}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        example = '{"vocab_size": 50257, "dtype": "uint16"}'
+        raise InputError(f"{file} is not such as {example} ({error!r}): write it again.") from error
+    return size, dtype, tokenizer
+
+
+def _dataset(config: DataConfig, tokens: np.ndarray, held_out: np.ndarray, tokenizer: Tokenizer) -> TextDataset:
+    if config.validation_fraction:  # whose examples are the last part; random windows would overlap with others
+        cut = len(tokens) - round(config.validation_fraction * len(tokens))
+        tokens, held_out = tokens[:cut], tokens[cut:]
         config = dataclasses.replace(config, validation_fraction=0.0, test_examples=0)
+    parts = windows(tokens, held_out, config.context, config.name)
     train, test = chosen(config, (ArraySplit({"tokens": part}) for part in parts))
     where = placement(config, train.fields["tokens"].nbytes)
-    return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
+    known = held_out[:_MEASURED] if not tokenizer.unknown else held_out[:0]
+    of_token = len(tokenizer.decode(known).encode()) / len(known) if len(known) else 0.0
+    return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer, of_token)
 
 
-def windows(tokens: np.ndarray, context: int, name: str, validation: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
+def windows(tokens: np.ndarray, held_out: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the tokens [N] of both parts: training examples [A, 2 context], test examples [B, context + 1].
 
-    The first nine tenths of the tokens are for training. ``validation`` > 0 holds out that share of them, the last, in
-    place of the last tenth of all; random windows would overlap with training windows. Windows start at multiples of
-    ``context`` in each part; an incomplete last window is dropped. ``text.shift`` moves the model's input inside a
-    training window. Every test token but the first is predicted once. `InputError` if the text is too short for one
-    window of each kind.
+    Windows start at multiples of ``context`` in each part, also within a document; an incomplete last window is
+    dropped. ``text.shift`` moves the model's input inside a training window. Every test token but the first is
+    predicted once. `InputError` if the text is too short for one window of each kind.
     """
-    cut = len(tokens) * 9 // 10
-    if validation:
-        tokens, cut = tokens[:cut], cut - round(validation * cut)
-    held_out = len(tokens) - cut
-    if cut < 2 * context or held_out < context + 1:
+    if len(tokens) < 2 * context or len(held_out) < context + 1:
         raise InputError(
             f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
-            f"{name!r} has {cut} and {held_out}. Use a smaller one, or a longer text."
+            f"{name!r} has {len(tokens)} and {len(held_out)}. Use a smaller one, or a longer text."
         )
     train, test = (
         np.lib.stride_tricks.sliding_window_view(part, length)[::context]
-        for part, length in ((tokens[:cut], 2 * context), (tokens[cut:], context + 1))
+        for part, length in ((tokens, 2 * context), (held_out, context + 1))
     )
     return train, test
+
+
+@functools.cache
+def _from_file(file: str) -> Any:
+    """A tokenizer of the library tokenizers."""
+    if not os.path.isfile(file):
+        raise InputError(f"data.tokenizer is {file!r}: use char, byte, or a tokenizer.json of the library tokenizers.")
+    return require("tokenizers", f"data.tokenizer={file!r}").Tokenizer.from_file(file)
 
 
 def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:

@@ -245,7 +245,8 @@ class _Run:
             return {}
         with self._saving_if_data_fail():
             metrics = self.program.evaluate(self.state, lambda: self.preemption.asked)
-        return metrics.means(f"{self._experiment.dataset.evaluated}_")
+        dataset, means = self._experiment.dataset, metrics.means()
+        return {f"{dataset.evaluated}_{name}": x for name, x in (means | dataset.further(means)).items()}
 
     def evaluate_and_save(self) -> dict[str, float]:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""

@@ -1,9 +1,12 @@
 """Texts: tokens, windows, shifts, and texts that are refused."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from data_sets import error, real_data
 from data_sets import load as load_set
 
@@ -171,3 +174,57 @@ def test_the_mark_at_the_start_of_a_text_is_no_character(tmp_path):
     marked, plain = (load(tmp_path / name, context=8) for name in ("utf-8-sig", "utf-8"))
     assert marked.tokenizer == plain.tokenizer
     assert marked.checksums == plain.checksums
+
+
+@pytest.fixture
+def of_words(tmp_path):
+    """A tokenizer file whose tokens are the words "a" and "bb" and anything else."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "bb": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_a_text_is_cut_by_a_tokenizer_of_the_library(of_words, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a bb bb c " * 100)
+    dataset = load(path, context=4, tokenizer=str(of_words))
+    assert dataset.num_classes == 3
+    np.testing.assert_array_equal(dataset.train.read(np.array([0]))["tokens"], [[0, 1, 1, 2] * 2])
+    with_bytes = (len("a bb bb ? ") * 10 - 1) / 40  # of the last tenth
+    assert dataset.further({"loss": 1.0})["bits_per_byte"] == pytest.approx(1 / np.log(2) / with_bytes)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_files_of_tokens_are_mapped_and_not_read_whole(dtype, of_words, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 3, 1000).astype(dtype)
+    tokens[:900].tofile(tmp_path / "train.bin")
+    tokens[900:].tofile(tmp_path / "val.bin")
+    meta = {"vocab_size": 64, "dtype": dtype}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    dataset = load_set(f"tokens:{tmp_path}", context=8)
+    np.testing.assert_array_equal(dataset.train.read(np.array([3]))["tokens"], [tokens[24:40]])
+    (2 - tokens[:900]).tofile(tmp_path / "train.bin")
+    np.testing.assert_array_equal(dataset.train.read(np.array([3]))["tokens"], [2 - tokens[24:40]])
+    np.testing.assert_array_equal(dataset.test.read(np.array([0]))["tokens"], [tokens[900:909]])
+    assert dataset.num_classes == 64
+    assert dataset.further({"loss": 1.0}) == {}  # the bytes of a token are unknown
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, "tokenizer": of_words.name}))
+    dataset = load_set(f"tokens:{tmp_path}", context=8, validation_fraction=0.1)
+    assert dataset.tokenizer.encode("bb a").tolist() == [1, 0]
+    np.testing.assert_array_equal(dataset.test.read(np.array([0]))["tokens"], [2 - tokens[810:819]])
+
+
+@pytest.mark.parametrize("meta", ["{", "[]", '{"vocab_size": "many"}', '{"vocab_size": 5, "dtype": "float32"}', None])
+def test_a_directory_of_tokens_that_is_not_described_is_refused(meta, tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.zeros(100, np.uint16).tofile(tmp_path / name)
+    if meta is not None:
+        (tmp_path / "meta.json").write_text(meta)
+    assert "meta.json" in error(load_set, f"tokens:{tmp_path}", context=8)
+
+
+def test_bits_per_byte_of_characters_count_their_bytes(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("aü" * 500)
+    assert load(path, context=4).further({"loss": np.log(2)})["bits_per_byte"] == pytest.approx(1 / 1.5)
