@@ -6,9 +6,11 @@ Examples:
     depthmup report
     depthmup report runs/sweeps/digits
     depthmup report runs/part0 runs/part1 --out=runs/report
+    depthmup report my_runs.csv
 
 DIR is the --workdir of a sweep; several are the shards of one sweep. The
-default is the newest sweep below ./runs.
+default is the newest sweep below ./runs. A file has a line for each run of your
+own loop: width,depth,learning_rate,seed,initial_loss,loss.
 Exit codes: 0 success, 2 bad input.
 """
 
@@ -50,7 +52,8 @@ def main(args: argparse.Namespace) -> int:
     directories = [as_path(argument) for argument in args.words] or [newest_sweep(_RUNS)]
     if not args.words:
         print(f"the newest sweep: {directories[0]}", flush=True)
-    out = args.out or directories[0] / (f"report_{args.loss}" if args.loss else "report")
+    place = directories[0].with_suffix("")
+    out = args.out or place / (f"report_{args.loss}" if args.loss else "report")
     report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
     print(report.text)
     print("\nwritten:", *report.paths, sep="\n  ")

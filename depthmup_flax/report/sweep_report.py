@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from depthmup_flax.report import tables
 from depthmup_flax.report.curves import LOSSES
+from depthmup_flax.report.own_records import read_csv
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
@@ -59,7 +60,7 @@ def make_report(
     Without matplotlib and jinja2 there are no figures and no page.
 
     Args:
-      directories: of the shards.
+      directories: of the shards; or one file of runs of your own loop, see `own_records.read_csv`.
       out: directory of the files, each of which is replaced atomically.
       tolerance: the regret that counts as small, as a share of what the base learned; see
         `depthmup_flax.report.verdict`.
@@ -76,7 +77,7 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    sweep = first_round(read_sweep(paths))
+    sweep = read_csv(paths[0]) if paths[0].suffix == ".csv" and len(paths) == 1 else first_round(read_sweep(paths))
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""

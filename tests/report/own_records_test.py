@@ -1,0 +1,56 @@
+"""A table of one's own runs is judged as a sweep with the same losses is."""
+
+import csv
+import math
+
+import pytest
+from planted_sweeps import RATES, X, parabola, sweep_of, write
+
+from depthmup_flax.report import make_report
+from depthmup_flax.util.errors import InputError
+
+HEAD = ["width", "depth", "learning_rate", "seed", "rule", "initial_loss", "loss"]
+PRESET = "parametrization.preset"
+AXES = {PRESET: ("depth_mup", "sp"), "model.width": (16, 64), "model.depth": (4, 8), X: RATES, "seed": (0, 1, 2)}
+
+
+def loss(point):
+    """The best rate of the control moves, and its highest rates diverge."""
+    moved = math.log2(point["model.width"] / 16) if point[PRESET] == "sp" else 0.0
+    value = parabola(point, best=-8.0 - moved, noise=0.2)
+    return None if point[X] == RATES[-1] and moved else value
+
+
+def written(path, lines, head=HEAD):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([head, *lines])
+    return path
+
+
+def test_a_table_of_runs_has_the_verdicts_and_optima_of_the_sweep(tmp_path):
+    sweep = sweep_of(loss, AXES, model={"width": 16, "depth": 4, "base_width": 16, "base_depth": 4})
+    lines = [
+        [r.width, r.depth, r.point[X], r.seed, r.point[PRESET], r.train_loss_slices[0], loss(r.point) or "nan"]
+        for r in sweep.records
+    ]
+    own = make_report([written(tmp_path / "mine.csv", lines)], tmp_path / "own").data
+    expected = make_report([write(tmp_path / "sweep", sweep)], tmp_path / "out").data
+    one_loss = lambda data: [{**verdict, "verdict_by_other_loss": ""} for verdict in data["verdicts"]]
+    assert one_loss(own) == one_loss(expected)
+    assert {verdict["verdict"] for verdict in own["verdicts"]} == {"transfers", "does not transfer"}
+    for ours, theirs in zip(own["variants"], expected["variants"], strict=True):
+        assert [{**row, "parameters": 0} for row in theirs["rows"]] == ours["rows"]
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "named"),
+    [
+        ([*HEAD[:-1], "score"], [16, 4, 0.1, 0, "sp", 2.3, 1.0], "'loss'"),
+        (HEAD, [16, 4, "fast", 0, "sp", 2.3, 1.0], "learning_rate is 'fast'"),
+        (HEAD, [16.5, 4, 0.1, 0, "sp", 2.3, 1.0], "width is 16.5"),
+        (HEAD, [16, 4, 0.1], "line 2"),
+    ],
+)
+def test_a_table_that_cannot_be_read_names_the_place(head, line, named, tmp_path):
+    with pytest.raises(InputError, match=named):
+        make_report([written(tmp_path / "mine.csv", [line], head)], tmp_path / "out")
