@@ -15,7 +15,7 @@ import jax
 from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.rule.info_trees import collapsed, sizes, template
-from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import AuditRecord, Carried, Parametrization, ParamInfo, factor_text
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import InfoTree
@@ -52,7 +52,7 @@ class Row:
     found: float | None
     wanted: float | None
     missing: tuple[str, ...] = ()  # names of findings
-    carried: float = 1.0  # the factor that the parameter carries, see `ParamInfo`
+    carried: Carried = 1.0  # the factor that the parameter carries, see `ParamInfo`
     why_not: str = ""  # why there is no info
 
     @property
@@ -256,7 +256,7 @@ def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
 def _carried(row: Row) -> str:
     """The factor that a parameter carries; in parentheses that of its place, which others carry."""
     if row.carried != 1:
-        return number(row.carried)
+        return factor_text(row.carried)
     if row.missing or not row.found or not row.wanted or math.isclose(row.found, row.wanted, rel_tol=5e-3):
         return ""
     return f"({number(row.wanted / row.found)})"

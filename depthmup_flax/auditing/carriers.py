@@ -7,7 +7,9 @@ nothing else of the forward pass changes.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +20,9 @@ from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import close
+from depthmup_flax.auditing.slices import Slices, sliced
 from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
+from depthmup_flax.rule.parametrization import Carried, in_blocks
 from depthmup_flax.util.primitives import (
     EXPERT_PRODUCTS,
     LINEAR,
@@ -44,8 +48,25 @@ class CarrierSearch:
     def __init__(self, graph: Graph, kinds: Sequence[str]):
         self.graph, self.nodes, self.kinds, self.needed = graph, graph.nodes, kinds, graph.needed()
 
+    @functools.cached_property
+    def slices(self) -> Slices | None:
+        """The graph with slices of parameters apart."""
+        return sliced(self.graph)
+
+    @functools.cached_property
+    def _of_slices(self) -> CarrierSearch | None:
+        return CarrierSearch(self.slices.graph, [self.kinds[i] for i in self.slices.origin]) if self.slices else None
+
     def find(self, places: Collection[Place], without: Collection[str] = ()) -> Carriers | None:
-        """The nearest parameters that carry a factor of all of these places together; ``without`` some."""
+        """The nearest parameters, or slices, that carry a factor of all of these places together; ``without`` some."""
+        found = self._find(places, without)
+        if found is None and self.slices is not None and self._of_slices is not None:
+            of_them = {name for name, (path, _) in self.slices.slices.items() if path in without}
+            found = self._of_slices._find(self.slices.places(places), {*without, *of_them})
+            found = None if found is not None and any(found.values()) else found
+        return found
+
+    def _find(self, places: Collection[Place], without: Collection[str]) -> Carriers | None:
         leaks, tried = self.graph.needed(set(places)), [frozenset(without)]
         for blocked in itertools.islice(tried, _TRIES):
             try:
@@ -251,10 +272,11 @@ def _sum(degrees: Sequence[float | None]) -> float | None:
 
 def carried_instead(
     search: CarrierSearch, findings: Sequence[Finding], facts: Traced
-) -> tuple[list[Finding], dict[str, tuple[float, float]]]:
+) -> tuple[list[Finding], dict[str, tuple[Carried, float]]]:
     """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
     left: list[Finding] = []
-    result: dict[str, tuple[float, float]] = {}
+    factors: dict[str, float] = collections.defaultdict(lambda: 1.0)  # also of slices
+    offsets: dict[str, float] = {}
     of_tables: list[tuple[Carriers, float]] = []
     for finding in findings:
         if of_tables and finding.name == "attention_scale":
@@ -262,16 +284,20 @@ def carried_instead(
             if close(finding.factor, 1):
                 continue
         solved = _solution(search, finding, facts)
-        if solved is None or any(
-            result.get(p, (1.0, o))[1] != o for carriers, _ in solved for p, o in carriers.items()
-        ):
+        if solved is None or any(offsets.get(p, o) != o for carriers, _ in solved for p, o in carriers.items()):
             left.append(finding)
             continue
         of_tables += solved if finding.name == "embedding_scaled_with_width" else []
         for carriers, factor in solved:
             for path, offset in carriers.items():
-                result[path] = result.get(path, (1.0, 0.0))[0] * factor, offset
-    return left, result
+                factors[path] *= factor
+                offsets[path] = offset
+    carried: dict[str, Carried] = {path: c for path, c in factors.items() if path in facts.uses}
+    of_slices = {name: c for name, c in factors.items() if name not in facts.uses}
+    if of_slices and search.slices is not None:
+        together = search.slices.together(of_slices)
+        carried |= {path: in_blocks(array * carried.get(path, 1.0)) for path, array in together.items()}
+    return left, {path: (c, offsets.get(path, 0.0)) for path, c in carried.items()}
 
 
 def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:

@@ -10,34 +10,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
 from depthmup_flax.rule.info_trees import audit_of, flatten_info
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role, require_parametrization
+from depthmup_flax.rule.parametrization import (
+    Carried,
+    Parametrization,
+    ParamInfo,
+    Role,
+    broadcastable,
+    factor_text,
+    require_parametrization,
+)
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """How the initial value of a parameter changes: ``factor * x + shift``."""
+    """How the initial value of a parameter changes: ``factor * c * x + offset * (c - 1)``, where it carries c."""
 
-    factor: Any  # a float, or traced
-    shift: float = 0.0  # of a norm that multiplies by 1 + scale and carries a factor
+    factor: Any  # of the rule's standard deviation: a float, or traced
+    carried: Carried = 1.0
+    offset: float = 0.0  # of a norm that multiplies by 1 + scale and carries a factor
 
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return not (isinstance(self.factor, float) and math.isclose(self.factor, 1.0) and not self.shift)
+        return not (self.carried == 1 and isinstance(self.factor, float) and math.isclose(self.factor, 1.0))
 
     def __call__(self, x: ArrayTree) -> ArrayTree:
         """An array keeps its type; ``x`` may be a box or an ``nnx.Variable`` around one."""
-        of = lambda array: array * jnp.asarray(self.factor, array.dtype) + jnp.asarray(self.shift, array.dtype)
+
+        def of(array: jax.Array) -> jax.Array:
+            carried = broadcastable(self.carried, array.shape)
+            shift = self.offset * (carried - 1)
+            return array * jnp.asarray(self.factor * carried, array.dtype) + jnp.asarray(shift, array.dtype)
+
         return jax.tree.map(of, x) if self.changes else x
 
     def __str__(self) -> str:
-        return f"times {self.factor:.4g}" + (f" plus {self.shift:.4g}" if self.shift else "")
+        carried = np.asarray(self.carried)
+        shift = f" plus {factor_text(self.offset * (carried - 1))}" if self.offset else ""
+        return f"times {factor_text(self.factor * carried)}{shift}"
 
 
 def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> ArrayTree:
@@ -86,14 +103,13 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
     _mark_rescaled(info)
-    carried = carried_factors(info)
     factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
-    return {path: Start(x * carried[path].factor, carried[path].shift) for path, x in factors.items()}
+    return {path: dataclasses.replace(start, factor=factors[path]) for path, start in carried_factors(info).items()}
 
 
 def carried_factors(info: InfoTree) -> dict[str, Start]:
     """`init_factors` without the rule's standard deviations, for initial values that have them: carried ones alone."""
-    return {path: Start(leaf.carried, leaf.carried_shift) for path, leaf in flatten_info(info).items()}
+    return {path: Start(1.0, leaf.carried, leaf.offset) for path, leaf in flatten_info(info).items()}
 
 
 def baked(params: ArrayTree, info: InfoTree) -> ArrayTree:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from depthmup_flax.auditing.audit_report import summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
 from depthmup_flax.check.records import BRANCHES, EVERYTHING
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, factor_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +100,9 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             continue
         if axis == "width" and not same_role(row.info, given):
             wrong.setdefault((given.role, row.info.role), []).append(row.path)
-        carried = given.carried / carried_at_base.get(network.collapse(row.path), 1.0)
-        if not math.isclose(carried, row.carried, rel_tol=1e-3):
-            wrong.setdefault((f"carrying {carried:.4g}", f"{row.carried:.4g}"), []).append(row.path)
+        carried = np.divide(given.carried, carried_at_base.get(network.collapse(row.path), 1.0))
+        if not np.allclose(carried, row.carried, rtol=1e-3, atol=0):
+            wrong.setdefault((f"carrying {factor_text(carried)}", factor_text(row.carried)), []).append(row.path)
         # Without any branch in info, the networks may have one that every depth has once.
         if axis == "depth" and has_branches and row.in_branch != given.in_branch and (row.in_branch or row.uses):
             position = ("outside of branches", "inside")

@@ -120,15 +120,13 @@ class Measurement:
 
 
 def _uncarried(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) -> dict[_Key, np.ndarray]:
-    """The sizes in the same network with its carried factors in the code (see `ParamInfo`)."""
+    """The sizes of activations in the same network with its carried factors in the code (see `ParamInfo`)."""
     factors = _carried_activations(sizes, info)
     result = {}
     for (quantity, name), values in sizes.items():
         factor = 1.0
         if quantity in ("activation", "change"):
             factor = factors.get(name, 1.0)
-        elif name in info and quantity != "decay":
-            factor = info[name].carried if quantity != "gradient" else 1 / info[name].carried
         if not math.isnan(factor):
             result[quantity, name] = values / factor
     return result
@@ -148,8 +146,8 @@ def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, Pa
         module = path.rpartition("/")[0]
         is_readout = leaf.role is Role.OUTPUT and not leaf.in_branch  # behind it, the outputs have their size
         if leaf.carried != 1 and module in start and module not in around and not is_readout:
-            is_known = leaf.role is not Role.INPUT and factors.get(module, leaf.carried) == leaf.carried
-            factors[module] = leaf.carried if is_known else math.nan
+            c = leaf.carried if isinstance(leaf.carried, float) and leaf.role is not Role.INPUT else math.nan
+            factors[module] = c if factors.get(module, c) == c else math.nan
     for name, size in start.items() if factors else ():
         same = [f for module, f in factors.items() if size and math.isclose(start[module], size, rel_tol=1e-6)]
         if same and name != OUTPUT:
@@ -210,7 +208,10 @@ def _program(
     It returns mean squares ``[groups, N, steps + 1, keys]``, and those of `_initial_values` ``[groups, N, P]``.
     Activations are recorded in the forward pass of the gradient, so the program has only one.
     """
-    network, paths = traced.network, list(flatten_info(traced.network.info))
+    network, info = traced.network, flatten_info(traced.network.info)
+    carried = [leaf.factor for leaf in info.values()]
+    # Of the network with its carried factors in the code.
+    uncarried = lambda arrays: {path: x / c for path, x, c in zip(info, arrays, carried, strict=True)}
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
 
     def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
@@ -235,9 +236,9 @@ def _program(
             leaves, tree = jax.tree.flatten(updates)
             leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
             by_path = {
-                "update": dict(zip(paths, leaves, strict=True)),
-                "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
-                "decay": dict(zip(paths, decays, strict=True)),
+                "update": uncarried(leaves),
+                "gradient": {path: x * c for path, x, c in zip(info, jax.tree.leaves(grads), carried, strict=True)},
+                "decay": uncarried(decays),
             }
             new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
             return new, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
@@ -276,7 +277,9 @@ def _initial_values(
     decay, _ = network.optimizer.update(jax.tree.map(jnp.zeros_like, own), network.optimizer.init(start), start)
     decays = [jnp.nan_to_num(u) for u in jax.tree.leaves(decay)]
     rates = [_mean_square(u) / jnp.maximum(_mean_square(w), 1e-30) for u, w in zip(decays, start_leaves, strict=True)]
-    return start, decays, {"weight": jnp.stack([_mean_square(leaf) for leaf in leaves]), "decay": jnp.stack(rates)}
+    infos = flatten_info(network.info).values()
+    weights = [_mean_square(w / leaf.factor) for w, leaf in zip(leaves, infos, strict=True)]
+    return start, decays, {"weight": jnp.stack(weights), "decay": jnp.stack(rates)}
 
 
 def _squares(
@@ -308,7 +311,7 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, 
         return None
     shape = leaf.shape
     into = shape[1:] if shape[:1] == outputs != shape[-1:] else shape[:-1]
-    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.carried
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.factor
     values = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
     return values * np.float32(std / np.sqrt(np.mean(values**2)))
 

@@ -14,7 +14,7 @@ import optax
 from flax import traverse_util
 from flax.core.meta import AxisMetadata
 
-from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role, as_tuples
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -231,10 +231,9 @@ def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
 
-    def leaf(fields: Mapping[str, Any]) -> ParamInfo:
-        tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, (list, tuple))}
-        return ParamInfo(**{**fields, **tuples, "role": Role(fields["role"])})
-
+    leaf = lambda fields: ParamInfo(
+        **{name: as_tuples(x) for name, x in fields.items()} | {"role": Role(fields["role"])}
+    )
     return traverse_util.unflatten_dict({name: leaf(fields) for name, fields in data.items()}, sep="/")
 
 

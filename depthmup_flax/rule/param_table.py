@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from depthmup_flax.rule.info_trees import (
     collapsed,
     flatten_info,
@@ -15,7 +17,7 @@ from depthmup_flax.rule.info_trees import (
     with_decay,
 )
 from depthmup_flax.rule.optimizer import DecayMask, decay_factor
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, factor_text
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -77,14 +79,14 @@ def param_table(
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
-        rate = "?" if degree is None else f"{float(rule.lr_multiplier(leaf, degree, kinds[name])):.4g}"
+        rate = "?" if degree is None else factor_text(rule.lr_multiplier(leaf, degree, kinds[name]))
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
         has_eps = eps is not None and kinds[name] in (Geometry.LINEAR, Geometry.SIGN)
         cells = (
             leaf.role + ("+branch" if leaf.in_branch else ""),
             _initial_scale(leaf, rule),
             f"{float(rule.forward_multiplier(leaf)):.4g}",
-            *([f"{leaf.carried:.4g}"] if carries else []),
+            *([factor_text(leaf.carried)] if carries else []),
             "frozen" if name in frozen_names else rate,
             f"{(eps or 0) / float(rule.gradient_scale(leaf)):.3g}" if has_eps else "-",
             f"{decay:g}",
@@ -105,10 +107,12 @@ def param_table(
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
     """The standard deviation if it is declared, or what the rule wants: ``base/2``, half the base model's."""
     ratio = rule.init_ratio(leaf)
-    ratio = None if ratio is None else ratio * leaf.carried
     if leaf.init_std is not None:
         return f"{leaf.init_std:.4g}"
-    return "?" if ratio is None else "base" if ratio == 1 else f"base/{1 / ratio:.4g}"
+    if ratio is None:
+        return "?"
+    divisor = factor_text(1 / (ratio * np.asarray(leaf.carried)))
+    return "base" if divisor == "1" else f"base/{divisor}"
 
 
 def _time(learning_rate: float, decay: float, epoch_steps: float | None) -> str:

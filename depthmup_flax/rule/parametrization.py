@@ -34,7 +34,9 @@ import enum
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from depthmup_flax.util.errors import InputError, did_you_mean, shown
 from depthmup_flax.util.types import Scalar
@@ -148,6 +150,42 @@ class AuditRecord:
     rescaled: bool = False  # `depthmup_flax.rescale_init` has set initial values by them
 
 
+# A factor; or those of equal blocks of a parameter, in nested tuples with as many axes: queries, keys and values of a
+# fused matrix have ((c, 1.0, 1.0),), at any width.
+Carried: TypeAlias = "float | tuple[Carried, ...]"
+
+
+def in_blocks(factors: np.ndarray) -> Carried:
+    """The fewest equal blocks with these factors."""
+    for axis, size in enumerate(factors.shape):
+        for count in (n for n in range(1, size + 1) if size % n == 0):
+            first = np.take(factors, np.arange(count) * (size // count), axis)
+            if (np.repeat(first, size // count, axis) == factors).all():
+                factors = first
+                break
+    return float(factors.flat[0]) if factors.size == 1 else as_tuples(factors.tolist())
+
+
+def as_tuples(x: Any) -> Any:
+    """Nested lists as tuples; anything else as it is."""
+    return tuple(map(as_tuples, x)) if isinstance(x, list) else x
+
+
+def broadcastable(carried: Carried, shape: tuple[int, ...]) -> Any:
+    """A number, or the factors of blocks as an array that broadcasts against ``shape``."""
+    if not isinstance(carried, tuple):
+        return carried
+    factors = np.asarray(carried)
+    for axis, count in enumerate(factors.shape):
+        factors = np.repeat(factors, 1 if count == 1 else shape[axis] // count, axis)
+    return factors
+
+
+def factor_text(factor: Any) -> str:
+    """``0.5``, or ``0.5|1`` for different factors of slices."""
+    return "|".join(f"{x:.4g}" for x in np.unique(factor))
+
+
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
     """Everything the rule needs to know about one parameter.
@@ -157,6 +195,7 @@ class ParamInfo:
     A parameter may *carry* the factor ``c`` that its place in the forward pass lacks: with ``v = c w`` for ``w``, the
     network is the one that multiplies by ``c`` there. So ``v`` starts at ``c`` times the initial value of ``w``, and
     trains as ``w`` does if its gradient, which is ``1/c`` times that of ``w``, and its update are multiplied by ``c``.
+    Slices of it, as the queries of a fused matrix, may have factors of their own (`Carried`).
     """
 
     role: Role
@@ -173,7 +212,7 @@ class ParamInfo:
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
     inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
-    carried: float = 1.0  # c
+    carried: Carried = 1.0  # c
     offset: float = 0.0  # what the forward pass adds to it: 1 for a norm that multiplies by 1 + scale
     uses: float = 1.0  # n: uses of the weights of its branch in one forward pass / the base model's
     summed: float = 1.0  # the same of its own, over which the gradient is a sum: 1, or n
@@ -194,14 +233,19 @@ class ParamInfo:
         """Number of outputs of the matrix."""
         return math.prod(self.shape[axis] for axis in self.out_axes)
 
+    @property
+    def factor(self) -> Any:
+        """``c`` as a number, or as an array that broadcasts against the parameter."""
+        return broadcastable(self.carried, self.shape)
+
     def uncarried(self, array: Any) -> Any:
         """``w`` for ``v``, the values of the parameter: those of the network with the factor in its code."""
-        return array if self.carried == 1 else (array + self.offset) / self.carried - self.offset
+        return array if self.carried == 1 else (array + self.offset) / self.factor - self.offset
 
     @property
-    def carried_shift(self) -> float:
+    def carried_shift(self) -> Any:
         """``v - c w``: what a carried factor adds to a parameter that has an ``offset``."""
-        return self.offset * (self.carried - 1)
+        return self.offset * (self.factor - 1)
 
     @property
     def to_few_features(self) -> bool:
@@ -333,14 +377,14 @@ class Parametrization:
         width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
         uses = self._of_uses(info.uses) / self._of_uses(info.summed)
         depth = _power(info.depth_ratio, self.alpha) * uses if info.in_branch else 1.0
-        return width * depth * self.output_divisor(info.model_width) * info.carried
+        return width * depth * self.output_divisor(info.model_width) * info.factor
 
     def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """``c * lr_factor * gamma0 * n^-c * r^-gamma``: the learning rate's multiplier, by powers of `WIDTH_RULES`."""
         rule = WIDTH_RULES[geometry][info.role]
         width = self._width(info.width_in, rule.update_in) * self._width(info.width_out, rule.update_out)
         depth = _power(info.depth_ratio, -self.update_gamma(info)) if info.in_branch else 1.0
-        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.carried
+        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.factor
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `direction_traits.Traits`)."""

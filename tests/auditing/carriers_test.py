@@ -23,10 +23,10 @@ def rms_normed(x):
     return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
-def attention(y, q, query, key, scale):
+def attention(query, key, value, scale):
     """Causal, with one head that grows."""
     scores = jnp.where(jnp.tril(jnp.ones((WINDOW, WINDOW), bool)), jnp.einsum("bte,bse->bts", query, key) * scale, -1e9)
-    return jax.nn.softmax(scores) @ (y @ q["value"])
+    return jax.nn.softmax(scores) @ value
 
 
 def scanned(block, h, blocks):
@@ -44,12 +44,12 @@ def factors(size, edited):
 
 
 def tied(size, edited):
-    """A tied GPT. Carriers: a last matrix with its bias, a LayerScale, a norm of Gemma, the query, the final norm."""
+    """A tied GPT. Carriers: a last matrix with its bias, LayerScale, a norm of Gemma, fused queries, the final norm."""
     multiplier, root, scale, logits = factors(size, edited)
 
     def block(h, q):
         y = rms_normed(h) * q["norm"]
-        y = attention(y, q, y @ q["query"] + q["query_bias"], y @ q["key"], scale)
+        y = attention(*jnp.split(y @ q["qkv"] + q["qkv_bias"], 3, -1), scale)
         h = h + multiplier * (y @ q["out"] + q["out_bias"])
         h = h + multiplier * (jax.nn.gelu(rms_normed(h) @ q["up"]) @ q["down"]) * q["layer_scale"]
         y = jax.nn.gelu(rms_normed(h) @ q["up_2"]) @ q["down_2"]
@@ -63,7 +63,7 @@ def tied(size, edited):
 
 
 def untied(size, edited):
-    """A GPT with a head. Carriers: convolutions, what a ReLU follows, a norm with a bias, the norm of the query."""
+    """A GPT with a head. Carriers: convolutions, one of two stacked matrices, a norm with a bias, that of queries."""
     multiplier, root, scale, logits = factors(size, edited)
     conv = functools.partial(jax.lax.conv_general_dilated, window_strides=(1,), padding=[(2, 0)])
     conv = functools.partial(conv, dimension_numbers=("NWC", "WIO", "NWC"))
@@ -71,9 +71,10 @@ def untied(size, edited):
     def block(h, q):
         y = rms_normed(h)
         query, key = rms_normed(y @ q["query"]) * q["query_norm"], rms_normed(y @ q["key"]) * q["key_norm"]
-        y = attention(y, q, query, key, scale) @ q["out"]
+        y = attention(query, key, y @ q["value"], scale) @ q["out"]
         h = h + multiplier * (rms_normed(y) * q["post"] + q["post_bias"])
         h = h + multiplier * conv(jax.nn.relu(conv(rms_normed(h), q["up"])), q["down"])
+        h = h + multiplier * jnp.tanh(rms_normed(h) @ q["both"][0]) @ q["both"][1]
         return h + multiplier * jax.nn.relu(rms_normed(h) @ q["last"] + q["last_bias"])
 
     def apply(p, tokens):
@@ -86,12 +87,14 @@ def untied(size, edited):
 def shapes(make, size):
     width, depth = size
     w, square = (width,), (width, width)
-    outer, block = dict(table=(TOKENS, width)), dict(query=square, key=square, value=square, out=square)
+    outer, block = dict(table=(TOKENS, width)), dict(out=square)
     if make is tied:
-        block |= dict(norm=w, query_bias=w, out_bias=w, up=(width, 2 * width), down=(2 * width, width), layer_scale=w)
+        block |= dict(qkv=(width, 3 * width), qkv_bias=(3 * width,))
+        block |= dict(norm=w, out_bias=w, up=(width, 2 * width), down=(2 * width, width), layer_scale=w)
         block |= dict(up_2=(width, 2 * width), down_2=(2 * width, width), gemma=w)
         outer |= dict(final=w, final_bias=w)
     else:
+        block |= dict(query=square, key=square, value=square, both=(2, *square))
         block |= dict(query_norm=w, key_norm=w, post=w, post_bias=w, up=(3, *square), down=(3, *square))
         block |= dict(last=square, last_bias=w)
         outer |= dict(head=(width, TOKENS), head_bias=(TOKENS,))
@@ -231,11 +234,11 @@ def test_each_factor_is_carried_by_the_nearest_parameters_that_are_used_nowhere_
     m, r = SIZE[0] / BASE[0], SIZE[1] / BASE[1]
     carried = {row.path: row.carried for row in audit.rows if row.carried != 1}
     blocks = {f"blocks/{name}" for name in ("out", "out_bias", "layer_scale", "gemma")}
-    queries = {"blocks/query", "blocks/query_bias"}
+    queries = {"blocks/qkv": (((m**-0.5, 1.0, 1.0),),), "blocks/qkv_bias": ((m**-0.5, 1.0, 1.0),)}
     assert audit.ok
-    assert carried.keys() == blocks | queries | {"table", "final", "final_bias"}
+    assert carried.keys() == blocks | queries.keys() | {"table", "final", "final_bias"}
     assert all(carried[path] == pytest.approx(r**-0.5) for path in blocks)
-    assert all(carried[path] == pytest.approx(m**-0.5) for path in queries)
+    assert {path: carried[path] for path in queries} == queries
     # Embeddings are multiplied by sqrt(width): the table has m^-1/2 of it, so that what it multiplies has the rest.
     assert carried["table"] == pytest.approx(m**-0.5)
     assert carried["final"] == carried["final_bias"] == pytest.approx(m**-0.5)
@@ -302,7 +305,7 @@ def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
     dm.adamw(1e-3, audit.info, RULE).init(params)
     carries = {path.rpartition("/")[2] for row in audit.rows if row.carried != 1 for path in [row.path]}
     of_width, of_depth = (
-        {"query", "query_bias", "table", "final", "final_bias"},
+        {"qkv", "qkv_bias", "table", "final", "final_bias"},
         {"out", "out_bias", "layer_scale", "gemma"},
     )
     assert carries == (of_width if size[0] != BASE[0] else set()) | (of_depth if size[1] != BASE[1] else set())

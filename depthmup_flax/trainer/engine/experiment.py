@@ -27,7 +27,7 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.param_table import param_table
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Parametrization, factor_text
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
@@ -181,7 +181,7 @@ class Experiment(abc.ABC):
         """What parameters carry, which initial values are rescaled, and what the audit says of what trains anyway."""
         carried = {path: leaf.carried for path, leaf in flatten_info(self.info).items() if leaf.carried != 1}
         lines = [
-            f"carry  times {factor:.4g}, which the code lacks: {summary(paths)}\n"
+            f"carry  times {factor_text(factor)}, which the code lacks: {summary(paths)}\n"
             for factor, paths in grouped(carried, carried.__getitem__).items()
         ]
         lines += [
