@@ -75,7 +75,7 @@ def equimo(path, make):
 
 def vit(code, width, depth, key, **fields):
     sizes = {"img_size": 32, "in_channels": 3, "dim": width, "patch_size": 8, "num_heads": width // 16}
-    return code.VisionTransformer(**sizes, depths=[depth], num_classes=CLASSES, key=key, **fields)
+    return code.VisionTransformer(depths=[depth], num_classes=CLASSES, key=key, **sizes | fields)
 
 
 def convnext(code, width, depth, key):
@@ -182,9 +182,11 @@ MODELS = {
     "gemma3": ("tunix", *tunix("gemma3", "Gemma3", "num_embed", sliding_window_size=8, param_dtype=FLOAT)),
     "griffin": ("recurrentgemma", griffin, (TOKENS, PLACES), {"output": 0, "return_cache": False}),
     "vit": equimo("vit", vit),
+    "vit_growing_heads": equimo("vit", functools.partial(vit, num_heads=2)),
     "vit_layer_scale": equimo("vit", functools.partial(vit, init_values=1e-5)),
     "convnext": equimo("convnext", convnext),
     "gpt2": transformers("FlaxGPT2LMHeadModel", "GPT2Config", n_positions=LENGTH, **GPT2),
+    "gpt2_growing_heads": transformers("FlaxGPT2LMHeadModel", "GPT2Config", n_positions=LENGTH, **GPT2 | {"n_head": 2}),
     "gpt_neo": transformers(
         "FlaxGPTNeoForCausalLM",
         "GPTNeoConfig",
