@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.direction_traits import entrywise
+    from depthmup_flax.rule.hyperball import adamh, muonh
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -62,10 +63,10 @@ if TYPE_CHECKING:
 __all__ = [
     "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "LadderPlan", "Network",
     "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch", "Role", "Search",
-    "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamw", "annotated", "at_scale",
-    "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "coord_check", "create_model",
-    "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report", "muon",
-    "muon_geometry", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records",
+    "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw", "annotated",
+    "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "coord_check",
+    "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report",
+    "muon", "muon_geometry", "muonh", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records",
     "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of",
     "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
@@ -85,6 +86,7 @@ _NAMES = {
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
     "rule.direction_traits": "entrywise",
+    "rule.hyperball": "adamh muonh",
     "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",

@@ -75,7 +75,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             "data": dict(DATA_DEFAULTS),
             # The optax direction, its learning rate and weight decay.
             "optimizer": {
-                "name": "adam",  # sgd, momentum, adam, adamw, muon, lion, ... of optax; or my_package.optimizers:name
+                # sgd, momentum, adam, adamw, lion, ... of optax; muon, adamh, muonh; or my_package.optimizers:mine
+                "name": "adam",
                 "learning_rate": 1e-3,  # eta; the same at the base model and at every size
                 "schedule": "constant",  # then: constant, cosine, linear, wsd, rsqrt; or my_package.schedules:name
                 "warmup_steps": 0,  # steps in which the rate rises linearly from 0

@@ -65,19 +65,9 @@ def muon(
       InputError: a hidden parameter whose input and output dimensions are unknown.
     """
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
-    _require_settings(beta, ns_steps, preconditioning, consistent_rms)
-    _require_matrices(info)
-    momentum = _momentum(beta, nesterov, mu_dtype)
-    # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
-    newton_schulz = scale_by_muon(
-        ns_steps=ns_steps,
-        beta=0.0,
-        eps=eps,
-        nesterov=False,
-        preconditioning=preconditioning,
-        weight_dimension_numbers=MuonDimensionNumbers(1, 2),
+    orthogonal = orthogonal_direction(
+        info, beta, nesterov, ns_steps, preconditioning, consistent_rms, eps, mu_dtype, place
     )
-    orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, consistent_rms, place))
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
     parts = {str(Geometry.ORTHOGONAL): orthogonal, str(Geometry.SIGN): adam}
     return depthmup(
@@ -90,6 +80,33 @@ def muon(
         clip_rms=clip_rms,
         geometry=muon_geometry(info),
     )
+
+
+def orthogonal_direction(
+    info: InfoTree,
+    beta: Scalar,
+    nesterov: bool,
+    ns_steps: int,
+    preconditioning: str,
+    consistent_rms: Scalar | None,
+    eps: Scalar,
+    mu_dtype: Dtype | None,
+    place: Place | None,
+) -> optax.GradientTransformation:
+    """The direction of hidden matrices, with the arguments of `muon`."""
+    _require_settings(beta, ns_steps, preconditioning, consistent_rms)
+    require_matrices(info)
+    momentum = _momentum(beta, nesterov, mu_dtype)
+    # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
+    newton_schulz = scale_by_muon(
+        ns_steps=ns_steps,
+        beta=0.0,
+        eps=eps,
+        nesterov=False,
+        preconditioning=preconditioning,
+        weight_dimension_numbers=MuonDimensionNumbers(1, 2),
+    )
+    return optax.chain(momentum, _on_matrices(newton_schulz, info, consistent_rms, place))
 
 
 def muon_geometry(info: InfoTree) -> ArrayTree:
@@ -174,7 +191,7 @@ def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consist
         raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
 
 
-def _require_matrices(info: InfoTree) -> None:
+def require_matrices(info: InfoTree) -> None:
     """Raises `InputError` for a hidden parameter whose matrix is unknown."""
     for path, leaf in flatten_info(info).items():
         if leaf.role is Role.HIDDEN and not leaf.is_matrix:

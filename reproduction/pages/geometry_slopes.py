@@ -146,6 +146,9 @@ OPTIMIZERS = {
     "Shampoo (two_sided)": (lambda info: dm.depthmup(shampoo(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
     "SOAP (rotated)": (lambda info: dm.depthmup(soap(), info, RULE, 1.0, geometry="rotated"), 2.0**-10, 0.5),
     "LAMB (norm_matched)": (library("lamb"), 2.0**-11, 0.5),
+    # Their steps are shares of norms, so the rate is theirs. Wrong: the other's factor.
+    "AdamH (norm_matched)": (lambda info: dm.adamh(2.0**-11, info, RULE), 1.0, 0.5),
+    "MuonH (orthogonal)": (lambda info: dm.muonh(2.0**-11, info, RULE), 1.0, -0.5),
     "Adafactor (norm_matched)": (library("adafactor", min_dim_size_to_factor=16), 2.0**-11, 0.5),
 }
 
@@ -195,7 +198,9 @@ def changes(model_name, optimizer_name, width, depth, training=FEW):
     model = make(model_name, optimizer_name, width, depth)
     x, labels = one_batch(model_name, training.batch)
     build, rate, power = OPTIMIZERS[optimizer_name]
-    matched = "norm_matched" in optimizer_name  # queries start at zero, which has no norm to match
+    matched = (
+        "norm_matched" in optimizer_name or "MuonH" in optimizer_name
+    )  # queries start at zero, which has no norm to match
     trains = lambda leaf: leaf.role is Role.HIDDEN and not (matched and leaf.init_std == 0)
     leaves = flatten_info(dm.param_info(model, model.base(), x))
     info = {path: leaf for path, leaf in leaves.items() if trains(leaf)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ from depthmup_flax.networks.import_paths import is_import_path, resolve
 from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.direction_traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.rule.directions import direction, direction_eps
+from depthmup_flax.rule.hyperball import adamh, hyperball_geometry, muonh
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Geometry, Parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
 
@@ -29,13 +31,21 @@ def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     if is_import_path(name):
         _require_taken(config, kwargs)
         return
-    if name != "muon":
+    if name not in _OF_MATRICES:
         require_direction(direction(name, **kwargs), rule)
         return
+    of_matrices = _OF_MATRICES[name]
+    parameters = inspect.signature(of_matrices).parameters
+    takes = [
+        argument for argument in parameters if argument not in ("learning_rate", "info", "rule", "place", *_OPTIONS)
+    ]
     for argument in kwargs:
-        if argument not in _MUON:
-            raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
-    muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
+        if argument not in takes:
+            raise InputError(f"optimizer.kwargs of {name!r} has {argument!r}; it takes {', '.join(takes)}.")
+    for option in _OPTIONS:
+        if config.optimizer[option] and option not in parameters:
+            raise InputError(f"optimizer.{option} is set, and {name!r} has none: matrices keep their norm. Use 0.")
+    of_matrices(0.0, {}, Parametrization(), **kwargs)
 
 
 def _require_taken(config: ConfigDict, kwargs: dict[str, Any]) -> None:
@@ -59,8 +69,8 @@ def _require_taken(config: ConfigDict, kwargs: dict[str, Any]) -> None:
 
 _OWN_EXAMPLE = "my_package.optimizers:chain"
 _OPTIONS = ("weight_decay", "decay_width_exponent", "clip_rms")
-# What a config may set in `muon`.
-_MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
+# Optimizers that need to know the parameters.
+_OF_MATRICES: dict[str, Callable[..., optax.GradientTransformation]] = {"muon": muon, "adamh": adamh, "muonh": muonh}
 
 
 def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
@@ -82,15 +92,20 @@ def make_optimizer(
     kwargs = optimizer_kwargs(config)
     if is_import_path(fields.name):
         own = resolve(fields.name, "optimizer.name", _OWN_EXAMPLE)
-        taken = inspect.signature(own).parameters
-        kwargs |= {name: value for name, value in options.items() if name in taken}
+        kwargs |= _taken(own, options)
         with calling(f"{fields.name}(info, rule, learning_rate)"):
             optimizer = own(info=info, rule=rule, learning_rate=rate, **kwargs)
-    elif fields.name == "muon":
-        optimizer = muon(rate, info, rule, place=on_whole_matrices, **options, **kwargs)
+    elif fields.name in _OF_MATRICES:
+        own = _OF_MATRICES[fields.name]
+        optimizer = own(rate, info, rule, **_taken(own, {**options, "place": on_whole_matrices}), **kwargs)
     else:
         optimizer = depthmup(direction(fields.name, **kwargs), info, rule, rate, **options)
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer
+
+
+def _taken(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a function takes."""
+    return {name: value for name, value in options.items() if name in inspect.signature(function).parameters}
 
 
 def update_facts(config: ConfigDict, info: InfoTree) -> dict[str, Any]:
@@ -98,7 +113,8 @@ def update_facts(config: ConfigDict, info: InfoTree) -> dict[str, Any]:
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
     if is_import_path(name):
         return {"degree": None}
-    if name == "muon":
-        return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(info)}
+    if name in _OF_MATRICES:
+        geometry = muon_geometry(info) if name != "adamh" else hyperball_geometry(info, Geometry.NORM_MATCHED)
+        return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": geometry}
     inner = direction(name, **kwargs)
     return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}

@@ -1,0 +1,159 @@
+"""Hyperball under the rule: hidden matrices keep their norm, and their updates are a share of it (arXiv:2606.16899).
+
+``W <- R Norm(W - eta R Norm(u))`` for every matrix, where ``R`` is its initial Frobenius norm, ``Norm(x) = x / ||x||``
+and ``u`` the update of Adam (AdamH) or Muon (MuonH); Adam trains the other parameters. It has no weight decay, which
+would change the norm.
+
+What the rule adds. ``R`` grows as ``m_out^1/2``, as the entries start with ``1/sqrt(fan_in)``. An update of Adam is
+aligned with its input, nearly of rank one: its largest singular value is its norm, so a step of a constant share of
+``R`` changes features by ``m_in^1/2`` more in wide networks: the geometry ``norm_matched``, whose factor is
+``m_in^-1/2``. An update of Muon has ``min(fan_in, fan_out)`` equal singular values, which are of order one after the
+division: where input and output grow alike, the share is the same at every width, as the paper has it. Over depth, a
+branch's update has the factor ``r^-gamma``, as with every optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
+from depthmup_flax.rule.muon import Place, orthogonal_direction, require_matrices
+from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
+
+
+def adamh(
+    learning_rate: ScalarOrSchedule,
+    info: InfoTree,
+    rule: Parametrization,
+    *,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    mu_dtype: Dtype | None = None,
+    adam_ratio: Scalar = 0.1,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamH: steps of hidden matrices are ``learning_rate`` times their norm, which they keep.
+
+    Args:
+      learning_rate: the share of the norm that a step at the base model moves; a number or a schedule.
+      info, rule, clip_rms: as in `depthmup_flax.depthmup`.
+      b1, b2, eps, mu_dtype: as in ``optax.scale_by_adam``.
+      adam_ratio: Adam's rate, of embeddings, readouts, norms and biases, over ``learning_rate``.
+
+    Raises:
+      InputError: a hidden parameter whose input and output dimensions are unknown, or that starts at zero.
+    """
+    require_ranges({"b1": b1, "b2": b2, "eps": eps})
+    require_matrices(info)
+    adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+    matched = optax.chain(adam, _of_norm(info, lambda leaf: 1.0))
+    return _hyperball(matched, adam, Geometry.NORM_MATCHED, learning_rate, info, rule, adam_ratio, clip_rms)
+
+
+def muonh(
+    learning_rate: ScalarOrSchedule,
+    info: InfoTree,
+    rule: Parametrization,
+    *,
+    beta: Scalar = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    mu_dtype: Dtype | None = None,
+    place: Place | None = None,
+    adam_ratio: Scalar = 0.1,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """MuonH: `adamh` with the updates of `depthmup_flax.muon` in place of Adam's for hidden matrices."""
+    require_ranges({"b1": b1, "b2": b2, "eps": eps})
+    adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+    orthogonal = orthogonal_direction(info, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
+    # The base's share: the rule's factor for singular values is about those of the base.
+    of_base = lambda leaf: (
+        math.sqrt(min(leaf.fan_in, leaf.fan_out) / min(leaf.fan_in / leaf.width_in, leaf.fan_out / leaf.width_out))
+        / math.sqrt(leaf.width_out)
+    )
+    shares = optax.chain(orthogonal, _of_norm(info, of_base))
+    return _hyperball(shares, adam, Geometry.ORTHOGONAL, learning_rate, info, rule, adam_ratio, clip_rms)
+
+
+def _hyperball(
+    hidden: optax.GradientTransformation,
+    adam: optax.GradientTransformation,
+    geometry: Geometry,
+    learning_rate: ScalarOrSchedule,
+    info: InfoTree,
+    rule: Parametrization,
+    adam_ratio: Scalar,
+    clip_rms: Scalar | None,
+) -> optax.GradientTransformationExtraArgs:
+    for path, leaf in flatten_info(info).items():
+        if _is_matrix(leaf) and leaf.init_std == 0:
+            raise InputError(
+                f"parameter {path!r} starts at zero, which has no norm to keep: start it at random (qk_norm=True in "
+                "our GPT and ViT)."
+            )
+    label = lambda _, leaf, x: x if isinstance(x, optax.MaskedNode) else ("hidden" if _is_matrix(leaf) else "others")
+    parts = {"hidden": hidden, "others": optax.chain(adam, optax.scale(adam_ratio))}
+    steps = depthmup(
+        optax.partition(parts, lambda params: map_info(label, info, params)),
+        info,
+        rule,
+        learning_rate,
+        clip_rms=clip_rms,
+        geometry=hyperball_geometry(info, geometry),
+    )
+    return optax.chain(steps, _kept_norms(info))
+
+
+def hyperball_geometry(info: InfoTree, of_matrices: Geometry) -> ArrayTree:
+    """``of_matrices`` for hidden matrices, ``sign`` for Adam's parameters."""
+    return jax.tree.map(lambda leaf: of_matrices if _is_matrix(leaf) else Geometry.SIGN, info, is_leaf=is_info)
+
+
+def _is_matrix(leaf: ParamInfo) -> bool:
+    return leaf.role is Role.HIDDEN
+
+
+def _norms(info: InfoTree, tree: ArrayTree) -> ArrayTree:
+    """The Frobenius norm of each matrix of a stack, float32, with axes of length 1; of other parameters a 1."""
+
+    def norm(_: str, leaf: ParamInfo, x: jax.Array) -> jax.Array:
+        if not _is_matrix(leaf):
+            return jnp.ones((), jnp.float32)
+        return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(leaf.in_axes + leaf.out_axes, keepdims=True))
+
+    return map_info(norm, info, tree)
+
+
+def _of_norm(info: InfoTree, share: Callable[[ParamInfo], float]) -> optax.GradientTransformation:
+    """Updates times the norm of the parameter over their own, and ``share``."""
+
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        matched = lambda u, own, wanted: (u * (wanted / jnp.where(own == 0, 1, own))).astype(u.dtype)
+        updates = jax.tree.map(matched, updates, _norms(info, updates), _norms(info, params))
+        return map_info(lambda _, leaf, u: u * share(leaf), info, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
+    """Updates after which each hidden matrix has the norm that it had."""
+
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        moved = optax.apply_updates(params, updates)
+        back = lambda new, old, own, wanted: (new * (wanted / own)).astype(new.dtype) - old
+        return jax.tree.map(back, moved, params, _norms(info, moved), _norms(info, params)), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,0 +1,98 @@
+"""AdamH and MuonH: the paper's update at the base, in NumPy; elsewhere the share of the norm follows the rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.rule.parametrization import ParamInfo, Role
+
+RULE = dm.get_parametrization("depth_mup")
+ETA = 0.05
+
+
+def matrix(shape=(3, 6, 8), m_in=1.0, m_out=1.0, **fields):
+    return ParamInfo(Role.HIDDEN, shape, m_in, m_out, in_axes=(len(shape) - 2,), out_axes=(len(shape) - 1,), **fields)
+
+
+def noise(shape, seed):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def orthogonal(gradients):
+    """Muon's direction of each matrix of a stack, by optax."""
+    numbers = optax.contrib.MuonDimensionNumbers(1, 2)
+    muon = optax.contrib.scale_by_muon(beta=0.95, weight_dimension_numbers={"w": numbers})
+    state = muon.init({"w": gradients[0]})
+    for g in gradients:
+        updates, state = muon.update({"w": g}, state)
+    return updates["w"]
+
+
+def adam(gradients):
+    direction = optax.scale_by_adam()
+    state = direction.init(gradients[0])
+    for g in gradients:
+        updates, state = direction.update(g, state)
+    return updates
+
+
+@pytest.mark.parametrize(("optimizer", "direction"), [(dm.adamh, adam), (dm.muonh, orthogonal)])
+def test_at_the_base_it_is_the_update_of_the_paper(optimizer, direction):
+    info = {"w": matrix(), "bias": ParamInfo(Role.VECTOR, (8,), decay=False)}
+    w, bias = np.asarray(noise((3, 6, 8), 0)), np.asarray(noise((8,), 9))
+    params = {"w": jnp.asarray(w), "bias": jnp.asarray(bias)}
+    ours, gradients = optimizer(ETA, info, RULE, adam_ratio=0.3), [noise((3, 6, 8), seed) for seed in range(1, 4)]
+    state, norm = ours.init(params), lambda x: np.linalg.norm(x, axis=(1, 2), keepdims=True)
+    radius, biases = norm(w), [noise((8,), seed) for seed in range(11, 14)]
+    for step in range(3):
+        updates, state = jax.jit(ours.update)({"w": gradients[step], "bias": biases[step]}, state, params)
+        params = optax.apply_updates(params, updates)
+        u = np.asarray(direction(gradients[: step + 1]))
+        w = w - ETA * radius * u / norm(u)
+        w = radius * w / norm(w)
+        bias = bias - 0.3 * ETA * np.asarray(adam(biases[: step + 1]))
+    np.testing.assert_allclose(params["w"], w, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(params["bias"], bias, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "m_in", "m_out", "share"),
+    [
+        (dm.adamh, 4, 4, 4**-0.5),
+        (dm.adamh, 1, 4, 1),
+        (dm.muonh, 4, 4, 1),
+        (dm.muonh, 1, 4, 1),
+        (dm.muonh, 4, 1, 4**-0.5),
+    ],
+)
+def test_the_share_of_the_norm_follows_the_geometry_of_the_update_and_the_depth(optimizer, m_in, m_out, share):
+    r, w, g = 9.0, noise((8 * m_in, 8 * m_out), 0), noise((8 * m_in, 8 * m_out), 1)
+    info = {"w": matrix(w.shape, m_in, m_out, in_branch=True, depth_ratio=r)}
+    ours = optimizer(1e-3, info, RULE)
+    updates, _ = ours.update({"w": g}, ours.init({"w": w}), {"w": w})
+    expected = 1e-3 * share * r**-RULE.gamma
+    assert float(jnp.linalg.norm(updates["w"]) / jnp.linalg.norm(w)) == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_norm_stays_for_thousands_of_steps():
+    w = noise((16, 16), 0)
+    ours = dm.adamh(0.02, {"w": matrix(w.shape)}, RULE)
+
+    def step(carry, key):
+        params, state = carry
+        updates, state = ours.update({"w": jax.random.normal(key, w.shape)}, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    (params, _), _ = jax.lax.scan(step, ({"w": w}, ours.init({"w": w})), jax.random.split(jax.random.key(0), 5000))
+    assert float(jnp.linalg.norm(params["w"])) == pytest.approx(float(jnp.linalg.norm(w)), rel=1e-4)
+    assert float(jnp.vdot(params["w"], w)) < 0.5 * float(jnp.vdot(w, w))
+
+
+def test_a_matrix_that_starts_at_zero_has_no_norm_and_is_refused():
+    with pytest.raises(dm.InputError, match="starts at zero"):
+        dm.adamh(0.1, {"w": matrix((4, 4), init_std=0)}, RULE)
+    with pytest.raises(dm.InputError, match="starts at zero"):
+        dm.muonh(0.1, {"w": matrix((4, 4), init_std=0)}, RULE)
