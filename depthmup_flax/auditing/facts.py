@@ -180,26 +180,37 @@ Again: TypeAlias = Callable[[Mapping[str, Collection[int]]], Traced]
 def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again, Again]]:
     """The facts of two models of different depths, without ``growing``; and functions that return them with it.
 
-    A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of a layer. A sum that
-    is residual in the deeper model is so in the other, whose stream it may be all of.
+    A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of a layer; nor is a
+    sum of the batch's size, such as that of a prediction and the batch, if it does not occur more often in deeper
+    models: what a readout returns is added there. A sum that is residual in the deeper model is so in the other, whose
+    stream it may be all of.
     """
     plain, base_plain, alike = set[int](), set[int](), set[frozenset[str]]()
     again = (  # all sets are those of the last round
         lambda growing: _Reader(graph, growing, plain, alike).result(),
         lambda growing: _Reader(base, growing, base_plain, alike).result(),
     )
+    # Without the first axis, which may count layers.
+    shapes = ({series(n.params["path"]): n.shape[1:] for n in g.nodes if n.op == PARAM} for g in (graph, base))
+    is_wider = next(shapes) != next(shapes)
     for _ in range(_MOST_ROUNDS):
         facts, base_facts = (read({}) for read in again)
+        kinds, base_kinds = (grouped(f.branches, lambda b: b.kind) for f in (facts, base_facts))
         inner, base_inner = (
-            {kind: max(b.inner for b in branches) for kind, branches in grouped(f.branches, lambda b: b.kind).items()}
-            for f in (facts, base_facts)
+            {kind: max(b.inner for b in branches) for kind, branches in one.items()} for one in (kinds, base_kinds)
         )
         skips = {kind for kind, number in inner.items() if number > base_inner.get(kind, number)}
+        sizes = lambda g, branches: [(g.nodes[b.node].shape, b.times) for b in branches]
+        given = {
+            kind
+            for kind, branches in kinds.items()
+            if is_wider and sizes(graph, branches) == sizes(base, base_kinds.get(kind, ()))
+        }
         for nodes, f in ((plain, facts), (base_plain, base_facts)):
-            nodes |= {b.node for b in f.branches if b.kind in skips and b.inner}
+            nodes |= {b.node for b in f.branches if b.kind in given or (b.kind in skips and b.inner)}
         more = ((facts.ends | base_facts.ends) & {*facts.asked, *base_facts.asked}) - alike
         alike |= more
-        if skips or more:
+        if skips or given or more:
             continue
         ends = [tuple(i for i in g.ends if i in f.nodes) for g, f in ((graph, facts), (base, base_facts))]
         if ends == [graph.ends, base.ends]:

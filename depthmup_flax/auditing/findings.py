@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from depthmup_flax.auditing.audit_report import Finding, Row, number, summary
 from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.auditing.graph import Graph, Place
+from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import (
     BranchFactors,
@@ -62,19 +62,12 @@ class Comparison:
                 of_branches[b.node] = ratios[0]
         return of_branches, repeated
 
-    def fixed_branches(self, base: Graph, *, same_width: bool) -> set[frozenset[str]]:
-        """Kinds of branches that do not count for the depth, and are not multiplied, so that they are of the stream.
-
-        What a readout adds to a few features, as in a normalizing flow, has the readout's multiplier.
-        """
-        shapes = self.model.graph.nodes, base.nodes
-        result = set()
-        for b in (b for b in self.facts.branches if b.node not in self.ratios.of_branch):
-            other, found = self.of_branches.like(b), self.branches[b.node]
-            grows = same_width or other is None or shapes[0][b.node].shape != shapes[1][other.node].shape
-            if found is None or close(found, 1) or not grows:
-                result.add(b.kind)
-        return result - {b.kind for b in self.facts.branches if b.node in self.ratios.of_branch}
+    def fixed_branches(self) -> set[frozenset[str]]:
+        """Kinds of branches that do not count for the depth, and are not multiplied, so that they are of the stream."""
+        counted = {b.node for b in self.facts.branches} & self.ratios.of_branch.keys()
+        of_stream = lambda b: self.branches[b.node] is None or close(self.branches[b.node], 1)
+        fixed = {b.kind for b in self.facts.branches if b.node not in counted and of_stream(b)}
+        return fixed - {b.kind for b in self.facts.branches if b.node in counted}
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
         """One line of the table."""
@@ -162,7 +155,7 @@ class Comparison:
             found, wanted = self.branches[branch.node], self.wanted(branch.node)
             if found is None or close(found, wanted):
                 continue
-            cancels = close(self.of_branches.inside(branch), wanted)
+            cancels = not close(wanted, 1) and close(self.of_branches.inside(branch), wanted)
             name = "norm_cancels_multiplier" if cancels else "missing_branch_multiplier"
             node = branch.node
             key = name, float(number(found)), self.ratios.of_branch.get(node, 1.0), self.ratios.uses.get(node, 1.0)

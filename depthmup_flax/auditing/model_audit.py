@@ -98,7 +98,7 @@ def audit(
     same_width = not any(growing.values())
     ratios = _depth_ratios(mine, facts, base_facts, pairs, rule, depth_ratio)
     compared = Comparison(mine, facts, base_facts, pairs, {}, rule, ratios)
-    fixed = compared.fixed_branches(base_model.graph, same_width=same_width)
+    fixed = compared.fixed_branches()
     facts, base_facts = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base_facts))
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
     strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeAlias
 
 from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
-from depthmup_flax.auditing.parameter_trees import series
+from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.uses import PRODUCT
 from depthmup_flax.util.errors import InputError
 
@@ -49,27 +49,56 @@ def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatio
     counted = [_counted(stream, mine, theirs) for stream in _streams(facts.branches)]
     if not any(counted):  # equally deep
         counted = _streams(facts.branches)
-    total = lambda counts, several: sum(counts.get(kind, 0) for kind in {b.kind for b in several})
     every = [b for several in counted for b in several]
     if given is not None:
         if not 0 < given < math.inf:
             raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
         return DepthRatios(float(given), {b.node: float(given) for b in every})
-    together = _ratio(total(mine, every), total(theirs, every))
+    together = _ratio(every, base.branches)
     ratios: dict[int, float] = {}
-    for several in counted:
-        ratio = _ratio(total(mine, several), total(theirs, several))
+    for several in _taking_turns(counted):
+        ratio = _ratio(several, base.branches)
         ratios |= {b.node: ratio if 0 < ratio < math.inf else together for b in several}
     if not 0 < together < math.inf:
         raise InputError(
-            f"the trace finds {total(mine, every):g} residual sums in the model and {total(theirs, every):g} in the "
-            "base model: pass depth_ratio=depth / base_depth."
+            f"the trace finds {facts.depth:g} residual sums in the model and {base.depth:g} in the base model: pass "
+            "depth_ratio=depth / base_depth."
         )
     return DepthRatios(together, ratios)
 
 
-def _ratio(mine: float, base: float) -> float:
-    return mine / base if base else math.inf if mine else 1.0
+def _ratio(several: Sequence[Branch], base: Sequence[Branch]) -> float:
+    """The number of layers over the base model's, or that of branches where these differ in more than one layer.
+
+    The first or the last layer may lack a branch, such as the update of edges that no later layer reads.
+    """
+    kinds = {b.kind for b in several}
+    mine, theirs = _counts(several), _counts([b for b in base if b.kind in kinds])
+    more = {number - theirs.get(key, 0) for key, number in mine.items()}
+    if len(more) == 1 and more != {0} and mine.keys() == theirs.keys() and max(mine.values()) - min(mine.values()) <= 1:
+        return max(mine.values()) / max(theirs.values())
+    number, base_number = sum(mine.values()), sum(theirs.values())
+    return number / base_number if base_number else math.inf if number else 1.0
+
+
+def _counts(branches: Sequence[Branch]) -> dict[tuple[Kind, int], float]:
+    """The number of branches by kind, apart for each of the streams that have it."""
+    result: dict[tuple[Kind, int], float] = {}
+    for kind, alike in grouped(branches, lambda b: b.kind).items():
+        for n, of_stream in enumerate(grouped(alike, lambda b: b.stream).values()):
+            result[kind, n] = sum(b.times for b in of_stream)
+    return result
+
+
+def _taking_turns(streams: Iterable[Sequence[Branch]]) -> list[list[Branch]]:
+    """Streams whose layers take turns, such as the nodes and the edges of a graph, as one."""
+    result: list[list[Branch]] = []
+    for stream in sorted((list(stream) for stream in streams if stream), key=lambda stream: stream[0].node):
+        if result and stream[0].node < max(b.node for b in result[-1]):
+            result[-1] += stream
+        else:
+            result.append(stream)
+    return result
 
 
 def _streams(branches: Sequence[Branch]) -> list[list[Branch]]:

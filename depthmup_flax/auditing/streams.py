@@ -88,11 +88,11 @@ class StreamPaths:
         return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
 
     def added(self, i: int) -> list[int]:
-        """The two arrays that a node adds, or nothing."""
-        node = self.graph.nodes[i]
+        """The two arrays that a node adds, or nothing. Zeros are one: a stream may start from them."""
+        nodes, node = self.graph.nodes, self.graph.nodes[i]
         inputs = node.inputs if node.op in SUMS else stacked(self.graph, node)
         inputs = node.inputs[::2] if node.op == "scatter-add" else inputs
-        terms = [j for j in inputs if self.kinds[j] == ACTIVATION]
+        terms = [j for j in inputs if self.kinds[j] == ACTIVATION or (nodes[j].value == 0 and nodes[j].shape)]
         return terms if len(set(terms)) == 2 else []
 
     def _sides(self, i: int) -> Sequence[Sequence[int]]:
@@ -259,9 +259,9 @@ class StreamPaths:
         return None
 
     def _is_first(self, shortcut: int, branch: int) -> bool:
-        """Whether an array may be a stem that a branch is added to: linear in the batch, as the branch is not."""
-        is_stem = self.learned[shortcut] and not self.bent[shortcut]
-        return is_stem and self.weighted[branch] and self.bent[branch]
+        """Whether an array may be a stem that a branch is added to: linear in the batch, as the branch is not; or 0."""
+        is_stem = self.learned[shortcut] and not self.bent[shortcut] and self.bent[branch]
+        return self.weighted[branch] and (is_stem or (self.kinds[shortcut] != ACTIVATION and self._is_alike(branch)))
 
     def _stream_array(self, node: int, bit: int) -> int:
         """The array of this bit, if it has the shape of the sum and is learned; else -1."""
