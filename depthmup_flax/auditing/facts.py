@@ -18,7 +18,7 @@ from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, Place, calle
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.streams import ResidualSum, residual_streams
 from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
-from depthmup_flax.util.primitives import SUMS, is_understood
+from depthmup_flax.util.primitives import SCALES, SUMS, is_understood
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +309,8 @@ class _Reader:
             if i not in self.at:
                 pairs.append(("", factors))
             for use in self.at.get(i, ()):
-                extra = self.factors.of_param.get(use.view, 1.0)
+                is_scale = use.kind == ENTRYWISE and self.graph.nodes[i].op in SCALES  # its terms have it
+                extra = 1.0 if is_scale else self.factors.of_param.get(use.view, 1.0)
                 if before and use.kind != ENTRYWISE:
                     extra *= self.factors.before.get(i, 1.0)
                 pairs.append((use.path, frozenset(f * extra for f in factors)))

@@ -46,11 +46,18 @@ class Comparison:
         self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
         self.branches = self.of_branches.found
 
-    def wanted(self, node: int, ratio: float | None = None) -> float:
-        """The multiplier that the rule wants of the branch that ends in a sum, or for a depth ratio."""
+    def wanted(self, node: int) -> float:
+        """The multiplier that the rule wants of the branch that ends in a sum."""
         at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
-        r = self.ratios.of_branch.get(node, 1.0) if ratio is None else ratio
+        at_base /= self._of_outputs.get(node, 1.0)
+        r = self.ratios.of_branch.get(node, 1.0)
         return float(self.rule.residual_multiplier(r, self.ratios.uses.get(node, 1.0))) / at_base
+
+    @functools.cached_property
+    def _of_outputs(self) -> dict[int, float]:
+        """Node of a sum -> the multiplier of the readout that its branch ends in, as in a flow of many couplings."""
+        ends = ((b.node, self.infos.get(path)) for b in self.facts.branches for path in b.factors)
+        return {node: self._of_readout(info) for node, info in ends if info is not None and info.role is Role.OUTPUT}
 
     def uses(self) -> tuple[dict[int, float], dict[str, float]]:
         """See `DepthRatios`; a branch is used as often as the weights that multiply its products, if these agree."""
@@ -95,11 +102,13 @@ class Comparison:
 
     def as_readouts(self) -> dict[str, ParamInfo]:
         """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
-        few = {path: leaf for path, leaf in self.infos.items() if leaf.to_few_features and self._of_readout(leaf) != 1}
-        outputs = {
-            path: leaf for path, leaf in few.items() if close(self.products.around(path), self._of_readout(leaf))
-        }
-        return {path: dataclasses.replace(leaf, role=Role.OUTPUT) for path, leaf in outputs.items()}
+        result = {}
+        for path, leaf in self.infos.items():
+            multiplier = self._of_readout(leaf) if leaf.to_few_features else 1.0
+            found, wanted = self.factor(path) if multiplier != 1 else (None, None)
+            if wanted and close(found, wanted * multiplier):
+                result[path] = dataclasses.replace(leaf, role=Role.OUTPUT)
+        return result
 
     def _readout(self, path: str) -> tuple[float | None, float]:
         info, rule = self.infos.get(path), self.rule
