@@ -226,7 +226,7 @@ class StreamPaths:
             is_apart = not self.after[branch] & bit
             if old := self._old(branch, start):
                 if kept is not None and not self._copies(branch, self._array(old)):
-                    self._again |= old & ~bit & self.summed[shortcut]
+                    self._again |= old & ~bit & self.summed[shortcut] & ~self.exact[shortcut]
                 continue
             if not is_apart:
                 is_branch = kept is not None and bool(self.by_mixing[branch] & bit) and not self.centers(node)
