@@ -193,21 +193,41 @@ def biased_inner(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "down", jax.nn.tanh(e.inner() * (dense(p, "up", y, n) + p("up_bias", n))), n)
 
 
-def flow(output: int) -> Callable[[Scales], Net]:
-    """A coupling of a normalizing flow (Jet): what the network returns is added to one half and multiplies it."""
+def flow(couplings: int, output: int) -> Callable[[Scales], Net]:
+    """Couplings of a normalizing flow (Jet): what a network returns is added to one half and multiplies it."""
 
     def kind(e: Scales) -> Net:
         def net(p: Scope, x: jax.Array) -> jax.Array:
-            a, b = jnp.split(x, 2, -1)
-            y = e.readout() * dense(p, "head", rms(p, residual(p, read(p, a, e), e)), 2 * b.shape[-1])
-            shift, scale = jnp.split(y, 2, -1)
-            scale = jax.nn.sigmoid(scale)
-            x, total = jnp.concatenate([(b + shift) * scale, a], -1), jnp.log(scale).sum((1, 2))
+            total = jnp.zeros(x.shape[0])
+            for k in range(couplings):
+                q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
+                y = e.readout() * dense(q, "head", rms(q, residual(q, read(q, a, e), e)), 2 * b.shape[-1])
+                shift, scale = jnp.split(y, 2, -1)
+                scale = jax.nn.sigmoid(scale)
+                x, total = jnp.concatenate([(b + shift) * scale, a], -1), total + jnp.log(scale).sum((1, 2))
             return (x, total)[output]
 
         return net
 
     return kind
+
+
+def deep_flow(e: Scales) -> Net:
+    """As many couplings as the network is deep; each ends in a readout."""
+
+    def net(p: Scope, x: jax.Array) -> jax.Array:
+        for k in range(e.depth):
+            q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
+            y = jax.nn.relu(dense(q, "middle", jax.nn.relu(dense(q, "in", a, e.width)), e.width))
+            x = jnp.concatenate([add(e, b, e.readout() * dense(q, "out", y, b.shape[-1]), "coupling", k), a], -1)
+        return x
+
+    return net
+
+
+def gain(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """A nonlinearity times a scale that a number multiplies."""
+    return (2 * p("gain", y.shape[-1])) * jnp.tanh(dense(p, "in", y, y.shape[-1]))
 
 
 def complex_rotary(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
@@ -252,9 +272,12 @@ def _places() -> dict[str, Kind]:
         "biased_stem": Kind(stack("mlp", start=biased_stem), VECTORS),
         "biased_hidden": Kind(stack("mlp", end=biased_hidden), TOKENS),
         "biased_inner": Kind(stack(("biased", biased_inner)), TOKENS),
+        "gain": Kind(stack("attention", ("gain", gain)), TOKENS),
         "complex_rotary": Kind(stack(("rotary", complex_rotary)), TOKENS, only=("none", "root_heads", "plain_heads")),
     }
-    kinds |= {f"flow_{n}": Kind(flow(k), VECTORS) for k, n in enumerate(("values", "densities"))}
+    for n in (1, 2):
+        kinds |= {f"flow{n}_{name}": Kind(flow(n, k), VECTORS) for k, name in enumerate(("values", "densities"))}
+    kinds["deep_flow"] = Kind(deep_flow, VECTORS, only=("none", "first_layer", "inverse", "squared"))
     once = {"pooling_head": pooling_head, "refined": refined, "prenet": prenet}
     kinds |= {name: Kind(net, VECTORS, only=("once", "none", "no_readout")) for name, net in once.items()}
     kinds["concatenated"] = Kind(concatenated, VECTORS, only=("batch", "none"), rare=True)

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .branches import attend, dense, heads_of, mlp
+from .branches import attend, attention, dense, heads_of, mlp
 from .cases import Kind
 from .scales import HEADS, Scales
 from .scope import Net, Scope
@@ -107,10 +107,11 @@ def _resnets() -> dict[str, Kind]:
 # --- coupled streams whose last sums little reads
 
 
-def interaction(reads: str, last: str = "nodes", normed: bool = True) -> Any:
+def interaction(reads: str, last: str = "nodes", normed: bool = True, updates: int = 0) -> Any:
     """An interaction network (GraphCast, jraph): nodes read what the edges' network returns, or their sum.
 
-    ``last``: what the output reads. ``normed``: each network ends in a layer norm.
+    ``last``: what the output reads; "change": it is added to the batch. ``normed``: each network ends in a layer norm.
+    ``updates``: of the edges, fewer than layers by this number.
     """
     finish = (lambda p, y: NORMS["layer"](p, y, "end")) if normed else lambda p, y: y
 
@@ -125,16 +126,57 @@ def interaction(reads: str, last: str = "nodes", normed: bool = True) -> Any:
             for i in range(e.depth):
                 q = p / f"step_{i}"
                 message = net_of(q / "edge", jnp.concatenate([edge, h[:, senders], h[:, receivers]], -1), e)
-                new = add(e, edge, message, "edges", i)
+                new = add(e, edge, message, "edges", i) if i < e.depth - updates else edge
                 seen = {"updates": message, "sums": new, "old": edge}[reads]
                 total = jax.vmap(lambda m: jax.ops.segment_sum(m, receivers, 6))(seen)
                 h = add(e, h, net_of(q / "node", jnp.concatenate([h, total], -1), e), "nodes", i)
                 edge = new
+            if last == "change":
+                return x + e.readout() * dense(p, "head", h, x.shape[-1])
             return e.readout() * dense(p, "head", h.mean(1) if last == "nodes" else edge.mean(1), 4)
 
         return net
 
     return kind
+
+
+def vectors(e: Scales) -> Net:
+    """Two streams, of numbers and of vectors that start at zero; each layer mixes both along a ring (PaiNN)."""
+
+    def net(p: Scope, x: jax.Array) -> jax.Array:
+        s, v = read(p, x, e), jnp.zeros((*x.shape[:2], 3, e.width))
+        for i in range(e.depth):
+            q = p / f"block_{i}"
+            a, b, c = jnp.split(dense(q, "up", jax.nn.silu(dense(q, "in", rms(q, s), e.width)), 3 * e.width), 3, -1)
+            seen = jnp.roll(b[:, :, None] * v, 1, 1) + c[:, :, None] * x[:, :, :3, None]
+            v = add(e, v, seen, "vectors", i)
+            s = add(e, s, a * jnp.square(dense(q, "size", v, e.width)).mean(2), "numbers", i)
+        return write(p, s, e)
+
+    return net
+
+
+def uneven(lacks: int) -> Any:
+    """One layer has no feed-forward."""
+
+    def kind(e: Scales) -> Net:
+        def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
+            x = add(e, x, attention(p, rms(p, x), e), "attention", i)
+            return x if i == lacks % e.depth else add(e, x, mlp(p / "mlp", rms(p / "mlp", x), e), "mlp", i)
+
+        return lambda p, x: write(p, p.unrolled(e.depth, block, read(p, x, e)), e)
+
+    return kind
+
+
+def two_ways(e: Scales) -> Net:
+    """Two streams from one array, which are added (HiFi-GAN)."""
+
+    def net(p: Scope, x: jax.Array) -> jax.Array:
+        block, h = lambda q, y, i: add(e, y, mlp(q, rms(q, y), e), "mlp", i), read(p, x, e)
+        return write(p, (p / "a").unrolled(e.depth, block, h) + (p / "b").unrolled(e.depth, block, h), e)
+
+    return net
 
 
 def evoformer(first: str, last: str) -> Any:
@@ -291,6 +333,10 @@ def _kinds() -> dict[str, Kind]:
         kinds[f"interaction_{reads}"] = Kind(interaction(reads), VECTORS)
     kinds["interaction_bare"] = Kind(interaction("updates", normed=False), VECTORS)
     kinds["interaction_edges"] = Kind(interaction("updates", "edges"), VECTORS)
+    kinds["interaction_change"] = Kind(interaction("updates", "change"), VECTORS)
+    kinds["interaction_skipped"] = Kind(interaction("updates", updates=1), VECTORS)
+    kinds |= {f"uneven_{n}": Kind(uneven(k), TOKENS, size=(64, 6)) for n, k in (("first", 0), ("last", -1))}
+    kinds |= {"vectors": Kind(vectors, VECTORS), "two_ways": Kind(two_ways, VECTORS)}
     for first in ("rows", "pairs"):
         for last in ("rows", "pairs"):
             kinds[f"evoformer_{first}_first_{last}_last"] = Kind(evoformer(first, last), VECTORS)
