@@ -28,9 +28,11 @@ from depthmup_flax.auditing.uses import LOOKUP
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
 
 
+@own_surroundings(mesh=False)
 def audit(
     model: Any,
     base: Any,

@@ -26,12 +26,14 @@ from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
+from depthmup_flax.util.surroundings import own_surroundings
 
 log = logging.getLogger(__name__)
 
 _COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
 
+@own_surroundings(mesh=False)
 @products_in("float32")
 def coord_check(
     build: Callable[[int, int], Network],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import pathlib
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from depthmup_flax.commands.parser import Parser
+from depthmup_flax.config.field_comments import docstring
 from depthmup_flax.config.files import is_config
 from depthmup_flax.util.errors import (
     BAD_INPUT,
@@ -69,6 +71,9 @@ _LIBRARIES = [_PACKAGE, *(pathlib.Path(path).resolve() for path in _INSTALLED)]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the subcommand in ``argv``, by default the process's."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # signs that the terminal's encoding lacks, such as those of tables
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("help", "-h", "--help"):
         print(usage())
@@ -102,7 +107,7 @@ depthmup COMMAND --help explains a command."""
 def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
     """The module of a command, and the parser of its flags."""
     module = importlib.import_module(f"depthmup_flax.commands.{name}")
-    parser = Parser(name, module.__doc__ or "")
+    parser = Parser(name, docstring(module))
     module.define(parser)
     return module, parser
 

@@ -92,7 +92,7 @@ def fields(config: ConfigDict) -> list[Field]:
 
     if "grids" not in config:
         return _of_run(config)
-    meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
+    meanings = field_comments.of_docstring(sweep_config, "Args")
     of_run = _of_run(config.base)
     meanings |= {f"grids.{grid}.{field.path}": field.meaning for grid in config.grids for field in of_run}
     own = [path for path in field_paths(config) if not path.startswith("base.")]
@@ -138,7 +138,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
     own = is_import_path(name)
     meanings: dict[str, str] = {}
     for base in reversed((ResidualNetwork if own else MODELS[name]).__mro__):
-        meanings |= field_comments.of_docstring(base.__doc__ or "", "Attributes")
+        meanings |= field_comments.of_docstring(base, "Attributes")
     if not own:
         return meanings
     sizes = {size: meanings[size] for size in ("width", "depth", "base_width", "base_depth")}

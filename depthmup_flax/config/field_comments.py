@@ -5,6 +5,7 @@ The documentation site and ``depthmup config`` show them.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import textwrap
@@ -49,12 +50,22 @@ def of_user(obj: Any) -> dict[str, str]:
     texts = of_class(obj) if inspect.isclass(obj) else {}
     for one in (obj, obj.__init__) if inspect.isclass(obj) else (obj,):
         for section in ("Args", "Attributes"):
-            texts |= of_docstring(one.__doc__ or "", section)
+            texts |= of_docstring(one, section)
     return texts
 
 
-def of_docstring(docstring: str, section: str) -> dict[str, str]:
+def docstring(obj: Any) -> str:
+    """The docstring of a module, class or function, also under ``python -OO``, which drops it."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(obj)))
+    except (OSError, TypeError, SyntaxError):  # of a notebook, of C
+        return inspect.getdoc(obj) or ""
+    node: Any = tree if inspect.ismodule(obj) else tree.body[0]
+    return ast.get_docstring(node) or ""
+
+
+def of_docstring(obj: Any, section: str) -> dict[str, str]:
     """Field -> explanation in the section ``Attributes`` or ``Args`` of a docstring in Google's style."""
-    match = re.search(rf"^{section}:\n((?:  .*\n|\n)*)", inspect.cleandoc(docstring) + "\n", re.MULTILINE)
+    match = re.search(rf"^{section}:\n((?:  .*\n|\n)*)", docstring(obj) + "\n", re.MULTILINE)
     entries = re.findall(r"^(\S.*?): (.*(?:\n  .*)*)", textwrap.dedent(match[1]), re.MULTILINE) if match else []
     return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}

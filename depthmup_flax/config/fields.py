@@ -10,9 +10,10 @@ takes as a number stands in `storage.sweep_records.CONTINUOUS`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
@@ -47,13 +48,32 @@ _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
 
+class Config(ConfigDict):
+    """A `ConfigDict` that takes numbers of NumPy and JAX, and 1e3 for a whole number; `InputError` for another type."""
+
+    def __init__(self, fields: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        for name, value in (fields or {}).items():
+            self[name] = Config(value) if isinstance(value, dict) else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        kind = self.get_type(name) if name in self else object
+        is_array = hasattr(value, "tolist") and not isinstance(value, jax.core.Tracer)  # of a lane, being traced
+        plain = value.tolist() if is_array else value
+        exact = kind is int and isinstance(plain, float) and plain.is_integer()
+        try:
+            super().__setitem__(name, int(plain) if exact else plain)
+        except TypeError as error:
+            raise InputError(f"{name} is {shown(value)}: use {TYPES.get(kind, ('a section',))[0]}.") from error
+
+
 def default_config(model: str = "res_mlp") -> ConfigDict:
     """The config of a model, with every field that a command line can set.
 
     ``model`` is a name of `depthmup_flax.models.MODELS`, or the import path of your own class or function, such as
     ``my_package.net:Net``: what it takes are the fields of ``config.model``.
     """
-    return ConfigDict(
+    return Config(
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
             # The rule: a preset, in which single fields may be replaced.
@@ -282,15 +302,15 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
         raise InputError(unknown_field(config, path)) from error
     try:
         section[name] = value
-    except TypeError as error:
-        raise InputError(f"{path} is {shown(value)}: use {TYPES[section.get_type(name)][0]}.") from error
+    except InputError as error:
+        raise InputError(f"{sections}.{error}" if sections else str(error)) from error
 
 
 def set_model(config: ConfigDict, name: str) -> None:
     """Replaces ``config.model`` by the section of another model; the sizes keep their values."""
     if name == config.model.name:
         return
-    section, before = ConfigDict({"name": name, **model_section(name)}), config.model
+    section, before = Config({"name": name, **model_section(name)}), config.model
     for size in ("width", "depth", "base_width", "base_depth"):
         section[size] = before[size]
     with config.unlocked():

@@ -22,9 +22,9 @@ def require_equal_copies(state: ArrayTree) -> None:
     ``state`` is sharded over one mesh; all processes call this together and get the same answer.
     """
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state), strict=True)
-    mesh = leaves[0].sharding.mesh
-    if mesh.size == 1:
+    if len(leaves[0].sharding.device_set) == 1:  # also under `jax.disable_jit`, whose arrays have no mesh
         return
+    mesh = leaves[0].sharding.mesh
     table = np.asarray(jax.device_get(_of_each_device(leaves, mesh, tuple(leaf.sharding.spec for leaf in leaves))))
     found: list[tuple[str, list[jax.Device], int]] = []  # array, devices that differ, equal copies on others
     for path, leaf, column in zip(paths, leaves, table.T, strict=True):

@@ -26,6 +26,7 @@ from depthmup_flax.trainer.engine.lanes import LANES, LaneProgram, lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops
+from depthmup_flax.util.surroundings import own_surroundings
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class PlannedStep:
     lanes: LanesOfGroup | None = None
 
 
+@own_surroundings()
 def compile_run(
     config: ConfigDict, devices: Sequence[jax.Device], load: Callable[[ConfigDict], Dataset]
 ) -> PlannedStep:
@@ -95,6 +97,7 @@ def compile_run(
     return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, count_flops(traced.jaxpr), seconds)
 
 
+@own_surroundings()
 def compile_sweep(
     config: ConfigDict,
     devices: Sequence[jax.Device],

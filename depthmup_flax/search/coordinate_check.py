@@ -27,11 +27,13 @@ from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
 from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
 
 Build = Callable[[int, int], Network]
 
 
+@own_surroundings()
 def check_config(
     config: ConfigDict,
     *,

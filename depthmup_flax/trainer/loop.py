@@ -38,11 +38,13 @@ from depthmup_flax.trainer.runs.directory import RunCheckpoints
 from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.messages import RESULT
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
 
+@own_surroundings(jit=False)
 def train_and_evaluate(
     config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False, writers: Sequence[Writer] = ()
 ) -> Json:

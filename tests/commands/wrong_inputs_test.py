@@ -22,7 +22,6 @@ FILES = {  # below {files}
     "needs_argument.py": "def get_config(size):\n    return size\n",
     "section.py": _RUN.format("config.optimzer.name = 'sgd'"),
     "field.py": _RUN.format("config.optimizer.learning_rat = 1.0"),
-    "type.py": _RUN.format("config.train.batch_size = 'many'"),
     "model.py": _HEAD + "return default_config('res_mpl')\n",
     "argument.py": _RUN.format("config.optimizer.kwargs.betta = 0.9"),
     "axis.py": _SWEEP.format("{'a': {'model.dpth': (4, 8)}}"),
@@ -198,7 +197,6 @@ def test_a_config_file_that_fails_shows_its_own_lines_of_the_traceback(files, tm
         "parent": 'undefined.py", line 7',
         "exits": 'exits.py", line 3',
         "section": "optimzer",
-        "type": "batch_size",
     }
     lines = [["train", f"--config={files}/{name}.py"] for name in named]
     for (name, text), answer in zip(named.items(), run_lines(lines, cwd=tmp_path, watched=[files]), strict=True):

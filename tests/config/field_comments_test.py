@@ -34,8 +34,8 @@ def test_comments_above_and_beside_belong_to_a_field_of_a_class():
 def test_a_section_of_a_docstring_explains_fields_one_or_several_at_a_time():
     box = "of the box, in pixels."
     expected = {"width": box, "height": box, "name": "what it is called: a word."}
-    assert field_comments.of_docstring(Sizes.__doc__, "Attributes") == expected
-    assert field_comments.of_docstring(Sizes.__doc__, "Args") == {}
+    assert field_comments.of_docstring(Sizes, "Attributes") == expected
+    assert field_comments.of_docstring(Sizes, "Args") == {}
 
 
 def test_keys_of_dictionaries_and_arguments_of_calls_have_comments():

@@ -73,7 +73,7 @@ def sweep_config(
     tuples = {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
     nested = {name: unflatten_dict(grid, sep=".") for name, grid in tuples.items()}
     fields = {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "objective": objective}
-    return ConfigDict({**fields, "grids": nested, "base": base})
+    return configs.Config({**fields, "grids": nested, "base": base})
 
 
 def at_scale(scale: str, **choices: Any) -> Any:

@@ -46,6 +46,7 @@ from depthmup_flax.trainer.engine.lanes import (
     train,
 )
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ More: TypeAlias = Callable[[ConfigDict, Sequence[Run], Mapping[str, Record]], li
 OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
+@own_surroundings()
 def sweep(
     config: ConfigDict,
     workdir: str | pathlib.Path,
@@ -207,7 +209,7 @@ class _Runner:
         self.progress.start(group, len(runs), program, seconds)
         self.unfinished.delete()
         if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
-            self.ahead = self.compiler.submit(self._compiled, following)
+            self.ahead = self.compiler.submit(own_surroundings()(self._compiled), following)
         parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
             shrink = _shrinking(programs, program, seconds)

@@ -15,6 +15,7 @@ from flax import struct
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.task import Periods
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch, HostBatch
 
 T = TypeVar("T")
@@ -144,12 +145,12 @@ def read_ahead(dataset: Dataset, items: Iterable[T]) -> Generator[T, None, None]
     if dataset.placement != "stream":
         yield from items
         return
-    iterator, end = iter(items), object()
+    iterator, end, following = iter(items), object(), own_surroundings()(next)
     reader = ThreadPoolExecutor(1, "read-ahead")
     try:
-        ready = collections.deque(reader.submit(next, iterator, end) for _ in range(_READ_AHEAD))
+        ready = collections.deque(reader.submit(following, iterator, end) for _ in range(_READ_AHEAD))
         while (item := ready.popleft().result()) is not end:
-            ready.append(reader.submit(next, iterator, end))
+            ready.append(reader.submit(following, iterator, end))
             yield item  # type: ignore[misc]
     finally:
         reader.shutdown(cancel_futures=True)  # a thread inside JAX at the end of Python would abort the process

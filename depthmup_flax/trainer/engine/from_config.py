@@ -26,10 +26,12 @@ from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.engine.user_task import require_pure, user_task
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 
 _READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> kind of a source of data
 
 
+@own_surroundings()
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing."""
     validate(config)

@@ -121,9 +121,10 @@ class ShardedProgram(Program):
         self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
-        """A fresh state."""
+        """A fresh state; drawn compiled in any case, as Flax draws other numbers in a loop that is not."""
         init = functools.partial(self.experiment.init, {})
-        return jax.jit(init, out_shardings=self._shardings, compiler_options=self._drawing)()
+        with jax.disable_jit(False):
+            return jax.jit(init, out_shardings=self._shardings, compiler_options=self._drawing)()
 
     def take(self, state: TrainState, call: StepsCall) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""

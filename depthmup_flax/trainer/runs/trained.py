@@ -34,6 +34,7 @@ from depthmup_flax.trainer.run_log import read_metrics
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
 from depthmup_flax.trainer.runs.directory import RESTORE, chosen_step, require_run, stored_data
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class TrainedRun:
         """The first argument of ``model.apply`` of a Linen module."""
         return {"params": self.params, "batch_stats": self.batch_stats, **self.collections}
 
+    @own_surroundings()
     def preprocess(self, images: object) -> jax.Array:
         """The model's inputs, as in the evaluation: float32 ``[B, H, W, C]``, normalized by the training set.
 
@@ -107,6 +109,7 @@ class TrainedRun:
             )
         return self._prepared(checked_images(images, self.data.image_shape))
 
+    @own_surroundings()
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
 
@@ -155,6 +158,7 @@ class TrainedRun:
         return jax.jit(outputs)
 
 
+@own_surroundings()
 def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, ema: bool = False) -> TrainedRun:
     """Reads a run that `depthmup_flax.trainer.loop.train_and_evaluate` wrote, also while it trains.
 
