@@ -15,7 +15,7 @@ def own_surroundings(*, mesh: bool = True, jit: bool = True) -> Iterator[None]:
     """A context or decorator without the caller's mesh and strictness; a thread that is started inside needs its own.
 
     A program of ours names its mesh in its shardings, which that of ``jax.set_mesh`` would contradict. Optax and Orbax
-    promote types and move arrays, which ``JAX_NUMPY_DTYPE_PROMOTION=strict`` and ``JAX_TRANSFER_GUARD=disallow`` forbid.
+    promote types and move arrays, which JAX_NUMPY_DTYPE_PROMOTION=strict and JAX_TRANSFER_GUARD=disallow forbid.
 
     Args:
       mesh: ``False`` keeps the caller's, for a call that computes with the caller's arrays.
