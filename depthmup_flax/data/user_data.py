@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import HostBatch
+
+log = logging.getLogger(__name__)
 
 # A key (None: evaluation) and the user's batch -> inputs and targets, or what their own training step reads.
 UserPrepare = Callable[[jax.Array | None, Any], Any]
@@ -71,6 +74,20 @@ class ExampleSpec:
     def tree(self) -> Any:
         """One example, as shapes and dtypes."""
         return self.unflatten(self.fields)
+
+    def require_labels(self, batch: Mapping[str, np.ndarray], classes: Mapping[str, int], where: str) -> None:
+        """Raises `InputError` for a label of a flat ``batch`` that is none of ``classes``: name of an array -> number.
+
+        A cross-entropy would be lowered without bound by such a label.
+        """
+        for name, count in classes.items():
+            wrong = np.argwhere((batch[name] < 0) | (batch[name] >= count))
+            if len(wrong):
+                index = tuple(wrong[0].tolist())
+                raise InputError(
+                    f"{where}{name}{list(index)} is {batch[name][index]}: the network returns {count} outputs, for "
+                    f"labels 0 to {count - 1}. Change the data or the network, or use a loss of your own."
+                )
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The user's pair or dict from a flat batch, which may have more fields."""
@@ -128,6 +145,7 @@ class RecordSplit(Split):
         if not len(order):
             raise InputError(f"{where} has 0 records: give at least one.")
         self._order = order  # the records that are examples
+        self.classes: dict[str, int] = {}  # see `ExampleSpec.require_labels`
         self.spec = self._record(0)[1]
 
     def __len__(self) -> int:
@@ -146,6 +164,7 @@ class RecordSplit(Split):
             self.spec.require(spec, f"{self._where}[{index}]")
             for name, x in arrays.items():
                 batch[name][place] = x
+        self.spec.require_labels(batch, self.classes, self._where)
         return batch
 
     def checksum(self) -> str:
@@ -171,6 +190,7 @@ class BatchStream(ArraySplit):
         # By seed: the open iterator, the position of its next batch, and the last batches.
         self._readers: dict[int, tuple[Iterator[Any], int, collections.deque[HostBatch]]] = {}
         self._lock = threading.Lock()
+        self.classes: dict[str, int] = {}  # see `ExampleSpec.require_labels`
         first, self.spec = self._next(self._iterator(0), 0, 0)
         super().__init__(first)
         again, _ = self._next(self._iterator(0), 0, 0)
@@ -201,6 +221,7 @@ class BatchStream(ArraySplit):
                 arrays, spec = self._next(iterator, seed, position)
                 self.spec.require(spec, f"{self._where}({seed})[{position}]")
                 self.require_size(len(next(iter(arrays.values()))))
+                self.spec.require_labels(arrays, self.classes, f"{self._where}({seed})[{position}]")
                 recent.append(arrays)
                 position += 1
             self._readers[seed] = iterator, position, recent  # the last used one; after an error it is gone
@@ -256,6 +277,30 @@ class UserDataset(Dataset):
         examples = self.spec.unflatten(batch)
         with calling(f"prepare of {self.name}", key, examples):
             return self.user_prepare(key, examples)
+
+    def require_labels(self, classes: int) -> None:
+        """Raises `InputError` for a target, or token, that is none of ``classes``.
+
+        Examples that are not in memory are compared when they are read, if `prepare` passes targets on as they are.
+        """
+        for split, name in ((self.train, "train"), (self.test, "test")):
+            if isinstance(split, (RecordSplit, BatchStream)):
+                split.classes = dict.fromkeys(self._targets_fields, classes)
+            elif len(split) and (self.lowest_target < 0 or self.num_classes > classes):
+                inputs, targets = self.prepare("none", None, split.arrays())
+                parts = (
+                    {" inputs": inputs, " targets": targets} if self.input_kind == "tokens" else {" targets": targets}
+                )
+                of_all = {part: np.asarray(x) for part, x in parts.items()}
+                self.spec.require_labels(of_all, dict.fromkeys(of_all, classes), f"data.name is {self.name!r}: {name}")
+
+    @property
+    def _targets_fields(self) -> list[str]:
+        """The array of a batch that `prepare` gives as targets without a change, if there is one."""
+        size = _ABSTRACT if self.has_epochs else len(self.train)
+        batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in self.spec.fields.items()}
+        jaxpr = jax.make_jaxpr(lambda batch: self.prepare("none", None, batch)[1])(batch).jaxpr
+        return [name for name, x in zip(sorted(batch), jaxpr.invars, strict=True) if jaxpr.outvars == [x]]
 
     @property
     def input_spec(self) -> Any:
@@ -324,7 +369,10 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     if len(test_held):
         _prepared_specs(dataset, None)
     dataset = dataclasses.replace(dataset, inputs=inputs, targets=targets)
-    lowest, highest = _target_range(dataset)
+    lowest, highest, trained = _target_range(dataset)
+    if trained and (absent := sorted(set(range(highest + 1)) - trained)):
+        examples = f"{len(absent)} of {highest + 1} classes have no training example, such as {absent[0]}"
+        log.warning("%s: %s. A mark for no class, such as 255, counts as one.", where, examples)
     return dataclasses.replace(dataset, num_classes=1 + highest, lowest_target=lowest)
 
 
@@ -368,12 +416,13 @@ def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _target_range(dataset: UserDataset) -> tuple[int, int]:
-    """The lowest and the largest target, or token, in memory.
+def _target_range(dataset: UserDataset) -> tuple[int, int, set[int]]:
+    """The lowest and the largest target, or token, in memory; and of one target an example, those of training.
 
     (0, -1) for other targets than integers, or if the examples are read in training.
     """
     found: list[int] = []
+    trained: set[int] = set()
     for split in (dataset.train, dataset.test):
         if dataset.has_integer_targets and type(split) is ArraySplit:
             for start in range(0, len(split), _CHUNK):
@@ -381,4 +430,6 @@ def _target_range(dataset: UserDataset) -> tuple[int, int]:
                 inputs, targets = dataset.prepare("none", None, batch)
                 for x in (inputs, targets) if dataset.input_kind == "tokens" else (targets,):
                     found += int(x.min()), int(x.max())
-    return min(found, default=0), max(found, default=-1)
+                if split is dataset.train and targets.ndim == 1:
+                    trained |= set(np.unique(targets).tolist())
+    return min(found, default=0), max(found, default=-1), trained

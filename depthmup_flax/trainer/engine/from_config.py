@@ -46,6 +46,8 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     _require_fit(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
     dataset = load(config.data)
     _require_fit(config, dataset.input_kind == reads and bool(dataset.num_classes))
+    if isinstance(dataset, UserDataset):
+        dataset.require_labels(dataset.num_classes)
     model = new_model(num_classes=dataset.num_classes)
     variables = variable_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
     shapes = variables["params"]
@@ -123,8 +125,8 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
         inputs, targets = batch
         outputs, new = functions.apply(params, collections, inputs, train=True, key=key)
-        if config.loss == "cross_entropy":
-            _require_labels(dataset, outputs)
+        if config.loss == "cross_entropy" and isinstance(dataset, UserDataset) and dataset.has_integer_targets:
+            dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1])
         return new, loss.metrics(outputs, targets)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -183,19 +185,6 @@ def _require_fit(config: ConfigDict, fits: bool) -> None:
 def _require_no_hyper(config: ConfigDict) -> None:
     for name in config.hyper:
         raise _refused(config, f"hyper.{name}", "is no dm.Task, which alone reads it: leave it out")
-
-
-def _require_labels(dataset: Dataset, outputs: Any) -> None:
-    """The labels of a user's data are classes of the outputs, of whose shapes this is a tree; for cross-entropy."""
-    if not isinstance(dataset, UserDataset) or not dataset.num_classes or not getattr(outputs, "shape", ()):
-        return
-    lowest, highest, classes = dataset.lowest_target, dataset.num_classes - 1, outputs.shape[-1]
-    if lowest < 0 or highest >= classes:
-        raise InputError(
-            f"loss is 'cross_entropy': the labels run from {lowest} to {highest}, and the network returns {classes} "
-            f"outputs, for labels 0 to {classes - 1}. Change the data or the network; num_classes is passed to one "
-            "that takes it."
-        )
 
 
 def _changed(config: ConfigDict, paths: Collection[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,13 @@ class UserNetwork:
         given = {name: value for name in model_fields(self.named) if (value := self.config.get(name)) is not None}
         passed = {"rule": rule, "num_classes": self.num_classes}
         takes = parameters(self.named)
+        if "num_classes" in takes and not self.num_classes:
+            del passed["num_classes"]  # its default, if there is one
+            if takes["num_classes"].default is inspect.Parameter.empty:
+                raise InputError(
+                    f"model.name is {self.config.name!r}: it takes num_classes, which is known of integer labels in "
+                    "memory alone, and these data have none. Give num_classes a default, or leave it out."
+                )
         ours = {name: value for name, value in (passed | sizes).items() if name in takes}
         return functools.partial(self.named, **given | ours)
 
