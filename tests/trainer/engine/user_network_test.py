@@ -100,7 +100,6 @@ WRONG = {
     "users_code:failing_loss": UserCodeError,
     "users_code:no_such_loss": InputError,
     "squared_eror": InputError,
-    "cross_entropy": InputError,  # of targets that are no labels
 }
 
 
