@@ -78,6 +78,8 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
+    if (directory := os.path.dirname(os.path.abspath(path))) not in sys.path:
+        sys.path.append(directory)  # it may import the files beside it
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     loader.exec_module(module)

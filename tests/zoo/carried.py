@@ -9,8 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .cases import Kind
+from .scales import possible
 
 CARRIED, NAMED, UNREAD, WRONG = "carried", "missing", "not judged", "wrong"
+
+
+def edits(kind: Kind) -> list[str]:
+    """What the rule wants of the code of a kind, as the mistakes of a model without it."""
+    e = kind.scales(*kind.size)
+    kind.model(e)
+    kind._shapes(e)
+    return [name for name in ("none", "no_readout", "root_heads") if name in possible(e) and name not in kind.harmless]
 
 
 def outcome(kind: Kind, mistake: str) -> tuple[str, float]:

@@ -47,8 +47,8 @@ class Kind:
         return made if self.naming is None else as_pair(made, self.x, NAMINGS[self.naming])
 
     def scales(self, width: int, depth: int, mistake: str = "") -> Scales:
-        """Multipliers of a size, with a fault."""
-        return Scales(width, depth, fault(mistake) if mistake else None, self.rule)
+        """Multipliers of a size, with a fault, or with several: ``none+no_readout``."""
+        return Scales(width, depth, tuple(map(fault, filter(None, mistake.split("+")))), self.rule)
 
     def audit(self, mistake: str = "", *, carry: bool = False) -> Audit:
         """The audit of the model with a mistake, which parameters may ``carry``."""

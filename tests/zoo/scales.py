@@ -1,4 +1,4 @@
-"""The multipliers that stand in a model of one size, right or with one mistake, by the places that they stand in."""
+"""The multipliers that stand in a model of one size, right or with mistakes, by the places that they stand in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scales:
 
     width: int
     depth: int
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
     rule: dm.Parametrization = RULE
     # What a model of this size asked for: place, branch, whether it is a layer's own -> the right value.
     asked: dict[tuple[str, str, bool], float] = dataclasses.field(default_factory=dict, compare=False, repr=False)
@@ -63,19 +63,18 @@ class Scales:
         return float(self.rule.residual_multiplier(self.r))
 
     def _at(self, place: str, right: float, branch: str = "", layer: int | None = None) -> float:
-        fault = self.fault
         self.asked[place, branch, layer is not None] = right
-        if fault is None or fault.place != place or fault.branch not in ("", branch):
-            return right
-        if fault.layer is not None and layer != fault.layer % self.depth:
-            return right
-        return fault.value(self)
+        for fault in self.faults:
+            in_layer = fault.layer is None or layer == fault.layer % self.depth
+            if fault.place == place and fault.branch in ("", branch) and in_layer:
+                return fault.value(self)
+        return right
 
     def branch(self, name: str, layer: int | None = None, right: float | None = None) -> float:
         """On the output of a branch."""
         usual = self.right if right is None else right
         found = self._at("branch", usual, name, layer)
-        return A if self.fault is not None and self.fault.place == "before" else found
+        return A if any(fault.place == "before" for fault in self.faults) else found
 
     def before(self) -> float:
         """On a branch in front of the norm that ends it; nothing if right."""
