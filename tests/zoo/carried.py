@@ -31,7 +31,7 @@ def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
     rng = np.random.default_rng(0)
     draw = lambda x: jnp.asarray(_drawn(rng, x))
     params, inputs = jax.tree.map(draw, shapes), jax.tree.map(draw, kind.x)
-    carries = lambda info, w: info.carried * w + info.carried_shift
+    carries = lambda info, w: info.factor * w + info.carried_shift
     carrying = jax.tree.map(carries, audit.info, params, is_leaf=lambda x: hasattr(x, "role"))
     of = lambda function, params: np.asarray(_call(function, params, inputs, kind.arguments.get("output")))
     wanted, found = of(right, params), of(wrong, carrying)
