@@ -99,7 +99,8 @@ class _Walk:
     """From a place up to the nearest parameters in which it is homogeneous of degree one."""
 
     def __init__(self, search: CarrierSearch, leaks: Sequence[bool], blocked: Collection[str]):
-        self.nodes, self.kinds, self.leaks, self.blocked = search.nodes, search.kinds, leaks, blocked
+        self.graph, self.nodes, self.kinds = search.graph, search.nodes, search.kinds
+        self.leaks, self.blocked = leaks, blocked
         self.known: dict[int, dict[int, float] | None] = {}
 
     def of_all(self, several: Sequence[int]) -> dict[int, float] | None:
@@ -116,8 +117,14 @@ class _Walk:
         """The parameters of one array."""
         if i not in self.known:
             self.known[i] = {}  # a loop's carry that depends on itself
-            self.known[i] = self._of(i)
+            found = self._of(i)
+            self.known[i] = self._of_weights(i) if found is None and self.kinds[i] == PARAM else found
         return self.known[i]
+
+    def _of_weights(self, i: int) -> dict[int, float] | None:
+        """The one parameter that an array of parameters is computed of, as a rounded matrix."""
+        made_of = [j for j in self.graph.upstream(i, lambda j: False) if self.nodes[j].op == PARAM]
+        return self.of(made_of[0]) if len(made_of) == 1 and made_of != [i] else None
 
     def _of(self, i: int) -> dict[int, float] | None:
         node = self.nodes[i]
@@ -143,7 +150,8 @@ class _Walk:
         if len(factors) < 2:
             return None
         factors.sort(key=self._distance)
-        return next((found for found in map(self.of, factors) if found), None)
+        several = [found for found in map(self.of, factors) if found is not None]  # empty of a loop's own carry
+        return next(filter(None, several), several[0] if several else None)
 
     def _distance(self, i: int) -> int:
         """0 of weights, 1 of numbers times weights (a norm's scale over the deviation, computed first), else 2."""

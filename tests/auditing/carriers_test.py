@@ -275,6 +275,18 @@ def normed_as_haiku_does(x, scale, offset):
     return (x - x.mean(0)) * (jax.lax.rsqrt(x.var(0) + 1e-5) * scale) + offset
 
 
+def rounded(w):
+    """To 8 bits, straight through."""
+    scale = jnp.max(jnp.abs(w)) / 127
+    return w + jax.lax.stop_gradient(jnp.round(w / scale) * scale - w)
+
+
+def decayed(x):
+    """A sum over places, which a loop starts from zeros."""
+    step = lambda state, now: (0.9 * state + now, 0.9 * state + now)
+    return jax.lax.scan(step, jnp.zeros_like(x[0]), x)[1]
+
+
 @pytest.mark.parametrize(
     ("end", "carriers"),
     [
@@ -283,6 +295,8 @@ def normed_as_haiku_does(x, scale, offset):
         (lambda q, h: jax.nn.sigmoid(h @ q["a"]) * (h @ q["b"]), {"b"}),
         (lambda q, h: jnp.concatenate([h @ q["a"], h @ q["b"]], 1)[:, ::2], {"a", "b"}),
         (lambda q, h: jax.checkpoint(lambda y: y @ q["b"])(jnp.tanh(h @ q["a"])), {"b"}),
+        (lambda q, h: jnp.tanh(h @ q["a"]) @ rounded(q["b"]), {"b"}),
+        (lambda q, h: decayed(jnp.tanh(h @ q["a"]) * q["b"][0]), {"b"}),
         (lambda q, h: normed_as_haiku_does(h @ q["a"], *q["b"][:2]), {"b"}),
         (lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]), None),  # a nonlinearity at the end
         (lambda q, h: (h @ q["a"]) * (h @ q["a"]) + h @ q["b"], None),  # a square
