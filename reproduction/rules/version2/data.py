@@ -15,7 +15,7 @@ import sklearn.datasets
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # inputs and targets
 Prepare: TypeAlias = Callable[..., tuple[jax.Array, jax.Array]]
 
-_EXAMPLES, _SEQUENCES, _CONTEXT, _SYMBOLS = 32768, 8192, 32, 16
+_EXAMPLES, _SEQUENCES, _CONTEXT = 32768, 8192, 32
 
 
 def digits(noise: float = 1.5) -> tuple[Arrays, None, Prepare]:
@@ -57,25 +57,26 @@ def gratings() -> tuple[Arrays, None]:
 
 
 def pairs() -> tuple[Arrays, None]:
-    """Sequences of one chain, in which two symbols give the distribution of the next."""
+    """Sequences of one chain of eight symbols, in which two of them give the distribution of the next."""
     rng = np.random.default_rng(2)
-    return _sequences(rng, rng.dirichlet(np.full(_SYMBOLS, 0.15), (1, _SYMBOLS, _SYMBOLS)))
+    return _sequences(rng, rng.dirichlet(np.full(8, 0.15), (1, 8, 8)))
 
 
 def chains() -> tuple[Arrays, None]:
-    """Sequences of one of four chains each: the symbols so far tell which."""
+    """Sequences of one of four chains of sixteen symbols each: the symbols so far tell which."""
     rng = np.random.default_rng(3)
-    table = rng.dirichlet(np.full(_SYMBOLS, 0.15), (4, 1, _SYMBOLS))
-    return _sequences(rng, np.broadcast_to(table, (4, _SYMBOLS, _SYMBOLS, _SYMBOLS)))
+    table = rng.dirichlet(np.full(16, 0.15), (4, 1, 16))
+    return _sequences(rng, np.broadcast_to(table, (4, 16, 16, 16)))
 
 
 def _sequences(rng: np.random.Generator, table: np.ndarray) -> tuple[Arrays, None]:
     """Symbols and the next ones, from ``table`` (chains, symbol before, symbol, next symbol) of probabilities."""
     chain = rng.integers(len(table), size=_SEQUENCES)
-    symbols = rng.integers(_SYMBOLS, size=(_SEQUENCES, _CONTEXT + 1))
+    count = table.shape[-1]
+    symbols = rng.integers(count, size=(_SEQUENCES, _CONTEXT + 1))
     steps = table.cumsum(-1)
     for place in range(2, _CONTEXT + 1):
         below = steps[chain, symbols[:, place - 2], symbols[:, place - 1]]
         drawn = (rng.uniform(size=(_SEQUENCES, 1)) > below).sum(1)
-        symbols[:, place] = np.minimum(drawn, _SYMBOLS - 1)
+        symbols[:, place] = np.minimum(drawn, count - 1)
     return (symbols[:, :-1].astype(np.int32), symbols[:, 1:].astype(np.int32)), None

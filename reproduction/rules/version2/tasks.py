@@ -55,8 +55,8 @@ TASKS: Mapping[str, Task] = {
     "digits_resnet_adam": Task("simple_resnet", 16, 3, f"{_DATA}clear", "adam", _ADAM, 32, 400, {"norm": "layer"}),
     "gratings_vit_adamw": Task("vit", 16, 2, f"{_DATA}gratings", "adamw", _ADAM, 32, 400, _VIT, _DECAY),
     "gratings_vit32_adam": Task("vit", 32, 2, f"{_DATA}gratings", "adam", _ADAM, 32, 400, _VIT),
-    "pairs_gpt_adam": Task("gpt", 16, 2, f"{_DATA}pairs", "adam", _ADAM, 8, 400, _SMALL),
-    "pairs_gpt64_adam": Task("gpt", 64, 2, f"{_DATA}pairs", "adam", _ADAM, 8, 400, _SMALL),
+    "pairs_gpt_adam": Task("gpt", 16, 2, f"{_DATA}pairs", "adam", _ADAM, 16, 400, _SMALL),
+    "pairs_gpt64_adam": Task("gpt", 64, 2, f"{_DATA}pairs", "adam", _ADAM, 16, 400, _SMALL),
     "chains_llama_adamw": Task("gpt", 16, 2, f"{_DATA}chains", "adamw", _ADAM, 8, 400, _LLAMA, _DECAY),
     "chains_gpt_muon": Task("gpt", 16, 2, f"{_DATA}chains", "muon", _OTHER, 8, 400, _SMALL),
 }  # fmt: skip
