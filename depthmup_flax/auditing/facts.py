@@ -196,10 +196,8 @@ def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again,
     for _ in range(_MOST_ROUNDS):
         facts, base_facts = (read({}) for read in again)
         kinds, base_kinds = (grouped(f.branches, lambda b: b.kind) for f in (facts, base_facts))
-        inner, base_inner = (
-            {kind: max(b.inner for b in branches) for kind, branches in one.items()} for one in (kinds, base_kinds)
-        )
-        skips = {kind for kind, number in inner.items() if number > base_inner.get(kind, number)}
+        inner = lambda several: max((b.inner for b in several), default=math.inf)
+        skips = {kind for kind, several in kinds.items() if inner(several) > inner(base_kinds.get(kind, ()))}
         sizes = lambda g, branches: [(g.nodes[b.node].shape, b.times) for b in branches]
         given = {
             kind

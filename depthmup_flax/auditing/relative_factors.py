@@ -45,7 +45,8 @@ def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatio
     number is fixed count if they stand between others: a block that halves the resolution does, an attention pooling
     head does not.
     """
-    mine, theirs = branch_counts(facts), branch_counts(base)
+    by_kind = (grouped(f.branches, lambda b: b.kind) for f in (facts, base))
+    mine, theirs = ({kind: sum(b.times for b in alike) for kind, alike in one.items()} for one in by_kind)
     counted = [_counted(stream, mine, theirs) for stream in _streams(facts.branches)]
     if not any(counted):  # equally deep
         counted = _streams(facts.branches)
@@ -56,7 +57,7 @@ def depth_ratios(facts: Traced, base: Traced, given: float | None) -> DepthRatio
         return DepthRatios(float(given), {b.node: float(given) for b in every})
     together = _ratio(every, base.branches)
     ratios: dict[int, float] = {}
-    for several in _taking_turns(counted):
+    for several in counted:
         ratio = _ratio(several, base.branches)
         ratios |= {b.node: ratio if 0 < ratio < math.inf else together for b in several}
     if not 0 < together < math.inf:
@@ -90,33 +91,14 @@ def _counts(branches: Sequence[Branch]) -> dict[tuple[Kind, int], float]:
     return result
 
 
-def _taking_turns(streams: Iterable[Sequence[Branch]]) -> list[list[Branch]]:
-    """Streams whose layers take turns, such as the nodes and the edges of a graph, as one."""
-    result: list[list[Branch]] = []
-    for stream in sorted((list(stream) for stream in streams if stream), key=lambda stream: stream[0].node):
-        if result and stream[0].node < max(b.node for b in result[-1]):
-            result[-1] += stream
-        else:
-            result.append(stream)
-    return result
-
-
 def _streams(branches: Sequence[Branch]) -> list[list[Branch]]:
-    """The branches of each stream; streams with branches of one kind are one."""
-    group_of: dict[Kind | int, list[Branch]] = {}
+    """The branches of each stream; streams with branches of one kind, or whose layers take turns, are one."""
     groups: list[list[Branch]] = []
-    for branch in branches:
-        known = [group_of[key] for key in (branch.kind, branch.stream) if key in group_of]
-        group = known[0] if known else []
-        if not known:
-            groups.append(group)
-        for other in known[1:]:
-            if other is not group:
-                group += other
-                groups = [one for one in groups if one is not other]
-        group.append(branch)
-        for one in group:
-            group_of[one.kind] = group_of[one.stream] = group
+    for stream in grouped(branches, lambda b: b.stream).values():
+        kinds, first = {b.kind for b in stream}, stream[0].node
+        near = [g for g in groups if first < g[-1].node or not kinds.isdisjoint(b.kind for b in g)]
+        together = sorted((b for g in (stream, *near) for b in g), key=lambda b: b.node)
+        groups = [*(g for g in groups if g not in near), together]
     return groups
 
 
@@ -125,14 +107,6 @@ def _counted(stream: Sequence[Branch], mine: Mapping[Kind, float], base: Mapping
     growing = [k for k, b in enumerate(stream) if mine[b.kind] != base.get(b.kind)]
     kinds = {b.kind for b in stream[growing[0] : growing[-1] + 1]} if growing else set()
     return [b for b in stream if b.kind in kinds]
-
-
-def branch_counts(facts: Traced) -> dict[Kind, float]:
-    """The number of branches of each kind."""
-    counts: dict[Kind, float] = {}
-    for branch in facts.branches:
-        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
-    return counts
 
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16

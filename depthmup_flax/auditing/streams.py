@@ -66,7 +66,6 @@ class StreamPaths:
         self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
         self.learned = [False] * size  # depends on a parameter
         self.weighted = [False] * size  # depends on a product with a parameter
-        self.bent = [False] * size  # depends on a nonlinearity
         self.of_batch = [False] * size  # depends on the batch
         # Node -> the residual sum of an unchanged array and a branch with a product that reads that array.
         self.sums: dict[int, ResidualSum] = {}
@@ -116,7 +115,6 @@ class StreamPaths:
         starts_empty = node.op == "carry" and not reads  # but becomes an activation
         self.learned[i] = starts_empty or any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
-        self.bent[i] = bends or any(self.bent[j] for j in reads)
         self.of_batch[i] = node.op == INPUT or any(self.of_batch[j] for j in reads)
         is_sum = bool(self.added(i)) and not is_plain
         found = (self._identity(i, *self.added(i)) or self.link(i, None)) if is_sum else None
@@ -253,16 +251,15 @@ class StreamPaths:
         return frozenset().union(*map(weights, self.graph.upstream(node, ends)))
 
     def first(self, node: int, kept: Collection[int]) -> ResidualSum | None:
-        """The first sum of a stream, whose stem no other operation reads."""
+        """The first sum of a stream, whose stem, or zeros, no other operation reads; its branch ends like others."""
         for stem, branch in self._sides(node) if node in kept else ():
             if self._is_first(stem, branch) and not self._old(branch, stem):
                 return self._sum(node, stem, branch, stem)
         return None
 
-    def _is_first(self, shortcut: int, branch: int) -> bool:
-        """Whether an array may be a stem that a branch is added to: linear in the batch, as the branch is not; or 0."""
-        is_stem = self.learned[shortcut] and not self.bent[shortcut] and self.bent[branch]
-        return self.weighted[branch] and (is_stem or (self.kinds[shortcut] != ACTIVATION and self._is_alike(branch)))
+    def _is_first(self, stem: int, branch: int) -> bool:
+        is_stem = self.kinds[stem] != ACTIVATION or (self.learned[stem] and not self.by_nonlinearity[stem])
+        return self.weighted[branch] and is_stem and self._is_alike(branch, stem)
 
     def _stream_array(self, node: int, bit: int) -> int:
         """The array of this bit, if it has the shape of the sum and is learned; else -1."""
