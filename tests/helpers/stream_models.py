@@ -205,14 +205,6 @@ def recalled(net: Net, x: jax.Array) -> jax.Array:
     return net.head(net.norm("norm", h))
 
 
-def stacked(net: Net, x: jax.Array) -> jax.Array:
-    """Sums over a stack of the stream and a branch."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        h = jnp.stack([h, net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))]).sum(0)
-    return net.head(net.norm("norm", h))
-
-
 def bent(of_sums: bool) -> Body:
     """A nonlinearity behind each sum; ``of_sums``: which is multiplied as a whole."""
 
@@ -252,27 +244,6 @@ def leaky(net: Net, x: jax.Array) -> jax.Array:
     for i in range(net.depth):
         h = h + net.multiplier("mlp", i) * (net.mlp(f"block{i}", h) - h)
     return net.head(h)
-
-
-def constant_variance(net: Net, x: jax.Array) -> jax.Array:
-    """Sums are divided by the square root of two."""
-    h = net.dense("stem", x)
-    for i in range(net.depth):
-        h = (h + net.multiplier("mlp", i) * net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", h))) / 2**0.5
-    return net.head(net.norm("norm", h))
-
-
-def last_pairs(net: Net, x: jax.Array) -> jax.Array:
-    """Pairs that bias the attention, whose last update nothing reads."""
-    h = net.dense("stem", x)
-    z = net.dense("left", x)[:, :, None] + net.dense("right", x)[:, None]
-    for i in range(net.depth):
-        n = net.norm(f"block{i}/n1", h)
-        bias = net.dense(f"block{i}/bias", net.norm(f"block{i}/nz", z), 1)[..., 0]
-        h = h + net.multiplier("att", i) * net.attend(f"block{i}/att", n, n, bias)
-        a = net.dense(f"block{i}/a", net.norm(f"block{i}/na", h))
-        z = z + net.multiplier("pairs", i) * net.dense(f"block{i}/outer", a[:, :, None] * a[:, None])
-    return net.head(net.norm("norm", h))
 
 
 # --- others
