@@ -101,7 +101,7 @@ def main(workdir: pathlib.Path) -> None:
     for other in ("wide", "long"):
         print(f"deep minus {other}: {interval(of['deep'] - of[other])}")
     others = SEEDS[:4]
-    for name, cell, factors in (("deep", deep, (0.5, 2.0)), ("deep, sp", sp, (0.125, 0.25, 0.5))):
+    for name, cell, factors in (("deep", deep, (0.5, 2.0)), ("deep, sp", sp, (0.125, 0.25, 0.5, 2.0, 4.0))):
         rates = [rate * factor for factor in factors]
         records = trained([cell], rates, others, workdir / f"around-{cell[0]}")
         for factor, one in zip(factors, rates, strict=True):
