@@ -2,8 +2,8 @@
 
 Rewrites every ``sweep.json``, ``records*.jsonl``, ``records*.jsonl.gz``, ``data.json``, ``limits.json`` and
 ``forecast.json`` in and below DIRECTORY: fields that the config has today get their default, with which a run is what
-it was; fields that it no longer has go, if they have the value of `DROPPED`; `RENAMED` modules get their new name and
-digest; runs are renamed by today's hash. Everything else, losses and dates above all, stays as it is. A second
+it was; fields that it no longer has go, if they have the value of `DROPPED`; `RENAMED` modules get their new name;
+runs are renamed by today's hash. Everything else, losses and dates above all, stays as it is. A second
 call changes nothing.
 """
 
@@ -20,7 +20,6 @@ from typing import Any
 
 from depthmup_flax.config.fields import default_config, to_json
 from depthmup_flax.data import DataConfig
-from depthmup_flax.networks.import_paths import digests
 from depthmup_flax.storage.run_hash import json_text, run_hash_at, without_execution
 from depthmup_flax.storage.sweep_records import Record, SweepInfo
 from depthmup_flax.util.types import Json
@@ -47,7 +46,8 @@ DROPPED: Mapping[str, Any] = {
     "mesh.gradient_dtype": "",
     "mesh.tensor": 1,
 }
-_FREE = ("code", "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
+_CODE = ("code", "source")  # digests of the user's modules, those that a config names until 2026-11-28, or all
+_FREE = (*_CODE, "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
 _OTHER = object()  # equal to no value
 _OLD_FIELDS = ("schema", "crc32")  # of files
 _OF_REGISTRATION = ("date", "sha256", "course")  # of forecasts that a recipe's ladder keeps
@@ -73,11 +73,7 @@ def _config(base: Json) -> Json:
     """The config of a run or a sweep's base."""
     base = _renamed(base)
     defaults = json.loads(to_json(default_config(base["model"]["name"])))
-    new = today(base, defaults)
-    if "code" in base:
-        own = [module for module in base["code"] if module.startswith("reproduction.")]
-        new["code"] = {**base["code"], **digests([base["data"]["name"].removeprefix("python:")] if own else [])}
-    return new
+    return today(base, {name: value for name, value in defaults.items() if name not in _CODE})
 
 
 def _data(fields: Json) -> Json:

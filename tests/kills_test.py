@@ -1,5 +1,6 @@
 """Runs, sweeps, searches and studies that are killed at random times end as undisturbed ones, bit for bit."""
 
+import inspect
 import itertools
 import os
 import random
@@ -43,7 +44,7 @@ def study(workdir):
 
     from depthmup_flax.search.sweep import runner
 
-    runner.sweep.__kwdefaults__["keep_every_s"] = 0.0
+    inspect.unwrap(runner.sweep).__kwdefaults__["keep_every_s"] = 0.0
     x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
     data, loss = ((x[:15], x[:15]), (x[15:], x[15:])), lambda outputs, targets: ((outputs[:, :2] - targets) ** 2).mean()
     studied = dm.Study(RuleNet, data, loss=loss, base=(8, 2), steps=8, batch_size=5, workdir=workdir)

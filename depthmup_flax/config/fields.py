@@ -10,6 +10,7 @@ takes as a number stands in `storage.sweep_records.CONTINUOUS`.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from depthmup_flax.config.schedules import require_schedule
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import user_code
-from depthmup_flax.networks.import_paths import digests, is_import_path, resolve
+from depthmup_flax.networks.import_paths import is_import_path, project_code, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
 from depthmup_flax.storage.run_hash import json_text, run_hash, without_execution
@@ -138,6 +139,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # how many of the latest
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
+                "same_code": False,  # resume although your code has changed: you know that it computes the same
             },
         }
     )
@@ -346,13 +348,13 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The config as indented JSON with sorted keys, and digests of the user's code; equal ones give equal text."""
-    return json_text(_with_circumstances(config))
+    """The config as indented JSON with sorted keys, digests of the user's modules, and unusual settings of JAX."""
+    return json_text(config.to_dict() | _circumstances(config))
 
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
-    stored = {name: value for name, value in stored.items() if name not in (_CODE, _SETTINGS)}
+    stored = {name: value for name, value in stored.items() if name not in (SOURCE, *_CIRCUMSTANCES)}
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
@@ -369,33 +371,52 @@ def _with_tuples(value: Any) -> Any:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """`run_hash` of the config, of the user's code that it names, and of JAX's settings if they are unusual."""
-    return run_hash(_with_circumstances(config))
+    """`run_hash` of the config, and of JAX's settings if they are unusual."""
+    return run_hash(config.to_dict() | _settings())
+
+
+SOURCE, _SETTINGS = "source", "jax"  # keys of a stored config
+_CIRCUMSTANCES = (_SETTINGS, "code")  # runs before 2026-11-28 have digests of the named modules in their hash
+
+
+def names_users_code(config: ConfigDict) -> bool:
+    """Whether a config names a network, data, a loss, an optimizer or a schedule of the user's own."""
+    if "model" not in config:  # of a figure of theory
+        return False
+    named = (config.model.name, config.get("loss", ""), config.optimizer.name, config.optimizer.schedule)
+    return config.data.name.startswith(PYTHON) or any(map(is_import_path, named))
 
 
 def code_of(config: ConfigDict) -> dict[str, str]:
-    """Module, or object of the process, -> digest of the user's code that a config names; empty for our own parts."""
-    if "model" not in config:  # of a figure of theory
-        return {}
-    named = [config.model.name, config.get("loss", ""), config.data.name.removeprefix(PYTHON)]
-    named.extend((config.optimizer.name, config.optimizer.schedule))
-    own = [name for i, name in enumerate(named) if i != 2 and is_import_path(name)]
-    if config.data.name.startswith(PYTHON):
-        own.append(named[2])
-    return digests(own)
+    """`project_code` for a config with code of the user's own; else empty."""
+    return project_code() if names_users_code(config) else {}
 
 
-_CODE, _SETTINGS = "code", "jax"  # keys of a stored config
+def code_version(config: ConfigDict) -> dict[str, str]:
+    """`code_of` as one digest, to be recorded beside the versions of packages."""
+    code = json_text(code_of(config))
+    return {"your code": hashlib.sha256(code.encode()).hexdigest()[:16]} if names_users_code(config) else {}
 
 
-def _with_circumstances(config: ConfigDict) -> Json:
-    more = {_CODE: code_of(config), _SETTINGS: unusual_settings()}
-    return config.to_dict() | {name: value for name, value in more.items() if value}
+def _circumstances(config: ConfigDict) -> Json:
+    return ({SOURCE: code} if (code := code_of(config)) else {}) | _settings()
 
 
-def stored_code(stored: Json) -> dict[str, str]:
-    """Module -> digest of the user's code in a config that `to_json` wrote."""
-    return stored.get(_CODE, {})
+def _settings() -> Json:
+    return {_SETTINGS: unusual} if (unusual := unusual_settings()) else {}
+
+
+def changed_code(stored: Json, current: Json) -> str:
+    """The modules that both of two configs of `to_json` know and that differ, as part of a sentence; "" for none."""
+    before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
+    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    return f"the code of {', '.join(changed)} has changed since" if changed else ""
+
+
+ANOTHER_CODE = (
+    "restore it to resume, set train.same_code to resume with what it is now, choose another workdir, or set overwrite "
+    "to start again."
+)
 
 
 def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
@@ -403,16 +424,12 @@ def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
 
     ``holds`` begins the sentence: "workdir 'runs/mine' holds a run".
     """
-    before, now = stored_code(stored), stored_code(current)
-    if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
+    if (changed := changed_code(stored, current)) and not current["train"]["same_code"]:
+        raise InputError(f"{holds}, and {changed}: {ANOTHER_CODE}")
+    if differing := settings_differences(stored.get(_SETTINGS, {})):
         raise InputError(
-            f"{holds}, and the code of {', '.join(changed)} has changed since: restore it to resume, choose another "
-            "workdir, or set overwrite to start again."
-        )
-    if changed := settings_differences(stored.get(_SETTINGS, {})):
-        raise InputError(
-            f"{holds}, and JAX's settings have changed since ({'; '.join(changed)}): set them as they were to resume, "
-            "choose another workdir, or set overwrite to start again."
+            f"{holds}, and JAX's settings have changed since ({'; '.join(differing)}): set them as they were to "
+            "resume, choose another workdir, or set overwrite to start again."
         )
 
 

@@ -82,7 +82,10 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
         sys.path.append(directory)  # it may import the files beside it
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    finally:
+        del sys.modules[name]  # what it says is the config; its file is no part of what a run is
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise InputError(f"{path} has no function get_config(): define one that returns a config.")

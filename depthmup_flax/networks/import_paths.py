@@ -1,4 +1,4 @@
-"""Names of the user's classes and functions: import paths, and objects of this process; digests of their code."""
+"""Names of the user's classes and functions: import paths, and objects of this process; digests of the user's files."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import ast
 import functools
 import hashlib
 import importlib
-import inspect
+import logging
 import os
 import re
 import sys
+import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from depthmup_flax.networks.user_code import calling
+from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.util.errors import InputError
+
+log = logging.getLogger(__name__)
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SESSION = "session:"
-_registered: dict[str, tuple[Any, str]] = {}  # name -> object and its digest
+_registered: dict[str, Any] = {}  # name -> object
+_seen: dict[str, tuple[Any, str]] = {}  # module -> how it was loaded, and the digest of its file
+# Where code is not the user's: the standard library, installed packages, this package.
+_NOT_OURS = tuple(str(Path(path).resolve()) + os.sep for path in {*map(sysconfig.get_path, ("stdlib", "platstdlib"))})
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def is_import_path(name: Any) -> bool:
@@ -42,12 +48,7 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
       example: an import path for errors.
     """
     if name.startswith(_SESSION):
-        if name not in _registered:
-            raise InputError(
-                f"{field} is {name!r}: it was defined in another process. Move it to a file and give its import path, "
-                "such as my_package.net:Net."
-            )
-        return _registered[name][0]
+        return _of_session(name, field)
     if not is_import_path(name):
         raise InputError(f"{field} is {name!r}: use an import path, such as {example}.")
     module_name, _, attributes = name.partition(":")
@@ -60,35 +61,49 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
     return found
 
 
-def register(obj: Any, kind: str) -> str:
-    """A name for an object of this process: ``"session:<qualified name>@<8 digits of its digest>"``.
+def _of_session(name: str, field: str) -> Any:
+    """The object of a name of `register`, which may be of an earlier process that ran the same code."""
+    if name in _registered:
+        return _registered[name]
+    alike = [other for other in _registered if without_token(other) == without_token(name)]
+    if not alike:
+        raise InputError(
+            f"{field} is {without_token(name)!r}: it was defined in another process. Move it to a file and give its "
+            "import path, such as my_package.net:Net."
+        )
+    log.info("%s is %s, as this process has defined it last", field, without_token(name))
+    return _registered[alike[-1]]
 
-    Equal code and data, closures and defaults included, give the same name; of several such objects the last counts.
-    ``obj`` is a class, a function, or a tree of arrays; ``kind`` names one without a name of its own, such as a lambda.
+
+def register(obj: Any, kind: str) -> str:
+    """A name for a class, a function or data of this process: ``"session:<qualified name>#<random digits>"``.
+
+    The digits tell objects of a process apart; they are no part of what a run is. ``kind`` names an object without a
+    name of its own, such as a lambda.
     """
-    digest = _Digest(getattr(obj, "__module__", None)).of(obj)
+    for name, known in _registered.items():
+        if known is obj:
+            return name
     own = _qualname(obj)
-    name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}@{digest[:8]}"
-    _registered[name] = obj, digest
+    name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}#{uuid.uuid4().hex[:8]}"
+    _registered[name] = obj
     return name
 
 
-def digests(names: Iterable[str]) -> dict[str, str]:
-    """What the code behind names is: 16 digits of a SHA-256 for each module, or object of this process.
+def project_code() -> dict[str, str]:
+    """Module -> 16 digits of a SHA-256 of its file, for all imported modules of the user's own.
 
-    An import path gives its module and, if another defines the object, that one: ``{"my_package.net": ...}``. Files
-    are read once per process, without comments.
+    These are the modules outside of the standard library, installed packages and this package, wherever their files
+    lie; without the main script. Comments and line breaks do not count. A file is read when it is first seen.
     """
     result = {}
-    for name in names:
-        obj = resolve(name, "name")
-        if name.startswith(_SESSION):
-            result[name.removeprefix(_SESSION).rpartition("@")[0]] = _registered[name][1]
-            continue
-        modules = [name.partition(":")[0]]
-        if inspect.isclass(obj) or inspect.isroutine(obj):
-            modules.append(obj.__module__)
-        result |= {module: _module_digest(module) for module in modules if module in sys.modules}
+    for name, module in sorted(sys.modules.items()):
+        own = getattr(module, "__dict__", {})  # `getattr` of a name would make lazy modules import others
+        file, loaded = own.get("__file__"), own.get("__spec__")  # another one after a reload
+        if isinstance(file, str) and name not in ("__main__", "__mp_main__") and _is_users(file):
+            if name not in _seen or _seen[name][0] is not loaded:
+                _seen[name] = loaded, _file_digest(file, own.get("__loader__"))
+            result[name] = _seen[name][1]
     return result
 
 
@@ -113,10 +128,19 @@ def _module(module_name: str, name: str, field: str) -> types.ModuleType:
 
 
 @functools.cache
-def _module_digest(module: str) -> str:
-    file = getattr(sys.modules[module], "__file__", None)
-    content = _without_comments(Path(file).read_bytes()) if file else module.encode()
-    return hashlib.sha256(content).hexdigest()[:16]
+def _is_users(file: str) -> bool:
+    """Whether a file is neither installed nor of the standard library nor of this package."""
+    path = Path(file).resolve()
+    return not (str(path).startswith((*_NOT_OURS, _PACKAGE)) or _INSTALLED & {*path.parts, *Path(file).parts})
+
+
+def _file_digest(file: str, loader: Any) -> str:
+    """Of a module's file, which may be in an archive or deleted."""
+    try:
+        source = loader.get_data(file) if hasattr(loader, "get_data") else Path(file).read_bytes()
+    except OSError:
+        source = b""
+    return hashlib.sha256(_without_comments(source)).hexdigest()[:16]
 
 
 def _without_comments(source: bytes) -> bytes:
@@ -129,104 +153,3 @@ def _without_comments(source: bytes) -> bytes:
 
 def _qualname(obj: Any) -> str:
     return getattr(obj, "__qualname__", "") or (_qualname(obj.func) if isinstance(obj, functools.partial) else "")
-
-
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.dtype)
-
-
-class _Digest:
-    """A hash of a class, a function, or a tree of arrays, of the module ``home``.
-
-    A function's is that of its source, else its bytecode, with its defaults, what it closes over, and what it uses of
-    its own module, such as a network of the same notebook. Of other modules, only the source of what is named counts.
-    """
-
-    def __init__(self, home: str | None) -> None:
-        self.hash = hashlib.sha256()
-        self.home = home
-        self.seen: dict[int, Any] = {}  # what refers to itself is added once; held, so that no id is used again
-
-    def of(self, obj: Any) -> str:
-        """16 digits."""
-        self.add(obj)
-        return self.hash.hexdigest()[:16]
-
-    def add(self, obj: Any) -> None:
-        if isinstance(obj, _PLAIN):
-            self.hash.update(f"{type(obj).__name__}{obj!r};".encode())
-        elif isinstance(obj, (np.ndarray, jax.Array, np.generic)):
-            numbers: Any = obj
-            if jax.dtypes.issubdtype(obj.dtype, jax.dtypes.prng_key):
-                numbers = jax.random.key_data(numbers)
-            array = np.asarray(numbers)
-            self.hash.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-        elif id(obj) in self.seen:
-            self.add(f"again {list(self.seen).index(id(obj))}")
-        else:
-            self.seen[id(obj)] = obj
-            for part in self._parts(obj):
-                self.add(part)
-
-    def _parts(self, obj: Any) -> Iterator[Any]:
-        """What an object consists of."""
-        yield type(obj).__name__
-        if isinstance(obj, Mapping):
-            yield [part for item in obj.items() for part in item]
-        elif isinstance(obj, (set, frozenset)):
-            yield sorted(map(repr, obj))
-        elif isinstance(obj, (list, tuple)):
-            yield from (len(obj), *obj)
-        elif isinstance(obj, functools.partial):
-            yield from (obj.func, obj.args, obj.keywords)
-        elif isinstance(obj, types.MethodType):
-            yield from (obj.__func__, obj.__self__)
-        elif isinstance(obj, types.CodeType):
-            yield from (obj.co_code, obj.co_names, obj.co_varnames, obj.co_consts)
-        elif isinstance(obj, types.FunctionType):
-            closed_over = inspect.getclosurevars(obj).nonlocals.values()
-            yield from (_source(obj) or obj.__code__, obj.__defaults__, obj.__kwdefaults__, list(closed_over))
-            yield self._globals(obj)
-        elif inspect.isclass(obj):
-            yield from self._class(obj)
-        elif isinstance(obj, types.ModuleType) or not hasattr(obj, "__dict__"):
-            yield getattr(obj, "__name__", "")
-        else:
-            yield from (type(obj), dict(vars(obj)))
-
-    def _class(self, cls: type) -> Iterator[Any]:
-        yield cls.__qualname__
-        source = _source(cls)
-        yield source
-        functions = [f for f in map(_function, vars(cls).values()) if f is not None and f.__module__ == self.home]
-        if source is None and cls.__module__ == self.home:  # before Python 3.13, a class in a notebook's cell
-            yield list(getattr(cls, "__annotations__", {}))
-            yield [[name, value] for name, value in vars(cls).items() if isinstance(value, _PLAIN) and name[:2] != "__"]
-            yield functions
-        yield [self._globals(function) for function in functions]
-
-    def _globals(self, function: types.FunctionType) -> list[Any]:
-        """The names and values that a function uses of its own module, if that is ``home``."""
-        if function.__module__ != self.home:
-            return []
-        used = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-        is_own = lambda value: isinstance(value, _PLAIN) or getattr(value, "__module__", None) == self.home
-        return [[name, value] for name, value in used.items() if is_own(value)]
-
-
-def _names(code: types.CodeType) -> list[str]:
-    """The global names in a function's code and in the functions inside."""
-    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
-    return sorted({*code.co_names, *inner})
-
-
-def _function(member: Any) -> types.FunctionType | None:
-    """A member of a class as the function that it wraps, as ``nn.compact`` and ``jax.jit`` do."""
-    member = inspect.unwrap(getattr(member, "__func__", member))
-    return member if isinstance(member, types.FunctionType) else None
-
-
-def _source(obj: Any) -> str | None:
-    try:
-        return inspect.getsource(obj)
-    except (OSError, TypeError):
-        return None

@@ -18,7 +18,7 @@ import jax
 
 from depthmup_flax.util.errors import InputError, UserCodeError
 
-_REGISTERED = re.compile(r"\bsession:([^@\s]+)@[0-9a-f]{8}")  # a name of `depthmup_flax.networks.import_paths.register`
+_REGISTERED = re.compile(r"\bsession:([^#\s]+)#[0-9a-f]{8}")  # a name of `depthmup_flax.networks.import_paths.register`
 _MOST_LEAVES = 6  # of an argument shown in an error
 
 

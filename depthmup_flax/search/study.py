@@ -44,6 +44,7 @@ from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_n
 from depthmup_flax.search.tune.tuning import prepare_objective
 from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_network import UserNetwork
@@ -173,6 +174,11 @@ class Study:
                 f"data is {shown(self.data)}: it must be (train, test), such as ((x_train, y_train), (x_test, "
                 "y_test)), a function that returns it, or a name, such as 'digits'."
             )
+        if not (isinstance(self.optimizer, str) or callable(self.optimizer)):
+            raise InputError(
+                f"optimizer.name is {type(self.optimizer).__name__}: use a name, such as 'adam', or a function of "
+                "(info, rule, learning_rate) that returns an optimizer."
+            )
         name = lambda obj, kind, prefix="": obj if isinstance(obj, str) else prefix + register(obj, kind)
         config = default_config(name(self.build, "build"))
         config.parametrization.update(rule_section(self.rule))
@@ -196,7 +202,7 @@ class Study:
 
     def __repr__(self) -> str:
         model = self._config.model
-        return f"Study({model.name}, base=({model.width}, {model.depth}), workdir={str(self.workdir)!r})"
+        return f"Study({without_token(model.name)}, base=({model.width}, {model.depth}), workdir={str(self.workdir)!r})"
 
     def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
         """The config of a run, as the functions and commands have it; by default of the proxy."""

@@ -7,20 +7,26 @@ in memory, or on this machine's disk.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import gzip
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 import shutil
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.util.types import Json
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 REMEDY = "rerun the command. It resumes from what was saved."
 
@@ -51,9 +57,17 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
         raise InputError(f"workdir {typed!r} is not supported: use a local directory, or a path in gs://.")
     try:
         typed.encode()  # libraries in C++ refuse names that are not UTF-8
-        return pathlib.Path(typed).expanduser()
-    except (UnicodeEncodeError, RuntimeError) as error:
-        raise InputError(f"workdir {typed!r} cannot be used ({error}): write another path.") from error
+        path = pathlib.Path(typed).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(os.path.join(path, "."))  # which needs the right to enter it, as what is in it does
+        return path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"workdir {typed!r} cannot be used ({_reason(error)}): write another path.") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without the path, which a sentence names anyway."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
@@ -79,15 +93,37 @@ def create(path: pathlib.Path, text: str) -> None:
         write_atomically(path, text)
 
 
-def read_json(path: pathlib.Path, remedy: str) -> Json:
-    """Reads a JSON object; `InputError`, which ends with ``remedy``, if the file holds none."""
+@contextlib.contextmanager
+def reading(path: pathlib.Path | str, remedy: str) -> Iterator[None]:
+    """Turns whatever is wrong with a file of ours into one sentence, an `InputError`, which ends with ``remedy``."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object: {remedy}.")
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else _reason(error)
+        raise InputError(f"{path} is not what this version writes ({reason}): {remedy}.") from error
+
+
+def read_json(path: pathlib.Path, remedy: str) -> Json:
+    """Reads a JSON object; see `reading`."""
+    with reading(path, remedy):
+        return json_object(path.read_text(encoding="utf-8"))
+
+
+def json_object(text: str) -> Json:
+    """The object that ``text`` is; `ValueError` or `RecursionError` for other texts."""
+    if not isinstance(content := json.loads(text), dict):
+        raise ValueError("it is no JSON object")
     return content
+
+
+def from_fields(cls: type[T], fields: Json, path: pathlib.Path) -> T:
+    """A dataclass from a file; fields that it does not have, of a later version, are left out with a warning."""
+    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if unknown := sorted(fields.keys() - known):
+        log.warning("%s: unknown fields are ignored: %s", path, ", ".join(unknown))
+    return cls(**{name: value for name, value in fields.items() if name in known})
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
@@ -102,13 +138,12 @@ def read_lines(path: pathlib.Path) -> list[str]:
 
 
 def delete_tree(directory: pathlib.Path) -> None:
-    """Deletes a directory and its contents, if it exists; of a link to a directory, the contents alone."""
+    """Deletes a directory and its contents, if it exists; of a link to a directory, the link alone."""
     if is_bucket(directory):
         if directory.exists():
             directory.rmtree()  # type: ignore[attr-defined]
     elif directory.is_symlink():
-        for path in directory.iterdir():
-            delete_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        directory.unlink()
     else:
         while directory.is_dir():  # Orbax deletes what a kill left in a thread that it does not join
             with contextlib.suppress(FileNotFoundError):
@@ -164,25 +199,40 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
         if reason := storage_failure(error):
             remedy = f"make room, make it writable or reachable, then {REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
-        if not directory.exists():
-            raise RunStopped(deleted(directory)) from error
-        raise
+        there = False
+        with contextlib.suppress(OSError):
+            there = directory.exists()
+        if there and not _misses_checkpoint_of(directory, error):
+            raise
+        raise RunStopped(deleted(directory, "a part of " * there)) from error
 
 
-def deleted(directory: pathlib.Path) -> str:
-    """The sentence about a work directory that is gone."""
-    return f"workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
+def deleted(directory: pathlib.Path, part: str = "") -> str:
+    """The sentence about a work directory that is gone, or of which ``"a part of "`` is."""
+    return f"{part}workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
 
 
-_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+def _misses_checkpoint_of(directory: pathlib.Path, error: BaseException) -> bool:
+    """Whether an error, or one of its causes, is about a checkpoint in ``directory`` that is not there."""
+    misses = lambda cause: isinstance(cause, FileNotFoundError) or str(cause).startswith("NOT_FOUND")  # Orbax's library
+    folders = [str(directory.absolute() / name) for name in ("checkpoints", "unfinished")]
+    return any(misses(cause) and folder in str(cause) for cause in _causes(error) for folder in folders)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
 _REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # whose errors come from a bucket
 
 
 def storage_failure(error: BaseException) -> str | None:
     """The message of ``error`` or one of its causes if it is about a disk or a bucket."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
             return os.strerror(cause.errno)
         for message in map(os.strerror, _FULL_OR_READ_ONLY):  # Orbax's storage library gives the message alone
@@ -190,5 +240,4 @@ def storage_failure(error: BaseException) -> str | None:
                 return message
         if {parent.__module__.partition(".")[0] for parent in type(cause).__mro__} & _REMOTE:
             return str(cause).strip().partition("\n")[0] or type(cause).__name__
-        cause = cause.__cause__ or cause.__context__
     return None

@@ -12,19 +12,35 @@ import jax
 PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 
 
-# Settings of JAX that change what a run computes, and how they are when nobody sets them.
+# Settings of JAX that change what a run computes, and how they are when nobody sets them: those of JAX's own list of
+# what enters its cache of traced programs, without those that only check or report, and the kind of random keys.
+# tests/storage/settings_test.py compares the list with that of the installed JAX.
 _SETTINGS: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
+    "jax_random_seed_offset": 0,
     "jax_threefry_partitionable": True,
+    "jax_threefry_gpu_kernel_lowering": False,
+    "jax_high_dynamic_range_gumbel": False,
     "jax_enable_x64": False,
+    "jax_explicit_x64_dtypes": 1,
     "jax_default_matmul_precision": None,
     "jax_numpy_dtype_promotion": "standard",
+    "jax_allow_f16_reductions": True,
+    "jax_softmax_custom_jvp": False,
+    "jax_use_direct_linearize": True,
+    "jax_scan3": False,
+    "jax_remat3": False,
+    "jax_custom_vjp3": False,
+    "jax_ragged_dot_use_gpu_pallas_triton_lowering": False,
+    "jax_use_emit_pipeline_primitive": False,
+    "jax_pallas_use_mosaic_gpu": True,
+    "eager_constant_folding": False,
 }
 
 
 def settings() -> dict[str, Any]:
-    """The values of JAX's settings that change what a run computes."""
-    return {name: getattr(jax.config, name) for name in _SETTINGS}
+    """The values of JAX's settings that change what a run computes; of settings that this JAX lacks, the usual one."""
+    return {name: getattr(jax.config, name, usual) for name, usual in _SETTINGS.items()}
 
 
 def unusual_settings() -> dict[str, Any]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from typing import Any
 
 from depthmup_flax.util.types import Json
 
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (
+    "source",
     "mesh",
     "model.scan",
     "model.remat",
@@ -28,6 +31,7 @@ EXECUTION = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.compare_replicas",
+    "train.same_code",
 )
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.
@@ -49,7 +53,14 @@ def without_execution(tree: Json, path: str = "") -> Json:
     """A config as JSON without the fields of `EXECUTION`, and of `LATER` at their values; what a run's hash covers."""
     skipped = lambda name, value: name in EXECUTION or (name in LATER and LATER[name] == value)
     kept = {name: value for name, value in tree.items() if not skipped(path + name, value)}
-    return {k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in kept.items()}
+    return {
+        k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else without_token(v) for k, v in kept.items()
+    }
+
+
+def without_token(value: Any) -> Any:
+    """The name of an object of a process without the digits that tell it from others there; else ``value``."""
+    return re.sub(r"(\bsession:[^#]*)#\w+$", r"\1", value) if isinstance(value, str) else value
 
 
 def run_hash(tree: Json) -> str:

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.files import as_path, read_lines
+from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
 from depthmup_flax.storage.run_hash import run_hash_at, without_execution
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -121,8 +121,8 @@ def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(Record(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            records.append(Record(**json_object(line)))
+        except (ValueError, TypeError, RecursionError) as error:
             if isinstance(error, ValueError) and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
                 return records, [f"{path}: {note}"]
@@ -170,6 +170,8 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
             name for name in ("figure", "scale", "x", "objective") if getattr(info, name) != getattr(infos[0], name)
         ]
         names += [] if _same_training(info.base, infos[0].base) else ["base"]
+        code, other = info.base.get("source", {}), infos[0].base.get("source", {})
+        names += [f"code of {module}" for module in code.keys() & other.keys() if code[module] != other[module]]
         names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
         if names:
             raise InputError(
@@ -196,14 +198,12 @@ def _same_training(base: Json, other: Json) -> bool:
 def read_info(directory: pathlib.Path) -> SweepInfo:
     """Reads ``sweep.json``; `InputError` if it is absent or damaged."""
     path = directory / "sweep.json"
-    try:
-        return SweepInfo(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(
-            f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the workdir of a sweep."
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
+    if not path.exists():
+        raise InputError(f"{str(directory)!r} holds no sweep: name the workdir of a sweep.")
+    with reading(path, "use another directory"):
+        info = from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
+        without_execution(info.base), dict(info.axes)  # both are objects
+        return info
 
 
 def info_to_json(info: SweepInfo) -> str:

@@ -117,7 +117,7 @@ def _claim_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """``.claim`` for ``.lock``; a claim of this machine whose process is gone is replaced."""
     path = path.with_name(path.name.replace(".lock", ".claim"))
     if path.exists():
-        other = json.loads(path.read_text())
+        other = read_json(path, "delete it, and rerun the command")
         if other["host"] != platform.node() or (other["pid"] != os.getpid() and _is_running(other["pid"])):
             raise Busy(
                 f"workdir {str(path.parent)!r} is in use by process {other['pid']} on {other['host']} since "

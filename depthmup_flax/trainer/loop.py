@@ -17,14 +17,14 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import code_of
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, read_json, write_atomically, writing_to
+from depthmup_flax.storage.files import as_path, read_json, reading, write_atomically, writing_to
 from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
+from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.trainer.engine.device_batches import StepsCall, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
@@ -82,10 +82,11 @@ def train_and_evaluate(
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
     data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
+    programs = distributed.in_all(lambda: identity.programs(experiment, {}))
     directory = as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
-        distributed.require_same(distributed.in_all(lambda: flags | facts(experiment, data)))
+        distributed.require_same(distributed.in_all(lambda: flags | facts(experiment, data, programs)))
     claim: workdirs.Claim | None = None  # of process 0
     with contextlib.ExitStack() as stack:
 
@@ -93,7 +94,7 @@ def train_and_evaluate(
             nonlocal claim
             claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
             with writing_to(directory):
-                run_directory.prepare(directory, config, data, overwrite=overwrite)
+                run_directory.prepare(directory, config, data, programs, overwrite=overwrite)
                 path = directory / "result.json"
                 return read_json(path, run_directory.GARBLED) if path.exists() else None
 
@@ -101,10 +102,11 @@ def train_and_evaluate(
         if finished is not None:
             if distributed.is_first():
                 said = "%s holds this run already, %s. overwrite runs it again."
-                log.info(said, directory, summary(finished), extra=RESULT)
+                with reading(directory / "result.json", run_directory.GARBLED):
+                    log.info(said, directory, summary(finished), extra=RESULT)
             return finished
         with writing_to(directory):
-            return _ended(_Run(experiment, data, mesh, directory, claim, writers))
+            return _ended(_Run(experiment, data, programs, mesh, directory, claim, writers))
 
 
 def _train(run: _Run) -> Json:
@@ -174,12 +176,14 @@ class _Run:
         self,
         experiment: Experiment,
         data: Json,
+        programs: Json,
         mesh: jax.sharding.Mesh,
         directory: pathlib.Path,
         claim: workdirs.Claim | None,
         writers: Sequence[Writer],
     ) -> None:
-        self._experiment, self._data, self._directory, self._claim = experiment, data, directory, claim
+        self._experiment, self._data, self._programs = experiment, data, programs
+        self._directory, self._claim = directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
@@ -202,6 +206,7 @@ class _Run:
                 log.info("resuming after step %d", self.step)
             write_atomically(self._directory / "config.json", configs.to_json(self._experiment.config))
             run_directory.write_data(self._directory, self._data)
+            identity.write(self._directory, self._programs)
             write_atomically(self._directory / "params.txt", self._experiment.parameter_table() + "\n")
 
     @property
@@ -284,7 +289,7 @@ class _Run:
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
-            "versions": versions() | code_of(self._experiment.config),
+            "versions": versions() | configs.code_version(self._experiment.config),
             "audit": self._experiment.audit,
         }
 
@@ -318,15 +323,18 @@ class _Run:
         return self._elapsed_before_s + time.perf_counter() - self._started
 
 
-def facts(experiment: Experiment, data: Json) -> dict[str, Any]:
+def facts(experiment: Experiment, data: Json, programs: Json) -> dict[str, Any]:
     """Named values that differ if the processes would not train the same network on the same ``data``.
 
-    ``data`` is from `depthmup_flax.data.stored_dataset.to_json`.
+    ``data`` is from `depthmup_flax.data.stored_dataset.to_json`, ``programs`` from `identity.programs`.
     """
     fields = flatten_dict(experiment.config.to_dict(), sep=".")
     fields.pop("data.data_dir")  # a host may have its own copy of the data
+    code = {} if experiment.config.train.same_code else configs.code_of(experiment.config)
     return {
         **{f"config.{name}": value for name, value in fields.items()},
+        **{f"the code of {module}": digest for module, digest in code.items()},
+        **{f"the traced program ({name})": digest for name, digest in programs.items()},
         "the hash of the code": _source_digest(),
         **{f"the version of {name}": version for name, version in versions().items()},
         **settings(),

@@ -20,10 +20,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.devices import distributed
-from depthmup_flax.storage.files import is_bucket, read_json, read_lines, write_atomically
+from depthmup_flax.storage.files import is_bucket, json_object, read_json, read_lines, write_atomically
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util import progress
+from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
@@ -264,12 +265,22 @@ def _accuracy(value: float | None, before: str) -> str:
     return "" if value is None else f"{before} acc {value:.1%}"
 
 
+def _row(line: str) -> Json | None:
+    """The row of a line; ``None`` for one that a crash has cut off, and for what `RunLog` does not write."""
+    try:
+        row = json_object(line)
+        numbers = [value for value in row.values() if value is not None]
+        [float(value) for value in numbers]  # OverflowError
+        written = all(type(value) in (int, float) for value in numbers)
+        return row if written and type(row["step"]) is int and 0 <= row["step"] < 2**31 else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
 def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # cut off by a crash
+    for line in read_lines(path):
+        if (row := _row(line)) is None:
             continue
         of_evaluation = any(f"{split}_loss" in row for split in (TEST, VALIDATION))
         incomplete = row["step"] == step and of_evaluation and not evaluated
@@ -281,16 +292,13 @@ def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
 def read_metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
     """One row per step with metrics: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
 
-    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off is left out; without a
-    file there are no rows.
+    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off, or that is no row, is
+    left out; without a file there are no rows.
     """
     rows: dict[int, dict[str, float | None]] = {}
     for line in read_lines(path) if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows.setdefault(int(row.pop("step")), {}).update(row)
-        except (ValueError, KeyError, AttributeError):
-            continue
+        if (row := _row(line)) is not None:
+            rows.setdefault(row.pop("step"), {}).update(row)
     names = dict.fromkeys(name for row in rows.values() for name in row)
     steps = sorted(rows)
     columns = {name: np.array([rows[step].get(name) for step in steps], np.float64) for name in names}

@@ -1,12 +1,16 @@
-"""How equations of a jaxpr hold other jaxprs, and one interpreter for all who read or evaluate jaxprs."""
+"""How equations of a jaxpr hold other jaxprs, one interpreter for all who read or evaluate jaxprs, and a digest."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+import jax
+import numpy as np
 from jax.extend import core
 
 Value = TypeVar("Value")
@@ -143,3 +147,53 @@ class Interpreter(Generic[Value]):
             if joined == carry:
                 return [*carry, *results[len(carry) :]]
             carry = joined
+
+
+def digest(jaxpr: core.ClosedJaxpr) -> str:
+    """16 digits of a SHA-256 of what is computed: operations, their parameters, constants and shapes.
+
+    Names of functions and variables, and addresses in memory, do not count.
+    """
+    return hashlib.sha256("\n".join(_lines(jaxpr)).encode()).hexdigest()[:16]
+
+
+_NAMES = {"name", "debug_info"}  # parameters of equations that only people read
+
+
+def _lines(jaxpr: Any) -> Iterator[str]:
+    inner, consts = opened(jaxpr)
+    numbers: dict[Any, int] = {}
+    new = lambda variables: " ".join(f"{numbers.setdefault(x, len(numbers))}:{x.aval}" for x in variables)
+    read = lambda x: "".join(_content(x.val)) if isinstance(x, core.Literal) else str(numbers[x])
+    yield new([*inner.constvars, *inner.invars])
+    for const in consts:
+        yield from _content(const)
+    for eqn in inner.eqns:
+        yield f"{eqn.primitive.name} {' '.join(map(read, eqn.invars))}"
+        for name in sorted(eqn.params.keys() - _NAMES):
+            yield name
+            yield from _content(eqn.params[name])
+        yield new(eqn.outvars)
+    yield " ".join(map(read, inner.outvars))
+
+
+def _content(value: Any) -> Iterator[str]:
+    """A constant or a parameter of an equation as text that is the same in every process."""
+    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+        yield from _lines(value)
+    elif isinstance(value, tuple | list):
+        yield f"{len(value)}"
+        for part in value:
+            yield from _content(part)
+    elif isinstance(value, jax.Array | np.ndarray | np.generic):
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(jax.numpy.asarray(value)) if is_key else value)
+        yield f"{value.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+    elif callable(value):
+        code = getattr(getattr(value, "callback_func", value), "__code__", None)  # of a callback on the host
+        yield type(value).__name__ if code is None else f"{code.co_code.hex()} {_ADDRESS.sub('', repr(code.co_consts))}"
+    else:
+        yield _ADDRESS.sub("", repr(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+|(?<==)0x[0-9a-f]+")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import inspect
 import io
 import multiprocessing
 import os
@@ -151,7 +152,7 @@ def command(*words, keep_every_s=None):
     from depthmup_flax.search.sweep import runner
 
     if keep_every_s is not None:
-        runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
+        inspect.unwrap(runner.sweep).__kwdefaults__["keep_every_s"] = keep_every_s
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     try:

@@ -83,7 +83,7 @@ def test_a_directory_that_goes_away_during_a_save_is_one_sentence(removed, tmp_p
     thread.join()
 
 
-def test_checkpoints_may_be_a_link_to_a_larger_disk_from_the_start_and_stay_one(tmp_path):
+def test_checkpoints_may_be_a_link_to_a_larger_disk_and_overwrite_deletes_the_link_alone(tmp_path):
     disk, workdir = tmp_path / "disk", tmp_path / "run"
     disk.mkdir()
     workdir.mkdir()
@@ -94,7 +94,7 @@ def test_checkpoints_may_be_a_link_to_a_larger_disk_from_the_start_and_stay_one(
     assert [path.name for path in disk.iterdir()] == ["4"]
     run.optimizer.learning_rate *= 2
     train_and_evaluate(run, workdir, overwrite=True)
-    assert (workdir / "checkpoints").is_symlink()
+    assert not (workdir / "checkpoints").is_symlink()
     assert [path.name for path in disk.iterdir()] == ["4"]
 
 

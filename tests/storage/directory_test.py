@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import errno
+import functools
 import itertools
 import os
 
@@ -9,7 +10,9 @@ import pytest
 from planted_sweeps import X, parabola, sweep_of, write
 from small_runs import a_sweep, config
 
+import depthmup_flax as dm
 from depthmup_flax.report import make_report
+from depthmup_flax.search.forecast import forecasting
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.files import as_path, delete_tree, write_atomically, writing_to
 from depthmup_flax.storage.workdir import (
@@ -136,10 +139,31 @@ def failing(code, *args, **kwargs):
     raise OSError(code, os.strerror(code))
 
 
+@pytest.mark.parametrize("name", ["n" * 256, "x/" * 3000, "a\0b"])
+def test_a_name_that_no_disk_can_have_is_one_sentence(name, tmp_path):
+    for use in (dm.load_run, dm.read_records, forecasting.read, lambda path: train_and_evaluate(config(), path)):
+        with pytest.raises(InputError, match="another path"):
+            use(f"{tmp_path}/{name}")
+
+
+def test_a_directory_that_may_not_be_entered_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.storage.files.os.stat", functools.partial(failing, errno.EACCES))
+    with pytest.raises(InputError, match="Permission denied"):
+        as_path(tmp_path)
+
+
+@pytest.mark.parametrize("error", [errno.EFBIG, errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_takes_no_more_stops_the_run(error, tmp_path):
+    with pytest.raises(RunStopped, match=os.strerror(error)), writing_to(tmp_path):
+        failing(error)
+
+
 def test_a_write_into_a_directory_that_is_gone_stops_the_run(tmp_path):
     gone = tmp_path / "gone"
     with pytest.raises(RunStopped, match="was deleted or renamed while it was in use"), writing_to(gone):
         write_atomically(gone / "result.json", "{}")
+    with pytest.raises(RunStopped, match="a part of workdir"), writing_to(tmp_path):
+        (tmp_path / "checkpoints" / "3").rmdir()
     with pytest.raises(FileNotFoundError), writing_to(tmp_path):  # not the directory's fault
         (tmp_path / "data").read_text()
 

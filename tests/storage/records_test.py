@@ -23,7 +23,7 @@ from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.storage import provenance
 from depthmup_flax.storage.files import JsonLines
 from depthmup_flax.storage.run_hash import EXECUTION, run_hash_at
-from depthmup_flax.storage.sweep_records import Record, flat, read_sweep, short_names
+from depthmup_flax.storage.sweep_records import Record, flat, info_to_json, read_info, read_sweep, short_names
 from depthmup_flax.util.errors import InputError
 
 
@@ -76,6 +76,18 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
     second = write(tmp_path / "b", sweep_of(parabola, {X: RATES}, model={"width": 8}))
     with pytest.raises(InputError, match="not parts of one sweep"):
         make_report([first, second], tmp_path / "out")
+
+
+def test_shards_of_different_code_are_not_merged(tmp_path):
+    directories = [write(tmp_path / name, sweep_of(parabola, {X: RATES})) for name in "ab"]
+    for directory in directories:
+        info = read_info(directory)
+        code = {"their.net": directory.name, "plots": "1"}
+        (directory / "sweep.json").write_text(
+            info_to_json(dataclasses.replace(info, base={**info.base, "source": code}))
+        )
+    with pytest.raises(InputError, match=r"code of their\.net"):
+        read_sweep(directories)
 
 
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():

@@ -109,7 +109,12 @@ def test_a_sweep_is_not_continued_on_other_data(tmp_path):
     assert (tmp_path / "sweep" / "records.jsonl").read_bytes() == records
 
 
-SETTINGS = {"jax_default_prng_impl": "rbg", "jax_default_matmul_precision": "bfloat16", "jax_enable_x64": True}
+def test_lanes_whose_random_numbers_would_depend_on_their_neighbors_are_refused(tmp_path):
+    with jax.default_prng_impl("rbg"), pytest.raises(InputError, match="lanes=1"):
+        sweep(a_sweep(rates=2, depths=(2,)), tmp_path, lanes=2)
+
+
+SETTINGS = {"jax_default_prng_impl": "rbg", "jax_default_matmul_precision": "bfloat16", "jax_random_seed_offset": 1}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

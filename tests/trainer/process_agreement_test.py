@@ -10,11 +10,12 @@ from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.storage import provenance
 from depthmup_flax.trainer import loop
+from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.from_config import build
 
 
 def facts(experiment):
-    return loop.facts(experiment, stored_dataset.to_json(experiment.dataset))
+    return loop.facts(experiment, stored_dataset.to_json(experiment.dataset), identity.programs(experiment, {}))
 
 
 def changed(name, value):

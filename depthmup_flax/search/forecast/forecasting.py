@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import listed, run_differences, to_json
+from depthmup_flax.config.fields import SOURCE, changed_code, listed, run_differences, to_json
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
@@ -21,7 +21,7 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tune_target import rescale_target
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, read_json, write_atomically
+from depthmup_flax.storage.files import as_path, from_fields, json_object, read_json, reading, write_atomically
 from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
@@ -132,6 +132,8 @@ class TargetForecast(Forecast):
         differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
+        if changed := changed_code(self.config, config):
+            differing.append(changed)
         if differing:
             raise InputError(
                 f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "
@@ -174,17 +176,19 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
     path = as_path(directory) / FILE
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no forecast: name the workdir of one.")
-    fields = read_json(path, "restore it, or make the forecast again")
-    rung = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
-    return TargetForecast(
-        **{
+    with reading(path, "restore it, or make the forecast again"):
+        fields = json_object(path.read_text(encoding="utf-8"))
+        rung = lambda given: from_fields(Rung, {**given, "losses": tuple(given["losses"])}, path)
+        own = {
             **fields,
             "interval": tuple(fields["interval"]),
-            "fits": tuple(Fit(**given) for given in fields["fits"]),
+            "fits": tuple(from_fields(Fit, given, path) for given in fields["fits"]),
             "target": rung(fields["target"]),
             "rungs": tuple(map(rung, fields["rungs"])),
         }
-    )
+        result = from_fields(TargetForecast, own, path)
+        repr(result), dict(result.config), dict(result.data)  # which read every number of it
+        return result
 
 
 def forecast(
@@ -268,7 +272,8 @@ def require_rule(tuned: ConfigDict) -> None:
 
 def config_json(config: ConfigDict) -> Json:
     """A config as the file holds it: without what does not change the training, such as paths."""
-    return without_execution(json.loads(to_json(config)))
+    tree = json.loads(to_json(config))
+    return without_execution(tree) | ({SOURCE: tree[SOURCE]} if SOURCE in tree else {})
 
 
 def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:

@@ -131,7 +131,7 @@ def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
     """Groups of runs that differ only in hyperparameters, sorted so that runs that diverge early are neighbors."""
-    return [sorted(group, key=_order) for group in _grouped(runs, _structure)]
+    return [sorted(group, key=_order) for group in _grouped(runs, structure)]
 
 
 def curves(runs: Sequence[Run], x: str) -> list[list[Run]]:
@@ -222,7 +222,7 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
     return tuple(value.item() if hasattr(value, "item") else value for value in ((values,) if single else values))
 
 
-def _structure(run: Run) -> str:
+def structure(run: Run) -> str:
     """The part of a run's point that its program fixes."""
     free = {*run.hyperparameters, *([_PRESET] if _ALPHA in run.hyperparameters else [])}
     return json.dumps({path: value for path, value in run.point.items() if path not in free}, sort_keys=True)

@@ -18,12 +18,12 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import code_of, differences, listed, require_same_circumstances, run_differences
+from depthmup_flax.config.fields import code_version, differences, listed, require_same_circumstances, run_differences
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
-from depthmup_flax.search.sweep.grid import Run, expand, extension, sweep_info
+from depthmup_flax.search.sweep.grid import Run, expand, extension, structure, sweep_info
 from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
 from depthmup_flax.search.sweep.lane_choice import Chosen, GroupPrograms, choose_program, first_program
 from depthmup_flax.search.sweep.progress import SweepProgress
@@ -33,8 +33,9 @@ from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_jso
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import Record, SweepInfo, flat, info_to_json, read_info, read_runs
+from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment
+from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
 from depthmup_flax.trainer.engine.lanes import (
     Cohort,
     LaneProgram,
@@ -47,7 +48,7 @@ from depthmup_flax.trainer.engine.lanes import (
 )
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
-from depthmup_flax.util.types import Batch
+from depthmup_flax.util.types import Batch, Json
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,12 @@ def sweep(
     """
     if not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
+    impl = str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+    if "rbg" in impl and lanes != 1:
+        raise InputError(
+            f"jax_default_prng_impl is {impl!r}: its numbers in a lane depend on the other lanes. Use lanes=1, which "
+            "is --lanes=1, or threefry2x32."
+        )
     load = load or LoadOnce()
     runs = expand(config)
     planned = plan(config, runs, load)
@@ -121,6 +128,7 @@ def sweep(
             info = dataclasses.replace(info, chance=chance_loss(first.dataset))
         stored = _require_same_sweep(directory, info, kind)
         _require_same_data(directory, planned)
+        _require_same_programs(directory, planned, config.base)
         with contextlib.closing(JsonLines(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])
@@ -153,7 +161,7 @@ class _Runner:
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
-    code: dict[str, str] = dataclasses.field(init=False)  # module of the user -> digest
+    code: dict[str, str] = dataclasses.field(init=False)  # digest of the user's modules
     groups_trained: int = 0
     # The programs of the next group, which a thread compiles: XLA does not hold Python's lock.
     compiler: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -162,7 +170,7 @@ class _Runner:
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, up to ``config.extend`` times, what `more` adds."""
         runs = [run for group in groups for run in group.runs]
-        self.code = code_of(self.config.base)
+        self.code = code_version(self.config.base)
         self.mine |= {run.hash for run in runs}
         self.progress = SweepProgress(groups, self.done)
         try:
@@ -315,7 +323,9 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
     directory, whole = path.parent, path.name == _WHOLE
     parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
-    for old in [*parts, *(directory / name for name in ("sweep.json", _DATA, "tuned.py"))] if whole else parts:
+    for old in (
+        [*parts, *(directory / name for name in ("sweep.json", _DATA, identity.FILE, "tuned.py"))] if whole else parts
+    ):
         old.unlink(missing_ok=True)
     delete_tree(unfinished.parent if whole else unfinished)
 
@@ -333,6 +343,18 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
         stored_dataset.require_same(stored[name], now[name], f"the sweep in {str(directory)!r}")
     if now.keys() - stored.keys():
         write_atomically(path, json_text(stored | now))
+
+
+def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], base: ConfigDict) -> None:
+    """Keeps the programs of the user's code, or checks that they are those of earlier calls."""
+    now: Json = {}
+    for group in groups:
+        own = group.experiment.hyperparameters  # of a run that other calls may not have
+        values = {name: value for name, value in hyperparameters(base).items() if name in own}
+        now |= identity.programs(group.experiment, values, structure(group.runs[0]))
+    if not base.train.same_code:
+        identity.require_same(directory, now, f"workdir {str(directory)!r} holds a sweep")
+    identity.write(directory, now)
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:

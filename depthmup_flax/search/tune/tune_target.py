@@ -241,9 +241,8 @@ def derived_file(
     statements += ["with config.unlocked():", "    config.update_from_flattened_dict({"]
     statements += [*(f"        {path!r}: {value!r}," for path, value in changed.items()), "    })"]
     body = textwrap.indent("\n".join(statements), "    ")
-    return f'''"""{original.stem}, {origin}.
-
-{summary}
+    about = f"{original.stem}, {origin}.\n\n{summary}".replace("\\", "\\\\").replace('"', '\\"')
+    return f'''"""{about}
 """
 
 from ml_collections import ConfigDict

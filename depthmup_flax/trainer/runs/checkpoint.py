@@ -95,7 +95,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
         folders = [path.parent.name for path in directory.glob(f"*/{_COMMITTED}")]
     else:
         folders = [path.name for path in directory.glob("*") if path.is_dir()]  # others have Orbax's temporary names
-    return sorted(int(name) for name in folders if name.isdigit())
+    return sorted(int(name) for name in folders if name.isdecimal() and name.isascii())
 
 
 def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tuple[Json, Json]:

@@ -15,7 +15,8 @@ from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_da
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import create, delete_tree, read_json
+from depthmup_flax.storage.files import create, delete_tree, read_json, reading
+from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer, saved_steps
@@ -56,11 +57,12 @@ def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     stored = path / _DATA
     if not stored.exists():
         raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
-    return stored_dataset.from_json(read_json(stored, RESTORE))
+    with reading(stored, RESTORE):
+        return stored_dataset.from_json(read_json(stored, RESTORE))
 
 
-def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrite: bool) -> None:
-    """Deletes the run in a claimed directory if ``overwrite``; else `InputError` if it has another config or data."""
+def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: Json, *, overwrite: bool) -> None:
+    """Deletes the run in a claimed directory if ``overwrite``; else `InputError` if it has other config, data, code."""
     if overwrite:
         _delete(directory)
     if (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
@@ -70,13 +72,16 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, *, overwrit
     stored = directory / "config.json"
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
-        require_same_circumstances(before, now, f"workdir {str(directory)!r} holds a run")
-        differing = run_differences(before, now)
+        with reading(stored, GARBLED):
+            require_same_circumstances(before, now, f"workdir {str(directory)!r} holds a run")
+            differing = run_differences(before, now)
         if differing:
             raise InputError(
                 f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "
                 "choose another directory, or set overwrite to delete that run."
             )
+        if not config.train.same_code:
+            identity.require_same(directory, programs, f"workdir {str(directory)!r} holds a run")
         path = directory / _DATA
         before = read_json(path, GARBLED) if path.exists() else {}
         stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")
@@ -92,8 +97,8 @@ def _delete(directory: pathlib.Path) -> None:
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
     # config.json protects the other files, so it is deleted last.
-    files = "result.json metrics.jsonl data.json params.txt wandb.json config.json"
-    for name in files.split():
+    files = "result.json metrics.jsonl data.json params.txt wandb.json"
+    for name in (*files.split(), identity.FILE, "config.json"):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 import pathlib
@@ -16,7 +17,7 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import code_of
+from depthmup_flax.config.fields import changed_code
 from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
 from depthmup_flax.data.image_files import checked_images
 from depthmup_flax.models import create_model
@@ -24,7 +25,7 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.storage.files import as_path, read_json
+from depthmup_flax.storage.files import as_path, read_json, reading
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network_task import averaged, our_functions
 from depthmup_flax.trainer.engine.task import Task
@@ -176,16 +177,17 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
     path = as_path(workdir)
     require_run(path)
     stored = read_json(path / "config.json", RESTORE)
-    config = configs.from_json(stored)
-    data, now, before = stored_data(path), code_of(config), configs.stored_code(stored)
+    with reading(path / "config.json", RESTORE):
+        config = configs.from_json(stored)
+    data = stored_data(path)
     step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
     if ema and (is_step or not config.train.ema_decay):
         raise InputError(f"{path} has no average of its parameters: train.ema_decay was 0. Leave ema out.")
     params = "carry/ema" if ema else "carry/params"
     parts = ("carry",) if is_step else (params, "carry/collections")  # a training step may carry anything
     state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
-    if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
-        log.warning("the code of %s has changed since the run: its outputs may differ.", ", ".join(changed))
+    if changed := changed_code(stored, json.loads(configs.to_json(config))):
+        log.warning("%s the run: its outputs may differ.", changed)
     if ema:
         state["carry"]["params"] = averaged(optax.EmaState(**state["carry"].pop("ema")), config.train.ema_decay)
     return TrainedRun(

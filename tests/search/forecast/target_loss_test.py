@@ -86,6 +86,36 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
         read(tmp_path / "nothing")
 
 
+DAMAGED = {
+    "a number that is missing": {"seed_spread": None},
+    "a text for a number": {"loss": "low"},
+    "one end of an interval": {"interval": [1.0]},
+    "no rungs": {"rungs": []},
+    "rungs that are numbers": {"rungs": [1, 2]},
+    "a target without sizes": {"target": {"losses": []}},
+    "another loss": {"objective": "f1"},
+    "a config that is a number": {"config": 3},
+    "a width without end": {"target": {**dataclasses.asdict(LARGE), "width": 10**400}},
+}
+TEXTS = {"nothing": "", "a list": "[]", "deep": "[" * 10**5, "no text": "\udcff"}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, *TEXTS])
+def test_whatever_is_wrong_with_the_file_is_one_sentence_that_names_it(damage, tmp_path):
+    text = TEXTS.get(damage) or json.dumps(dataclasses.asdict(GIVEN) | DAMAGED.get(damage, {}))
+    (tmp_path / FILE).write_text("" if damage == "nothing" else text, errors="surrogateescape")
+    with pytest.raises(InputError, match=rf"{FILE} .*: restore it"):
+        read(tmp_path)
+
+
+def test_fields_of_a_later_version_are_ignored_with_a_word(tmp_path, logged):
+    later = {**dataclasses.asdict(GIVEN), "target": {**dataclasses.asdict(LARGE), "heads": 2}, "laws": 3}
+    (tmp_path / FILE).write_text(json.dumps(later))
+    assert read(tmp_path) == GIVEN
+    assert "heads" in logged.text
+    assert "laws" in logged.text
+
+
 @pytest.mark.parametrize(("factor", "inside"), [(1.0, True), (2.0, False), (0.5, False), (None, False)])
 def test_a_target_with_another_seed_is_inside_or_outside_and_a_diverged_one_outside(tmp_path, factor, inside):
     loss, status = (None, "diverged") if factor is None else (factor * GIVEN.loss, "completed")

@@ -171,7 +171,7 @@ def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_pat
 
 
 def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
-    parent = tmp_path / "sized.py"
+    parent = tmp_path / """a'b"c\\N"\"\"d.py"""
     parent.write_text(
         "from depthmup_flax.config import default_config\n"
         "def get_config(size='small'):\n"

@@ -1,0 +1,80 @@
+"""What a user's code computes: a digest of the traced program, which a run keeps and which is compared on resume.
+
+The program has no names and no files, so it says for code of any kind, also of a notebook or a lambda with what it
+closes over, whether two attempts train the same.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from depthmup_flax.config.fields import ANOTHER_CODE, names_users_code
+from depthmup_flax.storage.files import read_json, write_atomically
+from depthmup_flax.storage.run_hash import json_text
+from depthmup_flax.storage.sweep_records import SEED
+from depthmup_flax.trainer.engine.device_batches import host_test_batches
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.task import Hyper, new_state
+from depthmup_flax.util import jaxprs
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
+from depthmup_flax.util.types import Json
+
+FILE = "programs.json"
+_EXECUTION = ("scan", "remat", "attention")  # fields of our models that change the program and not what is computed
+
+
+@own_surroundings()
+def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
+    """The name of a program -> digest of its initial values, a training step and an evaluation; empty for our code.
+
+    ``values`` replace hyperparameters of the experiment; ``which`` tells the programs of a sweep apart. Programs of
+    other versions of JAX, or for another platform, have other names: they cannot be compared.
+    """
+    config = experiment.config
+    if not names_users_code(config):
+        return {}
+    named = (jax.__version__, jax.default_backend(), *(str(config.model.get(field)) for field in _EXECUTION), which)
+    return {" ".join(named).strip(): jaxprs.digest(_traced(experiment, values))}
+
+
+def require_same(directory: pathlib.Path, now: Json, holds: str) -> None:
+    """Raises `InputError` if a program of `write` computes something else ``now``; ``holds`` begins the sentence."""
+    stored = _stored(directory)
+    if any(stored[name] != now[name] for name in stored.keys() & now.keys()):
+        raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER_CODE}")
+
+
+def write(directory: pathlib.Path, now: Json) -> None:
+    """Adds to the programs that a directory knows."""
+    stored = _stored(directory)
+    if now.keys() - stored.keys() or any(stored[name] != now[name] for name in now):
+        write_atomically(directory / FILE, json_text(stored | now))
+
+
+def _stored(directory: pathlib.Path) -> Json:
+    path = directory / FILE
+    return read_json(path, "delete it") if path.exists() else {}
+
+
+def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
+    dataset, size = experiment.dataset, experiment.config.train.batch_size
+    one = dataset.train.read(np.arange(1))
+    batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
+    tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
+    test = next(iter(tests), None)
+
+    hyper = {**experiment.hyperparameters, **values}
+
+    def program(key: jax.Array, batch: Any, test: Any) -> Any:
+        carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)
+        carry, metrics = experiment.task.step(carry, experiment.prepare(key, batch), hyper, key)
+        state = new_state(carry, experiment.averaged)
+        return carry, metrics, None if test is None else experiment.evaluate(values)(state, test)
+
+    return jax.make_jaxpr(program)(jax.eval_shape(lambda: jax.random.key(0)), batch, test)
