@@ -89,7 +89,7 @@ def interval(values: np.ndarray) -> str:
 
 def main(workdir: pathlib.Path) -> None:
     """Trains what is missing and prints the table."""
-    shallow, deep, sp = CELLS["shallow"], CELLS["deep"], CELLS["deep, sp"]
+    shallow = CELLS["shallow"]
     tuning = trained([shallow], RATES, TUNING_SEEDS, workdir / "proxy")
     rate = min(RATES, key=lambda rate: losses(tuning, shallow, rate, TUNING_SEEDS).mean())
     print(f"rate: 2^{np.log2(rate):g}")
@@ -101,12 +101,13 @@ def main(workdir: pathlib.Path) -> None:
     for other in ("wide", "long"):
         print(f"deep minus {other}: {interval(of['deep'] - of[other])}")
     others = SEEDS[:4]
-    for name, cell, factors in (("deep", deep, (0.5, 2.0)), ("deep, sp", sp, (0.125, 0.25, 0.5, 2.0, 4.0))):
-        rates = [rate * factor for factor in factors]
+    for name in ("shallow", "deep", "deep, sp"):
+        cell = CELLS[name]
+        rates = [other for other in RATES if other != rate]
         records = trained([cell], rates, others, workdir / f"around-{cell[0]}")
-        for factor, one in zip(factors, rates, strict=True):
-            difference = losses(records, cell, one, others) - of["shallow"][: len(others)]
-            print(f"{name} at {factor:g} times the rate, n = {len(others)}: minus shallow {interval(difference)}")
+        for other in rates:
+            difference = losses(records, cell, other, others) - of["shallow"][: len(others)]
+            print(f"{name} at 2^{np.log2(other):g}, n = {len(others)}: minus shallow {interval(difference)}")
 
 
 if __name__ == "__main__":
