@@ -2,11 +2,14 @@
 
 python -m tests.zoo                 all kinds
 python -m tests.zoo 'streams/*'     some
+python -m tests.zoo --plain         right models whose edits are all taken out, so that parameters carry them
 """
 
 import argparse
 import fnmatch
+from collections import Counter
 
+from .carried import plain
 from .catalog import KINDS
 from .outcomes import RIGHT, outcomes, table
 
@@ -17,11 +20,16 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=["*"], help="globs of names, such as 'streams/*'")
     parser.add_argument("--all", action="store_true", help="print every case")
     parser.add_argument("--every", action="store_true", help="try all mistakes of each kind, not a third of them")
+    parser.add_argument("--plain", action="store_true", help="take all edits out")
     arguments = parser.parse_args()
+    names = [name for name in KINDS if any(fnmatch.fnmatchcase(name, glob) for glob in arguments.kinds)]
+    if arguments.plain:
+        verdicts = {name: plain(KINDS[name]) for name in names}
+        print(*(f"{verdict:<11} {name}" for name, verdict in verdicts.items() if verdict != "ok"), sep="\n")
+        print(Counter(verdicts.values()))
+        return
     found = []
-    for name in KINDS:
-        if not any(fnmatch.fnmatchcase(name, glob) for glob in arguments.kinds):
-            continue
+    for name in names:
         for outcome in outcomes(name, arguments.every):
             found.append(outcome)
             if arguments.all or outcome.kind != RIGHT:

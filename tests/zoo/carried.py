@@ -8,10 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.util.errors import InputError
+
 from .cases import Kind
 from .scales import possible
 
 CARRIED, NAMED, UNREAD, WRONG = "carried", "missing", "not judged", "wrong"
+# Kinds whose branches no parameter carries: they end in a nonlinearity, in weights of a fixed norm, in a kernel that is
+# not read, or in a gate by what it multiplies; or they have no weight; or one weight has two needs.
+UNCARRIED = (
+    "branches/lstm", "branches/squeeze", "weightless/self_similar_*", "weightless/tanh_*", "weightless/*_bare",
+    "norms/end_unscaled", "streams/graph_attention", "streams/highway", "kernels/product_kernel", "kernels/int8",
+    "kernels/product_callback", "kernels/unit_columns", "kernels/spectral", "libraries/linen_spectral_norm",
+    "fresh/fourier_operator", "fresh/egnn", "outsider/style_gan", "outsider/heun",
+)  # fmt: skip
 
 
 def edits(kind: Kind) -> list[str]:
@@ -20,6 +30,14 @@ def edits(kind: Kind) -> list[str]:
     kind.model(e)
     kind._shapes(e)
     return [name for name in ("none", "no_readout", "root_heads") if name in possible(e) and name not in kind.harmless]
+
+
+def plain(kind: Kind) -> str:
+    """The verdict on a kind without its edits, which parameters may carry."""
+    try:
+        return kind.audit("+".join(edits(kind)), carry=True).verdict
+    except InputError:
+        return "refused"
 
 
 def outcome(kind: Kind, mistake: str) -> tuple[str, float]:

@@ -1,5 +1,6 @@
 """The audit passes right models of every kind and no wrong one."""
 
+import fnmatch
 import itertools
 import pathlib
 from collections import Counter
@@ -57,6 +58,20 @@ FAST = ("weightless/fft_mlp", "ends/tied", "sums/scattered")
 )
 def test_a_model_whose_parameters_carry_its_mistake_is_the_right_model(name):
     assert carried.outcome(KINDS[name], SAMPLE[name])[0] == carried.CARRIED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(KINDS)[::13])  # python -m tests.zoo --plain has all
+def test_a_right_model_without_its_edits_carries_them_unless_nothing_can(name):
+    kind = KINDS[name]
+    verdict = carried.plain(kind)
+    if any(fnmatch.fnmatchcase(name, glob) for glob in carried.UNCARRIED):
+        assert verdict == carried.NAMED
+    elif verdict == "ok" and kind.naming is not None:
+        own = carried.edits(kind)
+        assert {carried.outcome(kind, out)[0] for out in {*own[:1], "+".join(own)}} == {carried.CARRIED}
+    else:
+        assert verdict == "ok" or kind.rare or name in LIMITS
 
 
 def test_embeddings_that_attention_reads_without_a_norm_are_carried_once():
