@@ -21,7 +21,7 @@ CARRIED, NAMED, UNREAD, WRONG = "carried", "missing", "not judged", "wrong"
 # is added, too, as the nodes of a graph do.
 UNCARRIED = (
     "branches/lstm", "branches/squeeze", "weightless/self_similar_*", "weightless/tanh_*", "weightless/*_bare",
-    "norms/end_unscaled", "streams/graph_attention", "streams/highway", "kernels/product_kernel", "kernels/int8",
+    "norms/end_unscaled", "streams/graph_attention", "streams/highway", "kernels/product_kernel",
     "kernels/product_callback", "kernels/unit_columns", "kernels/spectral", "libraries/linen_spectral_norm",
     "fresh/fourier_operator", "fresh/egnn", "outsider/style_gan", "outsider/heun", "residual/interaction_*",
 )  # fmt: skip
