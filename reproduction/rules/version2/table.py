@@ -34,7 +34,7 @@ Cells = Mapping[tuple[str, str, str], Cell]  # task, target, rule
 
 
 def cells(records: pathlib.Path) -> Cells:
-    """The cells of the committed records, those of whole targets."""
+    """The cells of the committed records that are done, with all rules."""
     found: dict[tuple[str, str, str], Cell] = {}
     for name, task in TASKS.items():
         if (records / name / "sweep.json").exists():
@@ -58,6 +58,7 @@ def _cells(task: Task, sizes: tuple[int, int], losses: version1.Losses) -> dict[
     proxy = version1.values_at(known["sp"], task, PROXY) or ()
     tuned = runs.searched(proxy, losses, task.rates)
     at = {name: version1.values_at(rule, task, sizes) or () for name, rule in known.items()}
+    transferred = {name: np.mean([of_seeds((*own, rate)) for rate in tuned], axis=0) for name, own in at.items()}
     rates = {values: _rates(losses, values) for values in at.values()}
     every = np.stack([of_seeds((*values, rate)) for values, own in rates.items() for rate in own])
     best = _left_out(every)
@@ -65,8 +66,7 @@ def _cells(task: Task, sizes: tuple[int, int], losses: version1.Losses) -> dict[
     small = np.mean([runs.mean(losses, proxy, rate, [s for seeds in runs.SEARCHES for s in seeds]) for rate in tuned])
     found = {}
     for name, values in at.items():
-        transferred = np.mean([of_seeds((*values, rate)) for rate in tuned], axis=0)
-        excess = (transferred - best) / unit
+        excess = (transferred[name] - best) / unit
         limit = left_out_minimum(np.stack([of_seeds((*values, rate)) for rate in rates[values]]))
         noise = float(excess.std(ddof=1) / np.sqrt(len(SEEDS)))
         found[name] = Cell(
