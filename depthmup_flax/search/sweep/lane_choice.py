@@ -1,11 +1,11 @@
-"""How many runs of a group train together on a device: compiled programs, their memory and their measured speed."""
+"""How many runs of a group train together on a device: by the work of a step and the memory of compiled programs."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -13,8 +13,10 @@ from jax.sharding import Mesh
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import Run
 from depthmup_flax.search.sweep.groups import Group
-from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
+from depthmup_flax.trainer.engine.from_config import abstract_batch
+from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, Shrink, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.types import Batch
 
 
@@ -27,6 +29,12 @@ class GroupPrograms:
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
         self.group, self.experiment, self.mesh, self._data = group, group.experiment, mesh, data
         self.compiled: dict[tuple[int, bool], LaneProgram] = {}
+
+    @functools.cached_property
+    def step_flops(self) -> int:
+        """Of the matrix products in a training step of one run."""
+        arguments = self.experiment.state_shapes(), abstract_batch(self.experiment.config, self.experiment.dataset)
+        return count_flops(jax.make_jaxpr(self.experiment.step({}))(*arguments))
 
     def get(self, per_device: int, one_seed: bool) -> LaneProgram:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
@@ -42,95 +50,45 @@ class GroupPrograms:
         return self.get(per_device, fits(self.group.runs) and fits(runs))
 
 
-# Another number of lanes is tried while the runs are expected to take this many times the last compilation. On a CPU,
-# two and four lanes of SimpleResNet 32x6 took 1.8 and 2.1 times as long per run as one; other convolutions may differ.
-_WORTH, _WORTH_OF_CONVOLUTIONS_ON_CPU = 8.0, 100.0
-# On an H200, 27 lanes of ResMLP 128x8 took .06 times as long per run as one: fewer lanes seldom pay.
-_WORTH_ON_ACCELERATOR = 30.0
-_GAIN = 0.95  # a smaller share of the time per step counts as a gain
-_RATIO = 4  # between numbers of lanes that are tried
+# On a CPU, the most FLOP in the matrix products of a step of all lanes of a device. Smaller steps wait for the host: in
+# 4 lanes a run of ResMLP 32x4 (2.2e6) took 0.2 to 0.4 times as long as in one, 128x8 (5.3e7) 1.1 times.
+_STEP_FLOPS = 1e7
+# Fewer lanes are compiled for runs that are left by diverged ones if these save that many FLOP, about two compilations.
+_SHRINK_FLOPS_ON_CPU, _SHRINK_FLOPS = 1e11, 1e14
+_LEAST_FLOPS = 1e6  # that a step of a run takes as long as, however small it is
 MEMORY_SHARE = 0.8
 
 
-def candidates(runs: int, devices: int) -> list[int]:
-    """Numbers of lanes per device to try, ascending, each with few empty lanes in the last cohort."""
-    largest = math.ceil(runs / devices)
-    return sorted({math.ceil(largest / _RATIO**i) for i in range(largest.bit_length() + 1)})
+def choose_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | None) -> LaneProgram:
+    """The program that trains ``runs`` of a group: with as many lanes on each device as pay and fit into memory.
 
+    Another number of lanes rounds differently. So no clock decides, and runs that are left after an interruption train
+    in the program of the whole group. On an accelerator lanes cost little until they fill it: on an H200, 27 lanes of
+    ResMLP 128x8 took .06 times as long per run as one. On a CPU, two and four lanes of SimpleResNet 32x6 took 1.8 and
+    2.1 times as long as one.
 
-@dataclasses.dataclass
-class Chosen:
-    """Numbers of lanes that were chosen for earlier groups of a sweep."""
-
-    last: int = 1
-    by_shape: dict[Hashable, int] = dataclasses.field(default_factory=dict)  # see `_shape`
-
-
-def choose_program(
-    programs: GroupPrograms, runs: Sequence[Run], lanes: int | None, chosen: Chosen
-) -> tuple[LaneProgram, float]:
-    """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
-
-    ``lanes``: the most per device; 0: all runs at once; ``None``: measure, unless ``chosen`` has a group of this shape.
-    The choice is added to ``chosen``.
+    ``lanes``: the most; 0: all runs at once; ``None``: by the work of a step.
     """
-    program = first_program(programs, runs, lanes, chosen)
-    seconds = program.seconds_per_run_step(runs)
-    if lanes is None and (shape := _shape(programs, runs)) not in chosen.by_shape:
-        program, seconds = _faster(programs, runs, program, seconds)
-        chosen.by_shape[shape] = program.per_device
-    chosen.last = program.per_device
-    return program, seconds
+    most = math.ceil(len(programs.group.runs) / programs.mesh.size)
+    if lanes is None and sharding.platform(programs.mesh) == "cpu":
+        pays = 1 if programs.experiment.convolves else max(1, int(_STEP_FLOPS / max(programs.step_flops, 1)))
+        lanes = fewer_lanes(pays + 1, most, 1.0)
+    return _largest_that_fits(programs, runs, min(lanes or most, most))
 
 
-def first_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | None, chosen: Chosen) -> LaneProgram:
-    """The program with which `choose_program` begins, which fits into memory; it is compiled, and nothing is run."""
-    options = candidates(len(runs), programs.mesh.size)
-    if lanes == 0:
-        return _largest_that_fits(programs, runs, options[-1])
-    if lanes is not None:
-        # Of the whole group: the runs that are left after an interruption must train in the same program, because
-        # another one rounds differently.
-        return _largest_that_fits(programs, runs, min(lanes, math.ceil(len(programs.group.runs) / programs.mesh.size)))
-    # On an accelerator lanes cost little until they fill it; a trial may only lower their number.
-    similar = max(option for option in options if option <= max(chosen.last, 1))
-    start = similar if _on_cpu(programs) else options[-1]
-    return _largest_that_fits(programs, runs, chosen.by_shape.get(_shape(programs, runs), start))
+def shrinking(programs: GroupPrograms, program: LaneProgram) -> Shrink:
+    """Replaces ``program`` for the runs that are left where that saves more work than its compilation is worth."""
+    devices, total_steps = programs.mesh.size, program.periods.total
+    worth = _SHRINK_FLOPS_ON_CPU if sharding.platform(programs.mesh) == "cpu" else _SHRINK_FLOPS
+    of_run = total_steps * max(programs.step_flops, _LEAST_FLOPS)
 
+    def shrink(alive: list[LaneRun]) -> LaneProgram | None:
+        fewer = math.ceil(len(alive) / devices)
+        if fewer >= program.per_device or (program.capacity - fewer * devices) * of_run < worth:
+            return None
+        return programs.get(fewer, one_seed_fits(alive, fewer, devices))
 
-def _shape(programs: GroupPrograms, runs: Sequence[Run]) -> Hashable:
-    """Of the arrays of a step, and the numbers of runs and steps: what decides the best number of lanes."""
-    experiment = programs.experiment
-    leaves, structure = jax.tree.flatten(experiment.state_shapes())
-    arrays = tuple((x.shape, str(x.dtype)) for x in leaves)
-    train = experiment.total_steps, experiment.config.train.batch_size
-    return len(runs), *train, experiment.convolves, structure, arrays
-
-
-def _on_cpu(programs: GroupPrograms) -> bool:
-    return sharding.platform(programs.mesh) == "cpu"
-
-
-def _faster(
-    programs: GroupPrograms, runs: Sequence[Run], first: LaneProgram, seconds: float
-) -> tuple[LaneProgram, float]:
-    """The best of programs with more lanes, or else with fewer, as long as each is faster than the one before."""
-    worth = _WORTH_ON_ACCELERATOR
-    if _on_cpu(programs):
-        worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if programs.experiment.convolves else _WORTH
-    options, best = candidates(len(runs), programs.mesh.size), first
-    more = [option for option in options if option > first.per_device]
-    fewer = [option for option in reversed(options) if option < first.per_device]
-    for others in (more, fewer):
-        for option in others:
-            left = len(runs) * best.experiment.total_steps * seconds
-            other = _compiled(programs, runs, option) if left >= worth * best.compile_s else None
-            if other is None or not _fits(other) or (measured := other.seconds_per_run_step(runs)) >= _GAIN * seconds:
-                break
-            best, seconds = other, measured
-        if best is not first:  # more lanes were faster, so fewer need no trial
-            break
-    return best, seconds
+    return shrink
 
 
 def memory_limit() -> float:
@@ -152,7 +110,7 @@ def fewer_lanes(lanes: int, runs: int, share: float) -> int:
 
 
 def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram:
-    on_device = math.ceil(len(runs) / programs.mesh.size)
+    on_device = math.ceil(len(programs.group.runs) / programs.mesh.size)
     while True:
         program = _compiled(programs, runs, lanes)
         if program is not None and _fits(program):

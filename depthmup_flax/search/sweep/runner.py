@@ -8,7 +8,6 @@ import gc
 import itertools
 import json
 import logging
-import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, structure, sweep_info
 from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
-from depthmup_flax.search.sweep.lane_choice import Chosen, GroupPrograms, choose_program, first_program
+from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program, shrinking
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.unfinished import Unfinished
 from depthmup_flax.storage import workdir as workdirs
@@ -38,12 +37,9 @@ from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
 from depthmup_flax.trainer.engine.lanes import (
     Cohort,
-    LaneProgram,
-    LaneRun,
     Shrink,
     cohorts,
     lane_mesh,
-    one_seed_fits,
     train,
 )
 from depthmup_flax.util.errors import InputError
@@ -87,7 +83,7 @@ def sweep(
       config: from `depthmup_flax.search.sweep.grid.sweep_config`.
       workdir: created if absent.
       shard: ``(i, n)``: the i-th of n disjoint parts, from 0.
-      lanes: runs trained together on each device; 0: all of a group, ``None``: a benchmark decides for each group.
+      lanes: runs trained together on each device; 0: all of a group, ``None``: by the work of a step and the memory.
       overwrite: delete the sweep that ``workdir`` holds; with a shard, only the records of that shard.
       load: shared with a caller that uses the same data.
       keep_every_s: seconds.
@@ -157,7 +153,6 @@ class _Runner:
     mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
     dataset: Dataset | None = None  # of the last group
     data: Batch | None = None  # of that set, on the devices
-    chosen: Chosen = dataclasses.field(default_factory=Chosen)
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
@@ -213,15 +208,14 @@ class _Runner:
             self._train(group, resumed, lambda alive: None)
             if not (runs := self._left(group)):
                 return
-        program, seconds = choose_program(programs, runs, self.lanes, self.chosen)
-        self.progress.start(group, len(runs), program, seconds)
+        program = choose_program(programs, runs, self.lanes)
+        self.progress.start(group, len(runs), program, program.seconds_per_run_step(runs))
         self.unfinished.delete()
         if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
             self.ahead = self.compiler.submit(own_surroundings()(self._compiled), following)
         parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
-            shrink = _shrinking(programs, program, seconds)
-            self._train(group, Cohort.of(program, part), shrink, last=part is parts[-1])
+            self._train(group, Cohort.of(program, part), shrinking(programs, program), last=part is parts[-1])
 
     def _programs(self, group: Group) -> GroupPrograms:
         """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
@@ -240,7 +234,7 @@ class _Runner:
     def _compiled(self, group: Group) -> GroupPrograms:
         """The programs of ``group`` with the one that it begins with."""
         programs = GroupPrograms(group, self.mesh, self.data)
-        first_program(programs, self._left(group), self.lanes, self.chosen)
+        choose_program(programs, self._left(group), self.lanes)
         return programs
 
     def _after_call(self, cohort: Cohort) -> None:
@@ -301,22 +295,6 @@ class _Runner:
 def _pays_ahead(mesh: Mesh) -> bool:
     """Whether to compile while a group trains: on a CPU it would take the cores from the training."""
     return sharding.platform(mesh) != "cpu"
-
-
-def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) -> Shrink:
-    """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
-    devices, total_steps = programs.mesh.size, program.periods.total
-
-    def shrink(alive: list[LaneRun]) -> LaneProgram | None:
-        fewer = math.ceil(len(alive) / devices)
-        one_seed = one_seed_fits(alive, fewer, devices)
-        saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2
-        worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
-        if not worth or fewer >= program.per_device:
-            return None
-        return programs.get(fewer, one_seed)
-
-    return shrink
 
 
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
