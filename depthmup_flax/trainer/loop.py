@@ -106,7 +106,7 @@ def train_and_evaluate(
                     log.info(said, directory, summary(finished), extra=RESULT)
             return finished
         with writing_to(directory):
-            return _ended(_Run(experiment, data, programs, mesh, directory, claim, writers))
+            return _ended(_Run(experiment, data, mesh, directory, claim, writers))
 
 
 def _train(run: _Run) -> Json:
@@ -176,14 +176,12 @@ class _Run:
         self,
         experiment: Experiment,
         data: Json,
-        programs: Json,
         mesh: jax.sharding.Mesh,
         directory: pathlib.Path,
         claim: workdirs.Claim | None,
         writers: Sequence[Writer],
     ) -> None:
-        self._experiment, self._data, self._programs = experiment, data, programs
-        self._directory, self._claim = directory, claim
+        self._experiment, self._data, self._directory, self._claim = experiment, data, directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
@@ -206,7 +204,6 @@ class _Run:
                 log.info("resuming after step %d", self.step)
             write_atomically(self._directory / "config.json", configs.to_json(self._experiment.config))
             run_directory.write_data(self._directory, self._data)
-            identity.write(self._directory, self._programs)
             write_atomically(self._directory / "params.txt", self._experiment.parameter_table() + "\n")
 
     @property

@@ -327,12 +327,12 @@ def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], bas
     """Keeps the programs of the user's code, or checks that they are those of earlier calls."""
     now: Json = {}
     for group in groups:
-        own = group.experiment.hyperparameters  # of a run that other calls may not have
-        values = {name: value for name, value in hyperparameters(base).items() if name in own}
-        now |= identity.programs(group.experiment, values, structure(group.runs[0]))
-    if not base.train.same_code:
-        identity.require_same(directory, now, f"workdir {str(directory)!r} holds a sweep")
-    identity.write(directory, now)
+        own, values = group.experiment.hyperparameters, hyperparameters(base)
+        others = {name: own[name] for name in own.keys() - values.keys()}  # of a run that other calls may not have
+        which = f"{structure(group.runs[0])} {json.dumps(others, sort_keys=True)}"
+        now |= identity.programs(group.experiment, values, which)
+    holds = f"workdir {str(directory)!r} holds a sweep"
+    identity.require_same(directory, now, holds, compare=not base.train.same_code)
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:

@@ -43,23 +43,18 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
     return {" ".join(named).strip(): jaxprs.digest(_traced(experiment, values))}
 
 
-def require_same(directory: pathlib.Path, now: Json, holds: str) -> None:
-    """Raises `InputError` if a program of `write` computes something else ``now``; ``holds`` begins the sentence."""
-    stored = _stored(directory)
-    if any(stored[name] != now[name] for name in stored.keys() & now.keys()):
-        raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER_CODE}")
+def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: bool) -> None:
+    """Keeps programs in a directory; with ``compare``, `InputError` if one of them computed something else before.
 
-
-def write(directory: pathlib.Path, now: Json) -> None:
-    """Adds to the programs that a directory knows."""
-    stored = _stored(directory)
-    if now.keys() - stored.keys() or any(stored[name] != now[name] for name in now):
-        write_atomically(directory / FILE, json_text(stored | now))
-
-
-def _stored(directory: pathlib.Path) -> Json:
+    ``holds`` begins the sentence.
+    """
     path = directory / FILE
-    return read_json(path, "delete it") if path.exists() else {}
+    stored = read_json(path, "delete it") if path.exists() else {}
+    changed = [name for name in stored.keys() & now.keys() if stored[name] != now[name]]
+    if changed and compare:
+        raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER_CODE}")
+    if changed or now.keys() - stored.keys():
+        write_atomically(path, json_text(stored | now))
 
 
 def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
@@ -67,9 +62,7 @@ def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
     one = dataset.train.read(np.arange(1))
     batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
     tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
-    test = next(iter(tests), None)
-
-    hyper = {**experiment.hyperparameters, **values}
+    test, hyper = next(iter(tests), None), {**experiment.hyperparameters, **values}
 
     def program(key: jax.Array, batch: Any, test: Any) -> Any:
         carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)

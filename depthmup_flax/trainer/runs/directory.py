@@ -80,11 +80,11 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
                 f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "
                 "choose another directory, or set overwrite to delete that run."
             )
-        if not config.train.same_code:
-            identity.require_same(directory, programs, f"workdir {str(directory)!r} holds a run")
         path = directory / _DATA
         before = read_json(path, GARBLED) if path.exists() else {}
         stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")
+    compare = stored.exists() and not config.train.same_code
+    identity.require_same(directory, programs, f"workdir {str(directory)!r} holds a run", compare=compare)
 
 
 def write_data(directory: pathlib.Path, data: Json) -> None:
