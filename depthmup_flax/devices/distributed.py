@@ -45,6 +45,7 @@ def start() -> bool:
         cluster = _cluster_of_environment()
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
+    jax.config.update("jax_enable_preemption_service", True)  # which Orbax asks, too: without it nothing could be saved
     jax.distributed.initialize(
         **cluster, initialization_timeout=_START_TIMEOUT_S, shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S
     )

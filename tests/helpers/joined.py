@@ -21,6 +21,7 @@ class Joined:
     def __init__(self, directory, count, devices, *arguments, own=lambda index: (), program=None):
         directory.mkdir(parents=True, exist_ok=True)
         shared = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
+        shared["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # checkpoints need the service, and a cluster may turn it off
         self.running = [
             processes.Process(
                 directory / f"{index}.log",

@@ -110,9 +110,11 @@ def describe(choice: Choice, proxy: ConfigDict) -> str:
     """The optimum, its number of seeds and its uncertainty, in sentences."""
     name = axis_name(choice.x)
     values = ", ".join(f"{path} {number(value)}" for path, value in choice.values.items())
-    lines = [
-        f"Best on the proxy (width {proxy.model.width}, depth {proxy.model.depth}): {values}; n = {choice.seeds} seeds."
-    ]
+    size, seeds = (
+        f"width {proxy.model.width}, depth {proxy.model.depth}",
+        f"{choice.seeds} seed{'s' * (choice.seeds > 1)}",
+    )
+    lines = [f"Best on the proxy ({size}): {values}; n = {seeds}."]
     if choice.interval is not None:
         low, high = choice.interval
         lines.append(f"95 % interval of the {name}, from resampled seeds: {low:.3g} to {high:.3g}.")

@@ -121,6 +121,10 @@ def tune_target(
     load = LoadOnce()
     require_presets(compare, large)
     built = build(large, load=load)
+    for preset in compare:  # a network may refuse one: before the search
+        other = large.copy_and_resolve_references()
+        other.parametrization.preset = preset
+        build(other, load=load)
     built_proxy = build(proxy.copy_and_resolve_references(), load=load)
     steps, examples = (built_proxy.total_steps, built.total_steps), len(built.dataset.train)
     rescales = (batch_size, total_steps) != (None, None)
