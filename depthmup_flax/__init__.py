@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.direction_traits import entrywise
     from depthmup_flax.rule.hyperball import adamh, muonh
+    from depthmup_flax.rule.measures import measures
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from depthmup_flax.search.tune.searches import Search, search_of
     from depthmup_flax.search.tune.tuning import proxy_config, tune
     from depthmup_flax.storage.sweep_records import read_records
+    from depthmup_flax.trainer.course import compare_runs
     from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
@@ -64,9 +66,10 @@ __all__ = [
     "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "LadderPlan", "Network",
     "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch", "Role", "Search",
     "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw", "annotated",
-    "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "coord_check",
-    "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run", "make_report",
-    "muon", "muon_geometry", "muonh", "param_info", "param_table", "powers_of_two", "proxy_config", "read_records",
+    "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "compare_runs",
+    "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run",
+    "make_report", "measures", "muon", "muon_geometry", "muonh", "param_info", "param_table", "powers_of_two",
+    "proxy_config", "read_records",
     "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of",
     "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
@@ -75,6 +78,7 @@ __all__ = [
 _NAMES = {
     "util.errors": "InputError",
     "util.imports": "__version__",
+    "trainer.course": "compare_runs",
     "trainer.engine.task": "Task",
     "check": "Network Source checked_network coord_check",
     "search.forecast.ladder": "LadderPlan",
@@ -87,6 +91,7 @@ _NAMES = {
     "rule.annotations": "Axes annotated residual_scope",
     "rule.direction_traits": "entrywise",
     "rule.hyperball": "adamh muonh",
+    "rule.measures": "measures",
     "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",

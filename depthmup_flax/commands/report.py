@@ -1,4 +1,4 @@
-"""Write the verdict, tables, figures and page of a sweep.
+"""Write the verdict, tables, figures and page of a sweep, or compare two runs.
 
     depthmup report [DIR ...] [FLAG ...]
 
@@ -7,22 +7,27 @@ Examples:
     depthmup report runs/sweeps/digits
     depthmup report runs/part0 runs/part1 --out=runs/report
     depthmup report my_runs.csv
+    depthmup report runs/proxy runs/large
 
 DIR is the --workdir of a sweep; several are the shards of one sweep. The
 default is the newest sweep below ./runs. A file has a line for each run of your
-own loop: width,depth,learning_rate,seed,initial_loss,loss.
+own loop: width,depth,learning_rate,seed,initial_loss,loss. Two directories, of a
+proxy's run or search and of a larger run, are compared by what the rule keeps equal.
 Exit codes: 0 success, 2 bad input.
 """
 
 import argparse
+import importlib.util
 import pathlib
 import shlex
+from collections.abc import Sequence
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.report import make_report
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.report.verdict import TOLERANCE
-from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage import workdir as workdirs
+from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import COMPARISON
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -52,6 +57,9 @@ def main(args: argparse.Namespace) -> int:
     directories = [as_path(argument) for argument in args.words] or [newest_sweep(_RUNS)]
     if not args.words:
         print(f"the newest sweep: {directories[0]}", flush=True)
+    if len(directories) == 2 and workdirs.kind_of(directories[1]) == workdirs.RUN:
+        print_comparison(directories, args.out)
+        return 0
     place = directories[0].with_suffix("")
     out = args.out or place / (f"report_{args.loss}" if args.loss else "report")
     report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
@@ -61,6 +69,22 @@ def main(args: argparse.Namespace) -> int:
     tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
     messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
     return 0
+
+
+def print_comparison(directories: Sequence[pathlib.Path], out: str | None) -> None:
+    """Prints the comparison of two runs, and draws it."""
+    from depthmup_flax.trainer.course import compare_runs  # a late import: it is slow
+
+    comparison = compare_runs(*directories)
+    print(comparison)
+    if importlib.util.find_spec("matplotlib"):
+        from depthmup_flax.report import figures, style
+
+        files = style.pictures(figures.draw_course(comparison.reference, comparison.run), "course")
+        with workdirs.claimed(out or directories[1] / "report", workdirs.REPORT, flag="--out") as claim:
+            for name, content in files.items():
+                write_atomically(claim.workdir / name, content)
+        print("\nwritten:", *(claim.workdir / name for name in files), sep="\n  ")
 
 
 def newest_sweep(runs: pathlib.Path) -> pathlib.Path:

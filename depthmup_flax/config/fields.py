@@ -134,6 +134,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "matmul_precision": "",  # of float32 products: "", in full in our networks; tensorfloat32, bfloat16
                 "log_every": 50,  # steps between rows of metrics
+                "reference": "",  # workdir of the proxy's run or search: warns where this run is off its course
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none

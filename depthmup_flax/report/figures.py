@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -143,6 +143,31 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     is_log = bool(best.min() > 0 and top > 20 * best.min())
     low = best.min() / 1.3 if is_log else best.min() - 0.08 * (top - best.min())
     return float(low), float(top), is_log
+
+
+def draw_course(reference: Mapping[str, Sequence[Any]], run: Mapping[str, Sequence[Any]]) -> Figure:
+    """Columns of two runs by step, a panel for each kind and a color for each role; see `dm.compare_runs`."""
+    names = [name for name in run if name != "step"]
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    roles = list(dict.fromkeys(role for name in names if (role := name.partition("/")[2])))
+    palette = dict(zip(["", *roles], [(0.3, 0.3, 0.3, 1.0), *style.colors(range(len(roles))).values()], strict=True))
+    figure, grid = style.canvas(1, len(kinds), width=3.4)
+    for kind, axes in zip(kinds, grid[0], strict=True):
+        for name in names:
+            before, _, role = name.partition("/")
+            if before == kind:
+                shown = lambda columns, name=name: [value or math.nan for value in columns[name]]
+                axes.plot(reference["step"], shown(reference), "--", color=palette[role], linewidth=1.2)
+                axes.plot(run["step"], shown(run), "o-", color=palette[role], linewidth=1.2, markersize=3.5)
+        axes.set_title(kind)
+        axes.set_xlabel("step")
+        axes.set_xscale("log")
+        style.plain_numbers(axes.xaxis)
+        style.log_y(axes)
+    looks = [Line2D([], [], color="0.3", label="run"), Line2D([], [], color="0.3", linestyle="--", label="reference")]
+    colors = [Line2D([], [], color=palette[role], label=role) for role in roles]
+    grid[0][-1].legend(handles=[*looks, *colors], **BESIDE)
+    return figure
 
 
 def drawn(analysis: Analysis) -> list[tuple[str, dict[str, bytes]]]:

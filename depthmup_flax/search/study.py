@@ -43,7 +43,7 @@ from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
 from depthmup_flax.search.tune.tuning import prepare_objective
 from depthmup_flax.search.tune.tuning import tune as tune_proxy
-from depthmup_flax.storage.files import as_path
+from depthmup_flax.storage.files import absolute, as_path
 from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
@@ -270,7 +270,9 @@ class Study:
             search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
-        return tune_proxy(config, search, workdir, objective=self.objective, **options)
+        best = tune_proxy(config, search, workdir, objective=self.objective, **options)
+        self._config.train.reference = absolute(best.directory)  # of `train`
+        return best
 
     def sweep(
         self,

@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 REMEDY = "rerun the command. It resumes from what was saved."
 
 
+def absolute(path: pathlib.Path) -> str:
+    """A path that a file elsewhere may name."""
+    return str(path if is_bucket(path) else path.absolute())
+
+
 def is_bucket(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` is in a bucket."""
     return os.fspath(path).startswith("gs://")

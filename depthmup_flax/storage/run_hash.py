@@ -26,6 +26,7 @@ EXECUTION = (
     "train.eval_every",
     "train.eval_batch_size",
     "train.log_every",
+    "train.reference",
     "train.writers",
     "train.checkpoint",
     "train.checkpoint_every",

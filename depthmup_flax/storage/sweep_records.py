@@ -79,6 +79,8 @@ class Record:
     lanes: int = 1  # number of runs that the program trained together on one device
     device: str = "unknown"  # kind and number of devices
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
+    # Steps of the first third and what the rule keeps equal there: name -> column (`rule.measures`).
+    course: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     audit: str | None = None  # what a user's network lacks or hides, "" for nothing; None for our networks
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
@@ -219,7 +221,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(firsts.values())
 
 
-_NESTED = ("point", "test_metrics", "versions")
+_NESTED = ("point", "test_metrics", "versions", "course")
 _OWN = {field.name for field in dataclasses.fields(Record)} - set(_NESTED)
 
 

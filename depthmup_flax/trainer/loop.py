@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, read_json, reading, write_atomically, writing_to
 from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
+from depthmup_flax.trainer.course import Watch, write_course
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.trainer.engine.device_batches import StepsCall, put_train_data
@@ -51,7 +51,8 @@ def train_and_evaluate(
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
     Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
-    ``metrics.jsonl``, TensorBoard events, ``checkpoints/`` and, at the end, ``result.json``. A resumed run has the
+    ``metrics.jsonl``, ``course.json`` (`depthmup_flax.compare_runs`), TensorBoard events, ``checkpoints/`` and, at the
+    end, ``result.json``. A resumed run has the
     parameters of an uninterrupted one, bit for bit; on another number of devices, up to the order of sums. A loss that
     is not finite at a log, an evaluation or a checkpoint, or parameters that are not finite at a checkpoint, end the
     run with the status ``diverged``.
@@ -123,6 +124,7 @@ def _train(run: _Run) -> Json:
                     run.log(numbers)
                 if numbers.nonfinite_step >= 0:
                     return run.result()
+            run.record_course()
             if evaluates:
                 test = run.evaluate_and_save()
                 if not is_finite(test):
@@ -192,8 +194,9 @@ class _Run:
         else:
             self.state, meta = restored
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
-        self.step = self._first_step = int(self.state.step)
+        self.step = self._first_step = self._recorded = int(self.state.step)
         self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
+        self._watch = Watch(experiment.config)
         self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
 
     def describe(self) -> None:
@@ -240,6 +243,15 @@ class _Run:
         if steps_per_s is not None:
             self.program.call_length.adapt(steps_per_s)
 
+    def record_course(self) -> None:
+        """Writes ``course.json`` and compares it with ``train.reference``, if the last call took a step of `Course`."""
+        course = self._experiment.course
+        if distributed.is_first() and any(self._recorded < step <= self.step for step in course.steps):
+            columns = course.columns(jax.device_get(self.state.course), self.step)
+            total_steps = self._experiment.total_steps
+            self._watch.see(write_course(self._directory, self._experiment.config, total_steps, columns))
+            self._recorded = self.step
+
     def evaluate(self) -> dict[str, float]:
         """``test_loss`` and other metrics of the current state over the test split; none without an evaluation.
 
@@ -281,7 +293,7 @@ class _Run:
     def result(self, test: dict[str, float] | None = None) -> Json:
         ended = outcome(read(self.state), test, finite=self._checkpoints.finite)
         return {
-            **dataclasses.asdict(ended),
+            **{name: value for name, value in vars(ended).items() if name != "course"},
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.rescaling import tuned_hyperparameters
 from depthmup_flax.data import LoadOnce, steps_of_epoch
 from depthmup_flax.rule.batch_and_steps import rescaling_table
 from depthmup_flax.search.forecast.forecasting import require_rule
 from depthmup_flax.search.forecast.ladder import rung_config
 from depthmup_flax.search.forecast.law import Rung
-from depthmup_flax.search.tune.tune_target import tuned_hyperparameters
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.table import Table

@@ -25,6 +25,7 @@ def test_links_lead_to_files_that_exist(page):
     [
         pytest.param("claims_table", marks=pytest.mark.slow),
         "forecast_table",
+        "course_table",
         "recipe_table",
         pytest.param("rule_benchmark_table", marks=pytest.mark.slow),
     ],

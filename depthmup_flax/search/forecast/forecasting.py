@@ -13,15 +13,23 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import SOURCE, changed_code, listed, run_differences, to_json
+from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.search.tune.tune_target import rescale_target
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, from_fields, json_object, read_json, reading, write_atomically
+from depthmup_flax.storage.files import (
+    absolute,
+    as_path,
+    from_fields,
+    json_object,
+    read_json,
+    reading,
+    write_atomically,
+)
 from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
@@ -34,6 +42,7 @@ from depthmup_flax.storage.sweep_records import (
     Record,
     read_info,
 )
+from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
@@ -259,7 +268,12 @@ def forecast(
         chance=read_info(directory).chance,
     )
     write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))
-    return result, at(target)
+    largest, large = max(rungs, key=lambda rung: rung.cost), at(target)
+    courses = [record.course for record in of_rung(largest, records) if record.course]
+    if courses:  # not of earlier versions
+        write_course(directory, at(largest), largest.steps, mean_columns(courses))
+        large.train.reference = absolute(directory)
+    return result, large
 
 
 def require_rule(tuned: ConfigDict) -> None:
@@ -276,10 +290,15 @@ def config_json(config: ConfigDict) -> Json:
     return without_execution(tree) | ({SOURCE: tree[SOURCE]} if SOURCE in tree else {})
 
 
+def of_rung(rung: Rung, records: list[Record]) -> list[Record]:
+    """The records of a rung's runs."""
+    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
+    return [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+
+
 def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     """A rung with the losses of its runs among ``records``; `InputError` if one diverged or is not positive."""
-    steps_of = lambda record: record.point.get("train.steps", rung.steps)  # a diverged run took fewer
-    own = [r for r in records if (r.width, r.depth, steps_of(r)) == (rung.width, rung.depth, rung.steps)]
+    own = of_rung(rung, records)
     size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
     losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
     if len(losses) < len(own) or not losses:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, set_size
+from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung
 from depthmup_flax.search.sweep.grid import sweep_config
-from depthmup_flax.search.tune.tune_target import rescale_target
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 from depthmup_flax.util.errors import InputError
 

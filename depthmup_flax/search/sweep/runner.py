@@ -269,7 +269,7 @@ class _Runner:
                 versions=self.versions | self.code,
                 audit=group.experiment.audit,
                 commit=self.commit,
-                **dataclasses.asdict(outcome),
+                **{**vars(outcome), "course": group.experiment.course.columns(outcome.course, outcome.steps)},
             )
             for run, outcome in zip(runs, outcomes, strict=True)
         ]

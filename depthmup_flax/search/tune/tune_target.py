@@ -7,28 +7,22 @@ import os
 import pathlib
 import shlex
 import textwrap
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import default_config, field_paths, get_field, optimizer_kwargs, set_field, set_model
+from depthmup_flax.config.fields import default_config, field_paths, get_field, set_field, set_model
 from depthmup_flax.config.files import from_file, shipped_name
+from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.rule.batch_and_steps import (
-    OPTIMIZER_RULES,
-    Hyperparameters,
-    rescaled_hyperparameters,
-    rescaling_table,
-)
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import is_bucket, write_atomically
+from depthmup_flax.storage.files import absolute, is_bucket, write_atomically
 from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
@@ -37,7 +31,6 @@ from depthmup_flax.util.table import Table
 
 log = logging.getLogger(__name__)
 
-_FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 _PRESET = "parametrization.preset"
 # Field of a record -> its name, form and factor.
 _MEASURES = {
@@ -47,51 +40,6 @@ _MEASURES = {
     "validation_loss": ("validation loss", "{:.3g}", 1),
     "train_loss_avg": ("training loss", "{:.3g}", 1),
 }
-
-
-def tuned_hyperparameters(config: ConfigDict, total_steps: int) -> Hyperparameters:
-    """Those of a run of ``config``; arguments of the optimizer that are not set have optax's values."""
-    kwargs = {
-        name: value for name, value in optimizer_kwargs(config).items() if name in ("momentum", "b1", "b2", "eps")
-    }
-    if config.optimizer.name == "momentum":
-        kwargs.setdefault("momentum", 0.9)
-    fields = {name: config.optimizer[name] for name in _FIELDS}
-    return Hyperparameters(batch_size=config.train.batch_size, steps=total_steps, **fields, **kwargs)
-
-
-def rescale_target(
-    proxy: ConfigDict,
-    proxy_steps: int,
-    large: ConfigDict,
-    large_steps: int,
-    batch_size: int | None = None,
-    steps: int | None = None,
-) -> str:
-    """Sets the fields of ``large`` that batch size and steps change; returns the table of `rescaling_table`.
-
-    Args:
-      proxy: the tuned run, with the best values set.
-      proxy_steps, large_steps: training steps that the two configs describe.
-      large: the target, changed in place.
-      batch_size, steps: of the target; ``None``: its config's, and as many examples.
-    """
-    for field, value in (("batch_size", batch_size), ("steps", steps)):
-        if value is not None and value < 1:
-            raise InputError(f"target.{field} is {value}: use a whole number of at least 1.")
-    tuned, name = tuned_hyperparameters(proxy, proxy_steps), proxy.optimizer.name
-    batch_size = batch_size or large.train.batch_size
-    steps = steps or max(1, round(large_steps * large.train.batch_size / batch_size))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the table has them
-        target = rescaled_hyperparameters(tuned, batch_size=batch_size, steps=steps, optimizer=name)
-    values = {f"optimizer.{field}": getattr(target, field) for field in _FIELDS}
-    own = (*OPTIMIZER_RULES[name].averages, *(("eps",) if OPTIMIZER_RULES[name].eps else ()))
-    changed = [field for field in own if getattr(target, field) != getattr(tuned, field)]
-    values |= {f"optimizer.kwargs.{field}": getattr(target, field) for field in changed}
-    for path, value in {**values, "train.batch_size": batch_size, "train.steps": steps}.items():
-        set_field(large, path, float(f"{value:.6g}") if isinstance(value, float) else value)
-    return rescaling_table(tuned, target, name)
 
 
 def tune_target(
@@ -142,6 +90,7 @@ def tune_target(
     if rescales:
         table = rescale_target(proxy, steps[0], large, steps[1], batch_size, total_steps)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
+    large.train.reference = absolute(best.directory)
     tuned = best.directory / "tuned.py"
     with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
         write_atomically(tuned, derived_file(file, large, summary))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import default_config, get_field, set_size, validate
+from depthmup_flax.config.fields import default_config, get_field, set_field, set_size, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
@@ -16,7 +18,17 @@ from depthmup_flax.search.tune.choice import Best
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.sweep_records import AUTO, OBJECTIVE_CHOICES, TEST, TRAIN, VALIDATION
+from depthmup_flax.storage.sweep_records import (
+    AUTO,
+    COMPLETED,
+    LEARNING_RATE,
+    OBJECTIVE_CHOICES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Record,
+)
+from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -79,7 +91,30 @@ def tune(
         on_record=on_record,
         more=search.more,
     )
-    return Best(search.choice(grid, records), proxy, records, directory)
+    best = Best(search.choice(grid, records), proxy, records, directory)
+    write_reference(best, proxy, records, experiment.total_steps)
+    return best
+
+
+def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], total_steps: int) -> None:
+    """Writes the course of the runs that are nearest to the best, as the reference of larger runs."""
+    numbers = {path: value for path, value in best.fields.items() if isinstance(value, (int, float))}
+
+    def distance(record: Record) -> float:
+        return sum(abs(math.log((record.point[path] or 1e-9) / (value or 1e-9))) for path, value in numbers.items())
+
+    completed = [record for record in records if record.status == COMPLETED and record.course]
+    if not completed:  # records of earlier versions
+        return
+    nearest = min(map(distance, completed))
+    chosen = [record for record in completed if distance(record) == nearest]
+    config = proxy.copy_and_resolve_references()
+    for path, value in best.fields.items():
+        set_field(config, path, value)
+    rate = best.fields.get(LEARNING_RATE, config.optimizer.learning_rate)
+    factor = rate / chosen[0].point.get(LEARNING_RATE, rate)
+    columns = mean_columns([record.course for record in chosen], factor)
+    write_course(best.directory, config, total_steps, columns)
 
 
 def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:

@@ -6,11 +6,12 @@ import abc
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -26,12 +27,15 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
+from depthmup_flax.rule.measures import measured_names, measures, sampled
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization, factor_text
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network_task import (
+    MEASURED,
+    Measure,
     network_task,
     our_functions,
     row_major_gradients,
@@ -39,6 +43,7 @@ from depthmup_flax.trainer.engine.network_task import (
     without_boxes,
 )
 from depthmup_flax.trainer.engine.task import (
+    Course,
     Hyper,
     Means,
     Periods,
@@ -51,7 +56,7 @@ from depthmup_flax.trainer.engine.task import (
 )
 from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.trainer.engine.user_task import UserTask
-from depthmup_flax.util.types import ArrayTree, Batch, InfoTree
+from depthmup_flax.util.types import ArrayTree, Batch, InfoTree, Json
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 
@@ -126,6 +131,11 @@ class Experiment(abc.ABC):
     def averaged(self) -> tuple[str, ...]:
         """The metrics that are averaged over steps."""
 
+    @functools.cached_property
+    def course(self) -> Course:
+        """What is recorded in the first third."""
+        return Course.of(self.total_steps, ())
+
     @abc.abstractmethod
     def state_shapes(self) -> TrainState:
         """A new training state with shapes and dtypes in place of arrays; computes nothing."""
@@ -144,18 +154,25 @@ class Experiment(abc.ABC):
     def init(self, values: Hyper) -> TrainState:
         """A fresh state."""
         hyper = {**self.hyperparameters, **values}
-        return new_state(self.task.init(jax.random.key(hyper[SEED]), hyper), self.averaged)
+        return new_state(self.task.init(jax.random.key(hyper[SEED]), hyper), self.averaged, self.course)
 
-    def step(self, values: Hyper, *, tpu_lanes: bool = False) -> Callable[[TrainState, Any], Stepped]:
-        """The training step of a prepared batch."""
+    def step(
+        self, values: Hyper, *, tpu_lanes: bool = False, at: jax.Array | None = None
+    ) -> Callable[[TrainState, Any], Stepped]:
+        """The training step of a prepared batch; ``at``: the step of all lanes, where the state has one for each."""
         task = self.tpu_lanes_task if tpu_lanes else self.task
         hyper = {**self.hyperparameters, **values}
         average_from = max(0, self.total_steps - (self.config.train.average_steps or self.epoch_steps))
 
         def step(state: TrainState, batch: Any) -> Stepped:
             with self._precision():
-                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step))
-            return counted(state, carry, metrics, self.config.train.log_every, average_from), metrics
+                records = self.course.records(state.step if at is None else at)
+                measuring = {"records": records} if self.course.names else {}
+                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step), **measuring)
+            metrics = dict(metrics)
+            measured = metrics.pop(MEASURED) if measuring else None
+            log_every = self.config.train.log_every
+            return counted(state, carry, metrics, log_every, average_from, self.course, measured), metrics
 
         return step
 
@@ -236,6 +253,16 @@ class NetworkExperiment(Experiment):
         return self.loss.averaged
 
     @functools.cached_property
+    def course(self) -> Course:
+        return Course.of(self.total_steps, measured_names(self.info, self._updates["degree"]))
+
+    @functools.cached_property
+    def _updates(self) -> Json:
+        """``degree`` and ``geometry``."""
+        facts = update_facts(self.config, self.info)
+        return {name: facts.get(name) for name in ("degree", "geometry")}
+
+    @functools.cached_property
     def loss(self) -> Loss:
         """Of the outputs."""
         return named_loss(self.config.loss, self.config.label_smoothing)
@@ -253,10 +280,14 @@ class NetworkExperiment(Experiment):
         """The network as a task, whose optimizer is changed by ``change``."""
         own = self.hyperparameters
 
-        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
+        def measuring(rule: Parametrization) -> Measure:
+            row = lambda *trees: jnp.stack([*measures(self.info, rule, *trees, **self._updates).values()])
+            return row
+
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Measure]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
             if not fields:
-                return self.functions(self.rule), change(self.optimizer)
+                return self.functions(self.rule), change(self.optimizer), measuring(self.rule)
             changed, of_rule = self.config.copy_and_resolve_references(), {}
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
@@ -267,16 +298,26 @@ class NetworkExperiment(Experiment):
                         set_field(changed, path, value)
             rule = self.rule.replace(**of_rule)
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
-            return self.functions(rule), change(optimizer)
+            return self.functions(rule), change(optimizer), measuring(rule)
+
+        def sample(*trees: ArrayTree) -> Sequence[ArrayTree]:
+            whole = self.config.mesh.fsdp != 1  # a part of an array that is split over devices would be sent
+            return trees if whole else sampled(self.info, trees, self._updates["geometry"])
 
         train = self.config.train
         return network_task(
-            network, self.dataset.input_spec, self.loss, accumulate=train.accumulate, ema_decay=train.ema_decay
+            network,
+            self.dataset.input_spec,
+            self.loss,
+            accumulate=train.accumulate,
+            ema_decay=train.ema_decay,
+            sample=sample,
         )
 
     def state_shapes(self) -> TrainState:
         state = lambda variables: state_of(*without_boxes(variables), self.optimizer, self.config.train.ema_decay)
-        return jax.eval_shape(lambda variables: new_state(state(variables), self.loss.averaged), dict(self.variables))
+        new = lambda variables: new_state(state(variables), self.averaged, self.course)
+        return jax.eval_shape(new, dict(self.variables))
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
@@ -315,7 +356,7 @@ class StepExperiment(Experiment):
         return self.user.averaged
 
     def state_shapes(self) -> TrainState:
-        return jax.eval_shape(lambda carry: new_state(carry, self.user.averaged), self.user.shapes)
+        return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.user.shapes)
 
     def parameter_table(self) -> str:
         """Path, shape and type of every array of the state."""

@@ -264,7 +264,7 @@ class LaneProgram(Program):
             return self.experiment.prepare(batch_key(seed, step), batch_of(self.experiment.dataset, data, examples))
 
         def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
-            return self.experiment.step(values, tpu_lanes=on_tpu)(state, batch)
+            return self.experiment.step(values, tpu_lanes=on_tpu, at=step)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:  # the lanes share a prepared batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +18,8 @@ from depthmup_flax.trainer.engine.losses import Loss
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
 from depthmup_flax.util.types import ArrayTree
 
+MEASURED = "measured"  # name of a row of `Course` among the metrics of a step
+
 
 @struct.dataclass
 class NetworkState:
@@ -29,34 +31,42 @@ class NetworkState:
     ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
 
 
+# Gradients, updates and parameters of a step -> a row of `Course`, [C - 1].
+Measure = Callable[[ArrayTree, ArrayTree, ArrayTree], jax.Array]
+
+
 def network_task(
-    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation]],
+    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation, Measure]],
     example: Any,
     loss: Loss,
     *,
     accumulate: int = 1,
     ema_decay: float = 0.0,
+    sample: Callable[..., Sequence[ArrayTree]] = lambda *trees: trees,
 ) -> Task:
     """Trains a network by the gradient of a loss.
 
     Batches are pairs: inputs ``[B, ...]`` and targets ``[B, ...]``.
 
     Args:
-      network: hyperparameters -> model and whole optax optimizer, with the learning rate.
+      network: hyperparameters -> model; whole optax optimizer, with the learning rate; and what is recorded of a step.
       example: shape and type of inputs with B = 1, with which the model is initialized.
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
         BatchNorm normalizes each part by itself, and each part has its own dropout masks.
+      sample: of the three trees of `Measure`, what is measured.
       ema_decay: above 0, an evaluation has the metrics of the parameters' exponential average, too: ``ema_loss``.
     """
 
     def init(key: jax.Array, hyper: Hyper) -> NetworkState:
-        model, optimizer = network(hyper)
+        model, optimizer, _ = network(hyper)
         inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
         return state_of(*model.init(key, inputs), optimizer, ema_decay)
 
-    def step(state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[NetworkState, Metrics]:
-        (model, optimizer), (inputs, targets) = network(hyper), batch
+    def step(
+        state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, records: jax.Array | None = None
+    ) -> tuple[NetworkState, Metrics]:
+        (model, optimizer, measure), (inputs, targets) = network(hyper), batch
 
         def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
             apply = lambda params: model.apply(params, collections, inputs, train=True, key=key)
@@ -71,6 +81,12 @@ def network_task(
             parts = (*jax.tree.map(split, (inputs, targets)), jax.random.split(key, accumulate))
             collections, (grads, metrics) = _mean_over_parts(gradient, state.collections, parts)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        if records is not None:
+            trees = sample(grads, updates, state.params)  # all that the branch keeps from being computed in place
+            measured = jax.eval_shape(measure, *trees)
+            nothing = lambda *_: jnp.zeros(measured.shape, measured.dtype)
+            row = jax.lax.cond(records, measure, nothing, *trees)
+            metrics = {**metrics, MEASURED: row}
         params = optax.apply_updates(state.params, updates)
         ema = optax.ema(ema_decay).update(params, state.ema)[1] if ema_decay else ()
         return NetworkState(params, collections, opt_state, ema), metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -131,12 +132,47 @@ class TrainState:
     recent: Means  # since the last multiple of log_every
     final: Means  # over the last average_steps steps of the run
 
+    window: Means  # the loss since the last of `Course.steps`
+    course: jax.Array  # float32 [N, C]: a row per step of `Course`, a column per name; 0 until it is taken
 
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What a run records in its first third, to be compared with a run of another size.
+
+    Attributes:
+      steps: after which there is a row, from 1.
+      names: of the columns but the first, which is the mean loss since the row before.
+    """
+
+    steps: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, total_steps: int, names: tuple[str, ...]) -> Course:
+        """Two rows per octave: steps 1, 2, 3, 4, 6, 8, 12, ..."""
+        octaves = [(2**i, 3 * 2 ** (i - 1)) for i in range(1, 31)]
+        steps = [1, *(step for pair in octaves for step in pair)]
+        return cls(tuple(step for step in steps if step <= max(2, total_steps // 3)), names)
+
+    def records(self, step: jax.Array) -> jax.Array:
+        """Whether the step after ``step`` has a row."""
+        return (step + 1 == np.array(self.steps, np.int32)).any()
+
+    def columns(self, rows: Any, step: int) -> dict[str, list[Any]]:
+        """``step``, ``loss`` and the other names -> values, as far as a run has come at ``step``."""
+        taken = sum(one <= step for one in self.steps)
+        columns = zip(("loss", *self.names), np.array(rows, np.float64)[:taken].T.tolist(), strict=True)  # None: NaN
+        digits = lambda value: float(f"{value:.5g}") if math.isfinite(value) else None
+        return {"step": list(self.steps[:taken]), **{name: list(map(digits, column)) for name, column in columns}}
+
+
+NO_COURSE = Course()
 Stepped = tuple[TrainState, Metrics]
 TrainStep = Callable[[TrainState, Any], Stepped]
 
 
-def new_state(carry: Any, averaged: Collection[str]) -> TrainState:
+def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE) -> TrainState:
     """The state before the first step; ``averaged``: names of the metrics that are averaged."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -145,16 +181,30 @@ def new_state(carry: Any, averaged: Collection[str]) -> TrainState:
         nonfinite_step=jnp.full((), -1, jnp.int32),
         recent=Means.empty(averaged),
         final=Means.empty(averaged),
+        window=Means.empty(("loss",)),
+        course=jnp.zeros((len(course.steps), 1 + len(course.names)), jnp.float32),
     )
 
 
-def counted(state: TrainState, carry: Any, metrics: Metrics, log_every: int, average_from: int) -> TrainState:
+def counted(
+    state: TrainState,
+    carry: Any,
+    metrics: Metrics,
+    log_every: int,
+    average_from: int,
+    course: Course = NO_COURSE,
+    measured: jax.Array | None = None,
+) -> TrainState:
     """The state after a step that gave ``carry`` and ``metrics``.
 
     ``TrainState.recent`` restarts after each multiple of ``log_every``; ``final`` sums the steps after
-    ``average_from``.
+    ``average_from``. ``measured`` [C - 1] is a row of ``course`` without the loss, if there are other columns.
     """
     loss = metrics["loss"].astype(jnp.float32)
+    steps = np.array(course.steps, np.int32)
+    window = state.window.add(metrics, (state.step == steps).any())
+    row = (window.totals["loss"] / window.weight)[None]
+    row = row if measured is None else jnp.concatenate([row, measured])
     first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
     return TrainState(
         step=state.step + 1,
@@ -163,6 +213,8 @@ def counted(state: TrainState, carry: Any, metrics: Metrics, log_every: int, ave
         nonfinite_step=jnp.where(first_nonfinite, state.step + 1, state.nonfinite_step),
         recent=state.recent.add(metrics, state.step % log_every == 0),
         final=state.final.add(metrics, state.step <= average_from),
+        window=window,
+        course=jnp.where((state.step + 1 == steps)[:, None], row, state.course),
     )
 
 

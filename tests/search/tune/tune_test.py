@@ -9,8 +9,9 @@ from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
+from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.tune.choice import best_choice, describe
-from depthmup_flax.search.tune.tune_target import derived_file, rescale_target
+from depthmup_flax.search.tune.tune_target import derived_file
 from depthmup_flax.search.tune.tuning import proxy_config
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.loop import train_and_evaluate

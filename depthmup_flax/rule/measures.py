@@ -1,0 +1,140 @@
+"""What the rule keeps equal at all sizes: root mean squares by role, without their powers of width and depth."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.rule.info_trees import flatten_info, map_info, named_geometries
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
+
+UPDATE, GRADIENT, PARAMETER = "update", "gradient", "parameter"
+RELATIVE = "update_per_gradient"  # of directions that are linear in the gradient
+# Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
+MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
+SAMPLE = 2**12
+_SPECTRAL = (Geometry.ORTHOGONAL, Geometry.TWO_SIDED)
+_RATIOS = ("width_in", "width_out", "depth_ratio", "model_width", "carried", "uses", "summed")
+
+
+def measures(
+    info: InfoTree,
+    rule: Parametrization,
+    grads: ArrayTree,
+    updates: ArrayTree,
+    params: ArrayTree,
+    *,
+    degree: float | None = 0,
+    geometry: str | ArrayTree | None = None,
+) -> dict[str, jax.Array]:
+    """``update/ROLE``, ``gradient/ROLE`` and ``parameter/ROLE`` of one step, each about equal in runs of all sizes.
+
+    For a loop of your own: return them from the compiled step at a few steps, and pass the numbers to
+    `depthmup_flax.compare_runs`. A role is that of `param_table`, of weights: ``input``, ``hidden+branch``, ``output``.
+    Each value is the root of the mean over a role's parameters of their mean square, over the factor that width and
+    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values.
+
+    Args:
+      info, rule: as for the optimizer.
+      grads, updates, params: of the step, before the updates are applied. Updates count as far as they change the
+        parameters: not where a parameter of low precision stays as it is. Of matrices that Muon updates, the singular
+        values are measured.
+      degree: of the optimizer's direction: 0 of Adam and the like; 1 of SGD and momentum, of which there is
+        ``update_per_gradient/ROLE`` instead; ``None``, unknown: updates are left out.
+      geometry: as in `depthmup_flax.scale_by_depthmup`; for `depthmup_flax.muon` its ``muon_geometry``.
+    """
+    kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
+    squares: dict[str, list[jax.Array]] = {}
+
+    def add(kind: str, leaf: ParamInfo, square: jax.Array, scale: Scalar) -> None:
+        if leaf.role in MEASURED:
+            squares.setdefault(f"{kind}/{role_name(leaf)}", []).append(square / scale**2)
+
+    def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
+        add(GRADIENT, leaf, _mean_square(x), rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf))
+
+    def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
+        shrinks = leaf.role is Role.HIDDEN
+        scale = leaf.width_in ** (-0.5 * rule.width_power) if shrinks else 1.0
+        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x)), scale)
+
+    def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
+        kind, size = kinds[path], _mean_square
+        scale = rule.update_scale(leaf, kind) / rule.update_scale(_at_base(leaf), kind)
+        if kind in _SPECTRAL and leaf.is_matrix:
+            size = functools.partial(_square_singular_value, leaf)
+        elif kind is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN:
+            scale = scale / leaf.width_in**0.5
+        add(UPDATE, leaf, size(x), scale)
+
+    def moved(x: jax.Array, update: jax.Array) -> jax.Array:
+        change = jnp.abs((x + update).astype(x.dtype) - x)
+        return jnp.sign(update) * jnp.minimum(change, jnp.abs(update))
+
+    map_info(gradient, info, grads)
+    map_info(parameter, info, params)
+    if degree is not None:
+        map_info(update, info, jax.tree.map(moved, params, updates))
+    means = {name: jnp.sqrt(jnp.stack(parts).mean()) for name, parts in squares.items()}
+    if degree == 1:
+        for name in [name for name in means if name.startswith(UPDATE)]:
+            role = name.partition("/")[2]
+            means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(means[f"{GRADIENT}/{role}"], 1e-30)
+    return dict(sorted(means.items()))
+
+
+def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None) -> list[ArrayTree]:
+    """About `SAMPLE` numbers of each array, of which `measures` gives nearly the same; matrices of Muon stay whole.
+
+    A step need not keep the others of its updates.
+    """
+    kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
+
+    def part(path: str, leaf: ParamInfo, x: jax.Array) -> jax.Array:
+        stride = 1 if kinds[path] in _SPECTRAL else x.size // SAMPLE
+        axis = int(np.argmax(x.shape)) if x.ndim else 0
+        return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, x.shape[axis]), axis) if stride > 1 else x
+
+    return [map_info(part, info, tree) for tree in trees]
+
+
+def measured_names(info: InfoTree, degree: float | None) -> tuple[str, ...]:
+    """The names of `measures`, in its order."""
+    kinds = [GRADIENT, PARAMETER, *([] if degree is None else [RELATIVE if degree == 1 else UPDATE])]
+    roles = {role_name(leaf) for leaf in flatten_info(info).values() if leaf.role in MEASURED}
+    return tuple(sorted(f"{kind}/{role}" for kind in kinds for role in roles))
+
+
+def _mean_square(x: jax.Array) -> jax.Array:
+    return jnp.square(x.astype(jnp.float32)).mean()
+
+
+def _square_singular_value(leaf: ParamInfo, x: jax.Array) -> jax.Array:
+    """The mean square of the singular values of matrices, over those that are not 0, whose number is that of examples.
+
+    By ``|U' y|^2 / |y|^2`` with ``y = U x`` for a random vector x: exact where they are equal.
+    """
+    into, out = ([axis % x.ndim for axis in axes] for axes in (leaf.in_axes, leaf.out_axes))
+    others = [axis for axis in range(x.ndim) if axis not in (*into, *out)]
+    matrices = x.astype(jnp.float32).transpose(*others, *out, *into).reshape(-1, leaf.fan_out, leaf.fan_in)
+    y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
+    z = jnp.einsum("koi,ko->ki", matrices, y)
+    return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
+
+
+def role_name(leaf: ParamInfo) -> str:
+    """``hidden+branch``, as `param_table` shows it."""
+    return leaf.role + ("+branch" if leaf.in_branch else "")
+
+
+def _at_base(leaf: ParamInfo) -> ParamInfo:
+    """The same parameter in the base model, where all powers of width and depth are 1."""
+    ratios: Any = dict.fromkeys(_RATIOS, 1.0)
+    return dataclasses.replace(leaf, **ratios)

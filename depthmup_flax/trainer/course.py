@@ -1,0 +1,287 @@
+"""Is a run on course? What its first third records, beside that of a run of another size: by role, from step 2 on.
+
+The rule keeps updates, gradients and parameters of each role equal at all sizes, times known powers of width and depth
+(`depthmup_flax.rule.measures`). Where a run's differ from its proxy's, its rate, start, network or data do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import differences, get_field, listed
+from depthmup_flax.config.rescaling import rescale_target
+from depthmup_flax.rule.measures import GRADIENT, PARAMETER, RELATIVE, UPDATE
+from depthmup_flax.storage.files import as_path, read_json, write_atomically
+from depthmup_flax.trainer.engine.config_optimizer import learning_rate
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.table import Table
+from depthmup_flax.util.types import Json
+
+log = logging.getLogger(__name__)
+
+FILE = "course.json"
+RATE, LOSS, STEP = "rate", "loss", "step"
+Columns = Mapping[str, Sequence[Any]]
+Source = str | os.PathLike[str] | Columns
+
+# Kind of a column -> the largest factor from the reference, either way, at steps 1 and 2
+# (reproduction/pages/course.md): later, larger networks are ahead, and no fault was seen that had not been seen
+# before. The mean over roles of updates, in which a wrong rate shows, has limits of its own. The rate is compared at
+# all steps.
+LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.6, GRADIENT: 4.0}
+MEAN_LIMITS = {UPDATE: 1.17, RELATIVE: 1.4}
+LAST = 2
+ALL = "all roles"
+_CAUSES = {
+    RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
+    UPDATE: "the learning rate or its schedule; a frozen or low-precision parameter where it is near 0",
+    RELATIVE: "the learning rate, its schedule or momentum; a frozen parameter where it is near 0",
+    GRADIENT: "a multiplier of a branch or the readout, the initial values, the loss or the data",
+    PARAMETER: "initial values that were not rescaled (dm.rescale_init), or another initializer",
+}
+# Fields of a config that must be equal for a comparison.
+_SAME = (
+    *(f"parametrization.{name}" for name in ("preset", "alpha", "gamma", "inner_gamma", "width")),
+    *("model.name", "optimizer.name", "data.name", "loss"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """A column that is off course: ``factor`` times the reference's at ``step``."""
+
+    step: int
+    name: str
+    factor: float
+
+    @property
+    def kind(self) -> str:
+        """update, gradient, parameter or rate."""
+        return _kind(self.name)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two runs side by side; print shows a table and a sentence.
+
+    Attributes:
+      reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule wants
+        them of the run.
+    """
+
+    reference: Columns
+    run: Columns
+
+    @functools.cached_property
+    def factors(self) -> dict[str, list[float]]:
+        """Name -> run over reference at each step; NaN where one of them is 0 or unknown, 0 where only the run's is."""
+        return {name: list(map(_factor, self.run[name], self.reference[name])) for name in self.run if name != STEP}
+
+    @property
+    def deviations(self) -> list[Deviation]:
+        """All that are off course, the earliest first."""
+        found = []
+        for i, step in enumerate(self.run[STEP]):
+            at_step = {name: factors[i] for name, factors in self.factors.items() if step <= LAST or name == RATE}
+            found += [Deviation(step, name, x) for name, x in at_step.items() if _is_off(x, LIMITS[_kind(name)])]
+            for kind, most in MEAN_LIMITS.items():
+                logs = [math.log(x) for name, x in at_step.items() if _kind(name) == kind and x > 0]  # not NaN
+                if logs and _is_off(mean := math.exp(sum(logs) / len(logs)), most):
+                    found.append(Deviation(step, f"{kind}/{ALL}", mean))
+        order = list(LIMITS)
+        return sorted(found, key=lambda one: (one.step, order.index(one.kind)))
+
+    @property
+    def on_course(self) -> bool:
+        """Whether nothing is off course."""
+        return not self.deviations
+
+    @property
+    def sentence(self) -> str:
+        """What is off by how much at the first such step, and what usually causes it."""
+        if self.on_course:
+            last = max(self.run[STEP], default=0)
+            return f"on course to step {last}: rate, updates, gradients and parameters of all roles fit the reference."
+        first = self.deviations[0]
+        same = [one for one in self.deviations if (one.step, one.kind) == (first.step, first.kind)]
+        roles = ", ".join(f"{one.name.partition('/')[2]} {one.factor:.3g}" for one in same)
+        what = f"the learning rate is {first.factor:.3g}" if first.kind == RATE else f"{first.kind}s of {roles}"
+        return (
+            f"off course at step {first.step}: {what} times what the rule and the reference say. Usual cause: "
+            f"{_CAUSES[first.kind]}."
+        )
+
+    def __repr__(self) -> str:
+        steps = self.run[STEP]
+        shown = sorted({i for i, step in enumerate(steps) if step in (1, 2, 4, 8)} | {len(steps) - 1} - {-1})
+        rows = [(name, *(f"{factors[i]:.3g}" for i in shown)) for name, factors in self.factors.items()]
+        table = Table(("run / reference, at step", *(str(steps[i]) for i in shown)), rows, "<" + ">" * len(shown))
+        return f"{table}\n\n{self.sentence}"
+
+
+def compare_runs(reference: Source, run: Source) -> Comparison:
+    """The first third of a run beside that of another size, such as its proxy, by what the rule keeps equal.
+
+    Args:
+      reference: the directory of a run, of a search (`depthmup_flax.tune`) or of a forecast; or columns of your own
+        loop: ``{"step": [1, 2, 4], "update/hidden+branch": [...], ...}``, with values of `depthmup_flax.measures`.
+      run: the same of the other run.
+
+    Raises:
+      InputError: a directory holds no such record, or nothing is comparable.
+    """
+    read = lambda source: {"columns": source} if isinstance(source, Mapping) else read_course(source)
+    theirs, ours = read(reference), read(run)
+    if "config" in theirs and "config" in ours:
+        return compared(theirs, ours)
+    for columns in (theirs["columns"], ours["columns"]):
+        if STEP not in columns:
+            raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
+    return _joined(theirs["columns"], ours["columns"])
+
+
+def compared(reference: Json, run: Json) -> Comparison:
+    """`compare_runs` of two contents of ``course.json``."""
+    theirs, ours = ConfigDict(reference["config"]), ConfigDict(run["config"])
+    if unlike := differing(theirs, ours):
+        raise InputError(f"the runs are not comparable: {unlike}.")
+    columns, own = dict(reference["columns"]), dict(run["columns"])
+    lengths = [(one["train"]["batch_size"], file["total_steps"]) for one, file in ((theirs, reference), (ours, run))]
+    if lengths[0] != lengths[1]:
+        try:
+            rates = _rescaled_rates(theirs, lengths, columns[STEP])
+        except InputError:  # an optimizer whose rule over batch size and steps is not known
+            return _joined(_only(columns, PARAMETER, GRADIENT), own)
+        ratio = [new / old if old else math.nan for new, old in zip(rates, columns[RATE], strict=True)]
+        columns |= {RATE: rates}
+        for name in [name for name in columns if _kind(name) in (UPDATE, RELATIVE)]:
+            columns[name] = [a and a * b for a, b in zip(columns[name], ratio, strict=True)]
+        if lengths[0][0] != lengths[1][0]:  # noise, and so gradients and updates, depend on the batch size
+            columns = _only(columns, PARAMETER, RATE)
+    return _joined(columns, own)
+
+
+def differing(reference: ConfigDict, run: ConfigDict) -> str:
+    """What makes two configs no proxy and target; "" if nothing does."""
+    theirs, ours = ({path: get_field(config, path) for path in _SAME} for config in (reference, run))
+    return listed(differences(theirs, ours))
+
+
+def _rescaled_rates(reference: ConfigDict, lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[float]:
+    """The learning rate by the rule at ``steps`` of a run of another batch size and length."""
+    (_, before), (batch_size, total) = lengths
+    config = reference.copy_and_resolve_references()
+    rescale_target(reference, before, config, before, batch_size, total)
+    return rates(config, total, steps)
+
+
+def rates(config: ConfigDict, total_steps: int, steps: Sequence[int]) -> list[float]:
+    """The learning rate of each of ``steps``, counted from 1."""
+    return [float(f"{rate:.6g}") for rate in np.asarray(learning_rate(config, total_steps)(np.array(steps) - 1))]
+
+
+def write_course(directory: pathlib.Path, config: ConfigDict, total_steps: int, columns: Columns) -> Json:
+    """Writes ``course.json``; returns its content."""
+    columns = {**columns, RATE: rates(config, total_steps, columns[STEP])}
+    content = {"config": config.to_dict(), "total_steps": total_steps, "columns": columns}
+    write_atomically(directory / FILE, json.dumps(content) + "\n")
+    return content
+
+
+def read_course(directory: str | os.PathLike[str]) -> Json:
+    """The content of ``course.json``; `InputError` if there is none."""
+    path = as_path(directory) / FILE
+    if not path.exists():
+        raise InputError(
+            f"{str(directory)!r} holds no {FILE}: name the workdir of a training run, of depthmup tune or of depthmup "
+            "forecast."
+        )
+    return read_json(path, "train the run again")
+
+
+def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[str, list[Any]]:
+    """The geometric mean of the columns of runs with other seeds; updates times ``rate_factor``, to another rate."""
+    first, *_ = courses
+    count = min(len(course[STEP]) for course in courses)
+
+    def mean(name: str) -> list[Any]:
+        rows = zip(*(course[name][:count] for course in courses), strict=True)
+        factor = rate_factor if _kind(name) in (UPDATE, RELATIVE) else 1.0
+        return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
+
+    return {STEP: list(first[STEP][:count]), **{name: mean(name) for name in first if name != STEP}}
+
+
+def reference_of(config: ConfigDict) -> Json | None:
+    """What ``train.reference`` names; ``None``, with a warning, where it is absent or of another experiment."""
+    if not config.train.reference:
+        return None
+    said = "train.reference: this run is compared with nothing: %s"
+    try:
+        content = read_course(config.train.reference)
+    except InputError as error:  # the search may be on another machine
+        log.warning(said, error)
+        return None
+    if unlike := differing(ConfigDict(content["config"]), config):
+        log.warning(said, f"the reference differs in {unlike}")
+        return None
+    return content
+
+
+class Watch:
+    """Compares a run with ``train.reference`` as its rows are recorded, and says each thing once."""
+
+    def __init__(self, config: ConfigDict) -> None:
+        self._reference, self._said = reference_of(config), set[str]()
+
+    def see(self, content: Json) -> None:
+        """Logs what is new in the content of ``course.json``."""
+        if self._reference is None or max(content["columns"][STEP]) < 2:
+            return
+        comparison = compared(self._reference, content)
+        kinds = {one.kind for one in comparison.deviations}
+        if kinds - self._said:
+            log.warning("%s", comparison.sentence)
+        elif not self._said:
+            log.info("%s", comparison.sentence)
+        self._said |= kinds | {STEP}
+
+
+def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:
+    return {name: column for name, column in columns.items() if name == STEP or _kind(name) in kinds}
+
+
+def _joined(reference: Columns, run: Columns) -> Comparison:
+    """The steps and the names that both have."""
+    steps = [step for step in run[STEP] if step in set(reference[STEP])]
+    names = [name for name in run if name in reference and _kind(name) in LIMITS]
+    if not names:
+        raise InputError("the runs have no column in common: give both the values of dm.measures of the same roles.")
+    at = lambda columns: {
+        name: [columns[name][list(columns[STEP]).index(step)] for step in steps] for name in (STEP, *names)
+    }
+    return Comparison(at(reference), at(run))
+
+
+def _factor(value: Any, reference: Any) -> float:
+    known = value is not None and reference is not None and reference != 0
+    return float(value) / float(reference) if known else math.nan
+
+
+def _is_off(factor: float, most: float) -> bool:
+    return not math.isnan(factor) and not 1 / most <= factor <= most
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]

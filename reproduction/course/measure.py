@@ -1,0 +1,136 @@
+"""Trains healthy and wrong runs of small networks and keeps what they record of their first third.
+
+    python -m reproduction.course.measure OUT TEXT
+
+TEXT: a file of text for the GPT, such as Tiny Shakespeare. Rerunning resumes. `reproduction.pages.course_table` reads
+OUT.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import depthmup_flax as dm
+from depthmup_flax.config import default_config
+from depthmup_flax.config.fields import get_field, set_field
+
+STEPS, SEEDS = {"MLP": 192}, {"MLP": 4}  # of other networks 96 and 8
+# Name of an optimizer with its schedule -> fields of ``config.optimizer``.
+OPTIMIZERS: Mapping[str, dict[str, Any]] = {
+    "adam, constant": {"name": "adam"},
+    "adam, warm-up, cosine": {"name": "adam", "warmup_steps": 20, "schedule": "cosine"},
+    "momentum, warm-up, linear": {"name": "momentum", "warmup_steps": 20, "schedule": "linear"},
+    "muon, warm-up, wsd": {"name": "muon", "warmup_steps": 20, "schedule": "wsd"},
+}
+# Network -> fields, sizes with the base first, rates of adam, momentum and muon.
+NETWORKS: Mapping[str, tuple[dict[str, Any], list[tuple[int, int]], tuple[float, float, float]]] = {
+    "MLP": (
+        {"model.name": "reproduction.course.networks:MLP", "data.name": "python:reproduction.course.networks:digits"},
+        [(16, 4), (32, 8), (64, 16), (128, 32)],
+        (4e-3, 0.1, 2e-2),
+    ),
+    "GPT": (
+        {"model.name": "gpt", "model.num_heads": 4, "data.context": 32, "data.augment": "shift"},
+        [(16, 2), (48, 8)],
+        (8e-3, 0.2, 2e-2),
+    ),
+    "conv": ({"model.name": "simple_resnet", "data.name": "digits"}, [(8, 3), (32, 12)], (4e-3, 0.1, 2e-2)),
+    "NNX transformer": (
+        {
+            "model.name": "examples.nnx_transformer:Transformer",
+            "data.name": "python:reproduction.course.networks:counting",
+        },
+        [(16, 2), (48, 8)],
+        (3e-3, 0.1, 2e-2),
+    ),
+    "U-Net": (
+        {
+            "model.name": "examples.linen_unet:UNet",
+            "data.name": "python:examples.linen_unet:data",
+            "loss": "squared_error",
+        },
+        [(8, 2), (24, 6)],
+        (1e-2, 0.1, 2e-2),
+    ),
+}
+
+
+def config_of(network: str, optimizer: str, text: str) -> ConfigDict:
+    """The config of a network's base."""
+    fields, ((width, depth), *_), rates = NETWORKS[network]
+    config = default_config(fields["model.name"])
+    kinds = ("adam", "momentum", "muon")
+    rate = rates[kinds.index(OPTIMIZERS[optimizer]["name"])]
+    config.optimizer.update(learning_rate=rate, **OPTIMIZERS[optimizer])
+    config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    steps = STEPS.get(network, 96)
+    config.train.update(steps=steps, batch_size=32, average_steps=40, log_every=steps, eval_every=steps)
+    for path, value in {"data.name": f"text:{text}", **fields}.items():
+        set_field(config, path, value)
+    return config
+
+
+def faults(network: str, optimizer: str, config: ConfigDict, width: int, depth: int) -> dict[str, dict[str, Any]]:
+    """Name of a fault -> fields that differ."""
+    rate, own = config.optimizer.learning_rate, network == "MLP"
+    found: dict[str, dict[str, Any]] = {
+        name: {"optimizer.learning_rate": rate * factor}
+        for name, factor in {"rate / 2": 0.5, "rate x 5/4": 1.25, "rate x 2": 2}.items()
+    }
+    if config.optimizer.warmup_steps:
+        found["warm-up of 40, not 20, steps"] = {"optimizer.warmup_steps": 40}
+    r = depth / config.model.base_depth
+    if network in ("MLP", "GPT", "conv", "U-Net"):  # a r^-1/2 with a = r^1/2
+        found["multiplier forgotten"] = {"parametrization.branch_multiplier": r**0.5}
+    if network in ("MLP", "conv"):
+        found["hidden weights frozen"] = {"optimizer.frozen": ("block*",)}
+    if own:
+        a = "parametrization.branch_multiplier"
+        found["multiplier forgotten, a third"] = {"model.a_of": "third", a: r**0.5}
+        found["readout without 1/m"] = {"model.a_of": "output", a: width / config.model.base_width}
+        found["bf16 parameters"] = {"model.dtype": "bfloat16"}
+        found["initial values not rescaled"] = {"model.rescale_init": False}
+        found["20 % of labels wrong"] = {"data.name": "python:reproduction.course.networks:noisy_digits"}
+        found["batch of 16, not 32"] = {"train.batch_size": 16}
+    return found
+
+
+def main(out: str, text: str) -> None:
+    """Trains all runs."""
+    for network, (_, sizes, _) in NETWORKS.items():
+        for optimizer in OPTIMIZERS:
+            config = config_of(network, optimizer, text)
+            size = lambda at, network=network: {
+                "model.width": (at[0],),
+                "model.depth": (at[1],),
+                "seed": range(SEEDS.get(network, 8)),
+            }
+            grids = {f"healthy {i}": size(at) for i, at in enumerate(sizes)}
+            wrong = {"healthy": {}, **faults(network, optimizer, config, *sizes[-1])}
+            paths = dict.fromkeys(path for fields in wrong.values() for path in fields)
+
+            for name, fields in wrong.items():
+                if name != "healthy":
+                    grids[name] = (
+                        size(sizes[-1])
+                        | {path: (fields.get(path, get_field(config, path)),) for path in paths}
+                        | {"seed": range(2)}
+                    )
+            whole = {
+                name: {**{path: (get_field(config, path),) for path in ("optimizer.learning_rate", *paths)}, **grid}
+                for name, grid in grids.items()
+            }
+            directory = pathlib.Path(out) / f"{network}, {optimizer}".replace(" ", "_").replace(",", "")
+            dm.sweep(
+                dm.sweep_config(config, whole, figure="course", title=f"{network}, {optimizer}", scale="course"),
+                directory,
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""A residual network of one's own that can be wrong in one place, and data for it and for the NNX example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from sklearn.datasets import load_digits
+
+import depthmup_flax as dm
+
+BASE_WIDTH, BASE_DEPTH = 16, 4
+
+
+class MLP(nn.Module):
+    """``[B, 64] -> [B, 10]``. ``a``, which ``rule`` has, multiplies all branches, a third of them, or the output.
+
+    A factor that the code lacks would be carried in parameters by the audit; one more factor is not.
+    """
+
+    width: int
+    depth: int
+    rule: dm.Parametrization
+    a_of: str = "branches"  # third, output
+    dtype: str = "float32"  # of the parameters
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        """The logits."""
+        dense = lambda size, name: nn.Dense(size, use_bias=False, name=name, param_dtype=self.dtype)
+        a, rule = self.rule.branch_multiplier, self.rule.replace(branch_multiplier=1.0)
+        h = dense(self.width, "stem")(x)
+        for i in range(self.depth):
+            own = a if self.a_of == "branches" or (self.a_of == "third" and i % 3 == 0) else 1.0
+            h = h + own * rule.residual_multiplier(self.depth / BASE_DEPTH) * dense(self.width, f"block_{i}")(
+                nn.relu(h)
+            )
+        h = h * rule.readout_multiplier(self.width / BASE_WIDTH)
+        return (a if self.a_of == "output" else 1.0) * dense(10, "readout")(h).astype(jnp.float32)
+
+
+def digits(noisy: float = 0.0) -> Any:
+    """scikit-learn's digits ``[n, 64]``, normalized, with a part ``noisy`` of wrong training labels."""
+    x, y = load_digits(return_X_y=True)
+    x = ((x - x.mean()) / x.std()).astype(np.float32)
+    generator = np.random.default_rng(0)
+    order = generator.permutation(len(x))
+    x, y = x[order], y[order].astype(np.int32)
+    wrong = generator.random(len(y)) < noisy
+    wrong[1500:] = False
+    labels = np.where(wrong, (y + generator.integers(1, 10, len(y))) % 10, y).astype(np.int32)
+    return (x[:1500], labels[:1500]), (x[1500:], labels[1500:])
+
+
+def noisy_digits() -> Any:
+    """`digits` with 20 % wrong labels."""
+    return digits(0.2)
+
+
+def counting() -> Any:
+    """Sequences of 17 numbers that count upwards, modulo 32: the first 16, and the next one of each."""
+    start = np.random.default_rng(0).integers(0, 32, (2048, 1))
+    tokens = ((start + np.arange(17)) % 32).astype(np.int32)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    return (inputs[:1920], targets[:1920]), (inputs[1920:], targets[1920:])
