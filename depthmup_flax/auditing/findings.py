@@ -105,8 +105,9 @@ class Comparison:
         result = {}
         for path, leaf in self.infos.items():
             multiplier = self._of_readout(leaf) if leaf.to_few_features else 1.0
-            found, wanted = self.factor(path) if multiplier != 1 else (None, None)
-            if wanted and close(found, wanted * multiplier):
+            found, wanted = self.factor(path)  # at the end of a branch, both are the branch's
+            is_readout = close(self.products.around(path), multiplier) or close(found, (wanted or 0) * multiplier)
+            if multiplier != 1 and is_readout:
                 result[path] = dataclasses.replace(leaf, role=Role.OUTPUT)
         return result
 

@@ -230,6 +230,12 @@ def gain(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return (2 * p("gain", y.shape[-1])) * jnp.tanh(dense(p, "in", y, y.shape[-1]))
 
 
+def routed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """A layer whose gates, few features, are multiplied as a readout."""
+    gates = jax.nn.softmax(e.readout() * dense(p, "router", y, 3))
+    return dense(p, "out", jnp.tanh(gates[..., :1] * dense(p, "in", y, y.shape[-1])), y.shape[-1])
+
+
 def complex_rotary(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """Rotary positions by complex numbers (Llama's first code)."""
     n = y.shape[-1]
@@ -283,7 +289,9 @@ def _places() -> dict[str, Kind]:
     kinds["concatenated"] = Kind(concatenated, VECTORS, only=("batch", "none"), rare=True)
     batch = {"image": image, "fourier": fourier}
     kinds |= {name: Kind(net, VECTORS, only=("batch", "none")) for name, net in batch.items()}
-    return kinds | {"one_hot": Kind(one_hot, TOKENS, only=("batch", "none"))}
+    kinds["one_hot"] = Kind(one_hot, TOKENS, only=("batch", "none"))
+    router = Kind(stack(("routed", routed)), TOKENS, only=("none", "no_readout", "double_readout"))
+    return kinds | {"routed": router}
 
 
 PLACES: Mapping[str, Kind] = {f"places/{name}": kind for name, kind in _places().items()}
