@@ -150,8 +150,12 @@ class _Walk:
         if len(factors) < 2:
             return None
         factors.sort(key=self._distance)
-        several = [found for found in map(self.of, factors) if found is not None]  # empty of a loop's own carry
-        return next(filter(None, several), several[0] if several else None)
+        result = None
+        for i in factors:  # the first that is found: the way through the other may be long
+            if found := self.of(i):
+                return found
+            result = found if result is None else result  # empty of a loop's own carry
+        return result
 
     def _distance(self, i: int) -> int:
         """0 of weights, 1 of numbers times weights (a norm's scale over the deviation, computed first), else 2."""
