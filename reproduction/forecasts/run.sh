@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Registers the forecasts of docs/forecast.md, or trains their targets and checks them.
 #
-#   reproduction/forecasts/run.sh register|check [NAME ...]     results: reproduction/forecasts/NAME.json; reproduction/forecasts/checked.jsonl
+#   reproduction/forecasts/run.sh register|check|publish [NAME ...]     results: reproduction/forecasts/NAME.json; reproduction/forecasts/checked.jsonl
 #
 # Environment: DATA_DIR is the directory of prepared TFDS data sets, TEXT a text file (Tiny Shakespeare), RUNS a directory
 # for records and runs (default: runs/forecast).
@@ -50,11 +50,21 @@ register() {
 }
 
 check() {
+  local started
+  started=$(date +%s)
   python -m depthmup_flax train --config="$runs/$1/target.py" --workdir="$runs/$1/target" --config.train.checkpoint=False
   touch "$here/checked.jsonl"
   sed -i "/\"name\": \"$1\",/d" "$here/checked.jsonl"
   python -m depthmup_flax forecast --check="$runs/$1/target" --workdir="$runs/$1" --json |
-    sed "s/^{/{\"name\": \"$1\", /" >> "$here/checked.jsonl"
+    sed "s/^{/{\"name\": \"$1\", \"started\": $started, /" >> "$here/checked.jsonl"
+}
+
+# Registers, commits, and only then trains: checked.jsonl has the start, in seconds, which is after the committer's time.
+publish() {
+  register "$@"
+  git -C "$here" add "$1.json"
+  git -C "$here" commit -qm "The forecast $1 is registered before its target is trained" -- "$1.json"
+  check "$1"
 }
 
 action=$1
