@@ -78,6 +78,11 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
                 + search_beyond(path, value)
             )
     interval = optimum.at.interval
+    if interval is not None and (2 ** interval[0] < rates[0] or 2 ** interval[1] > rates[-1]):
+        warnings.append(
+            f"the interval of the best {axis_name(x)} reaches beyond the values that were tried, {rates[0]:.3g} to "
+            f"{rates[-1]:.3g}: the seeds do not agree on an optimum. Use more seeds or longer runs."
+        )
     return Choice(
         values={x: float(2**optimum.at.value), **dict(others)},
         interval=None if interval is None else (2 ** interval[0], 2 ** interval[1]),

@@ -58,6 +58,15 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
     )
 
 
+@pytest.mark.parametrize(("apart", "warns"), [(0.1, False), (1.5, True), (3.0, True)])
+def test_an_interval_beyond_the_tried_values_says_that_seeds_do_not_agree(apart, warns):
+    loss = lambda r: 1.0 + 0.05 * (math.log2(r.point[RATE]) + 7 + apart * (r.seed - 1)) ** 2
+    planted = planted_records([2.0**k for k in range(-9, -4)], [2.0])
+    records = [dataclasses.replace(record, train_loss_avg=loss(record)) for record in planted]
+    choice = best_choice(records)
+    assert any("beyond the values that were tried" in warning for warning in choice.warnings) == warns
+
+
 def test_a_warning_names_what_lies_at_the_edge_of_the_grid():
     edge = best_choice(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
     for warning, field in zip(edge.warnings, (RATE, "parametrization.branch_multiplier"), strict=True):
