@@ -46,8 +46,7 @@ DROPPED: Mapping[str, Any] = {
     "mesh.gradient_dtype": "",
     "mesh.tensor": 1,
 }
-_CODE = ("code", "source")  # digests of the user's modules, those that a config names until 2026-11-28, or all
-_FREE = (*_CODE, "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
+_FREE = ("source", "jax", "hyper", "optimizer.kwargs")  # sections whose fields users and optimizers choose
 _OTHER = object()  # equal to no value
 _OLD_FIELDS = ("schema", "crc32")  # of files
 _OF_REGISTRATION = ("date", "sha256", "course")  # of forecasts that a recipe's ladder keeps
@@ -71,9 +70,9 @@ def today(tree: Json, defaults: Json, path: str = "") -> Json:
 
 def _config(base: Json) -> Json:
     """The config of a run or a sweep's base."""
-    base = _renamed(base)
+    base = _renamed({name: value for name, value in base.items() if name != "code"})  # no part of a run's name today
     defaults = json.loads(to_json(default_config(base["model"]["name"])))
-    return today(base, {name: value for name, value in defaults.items() if name not in _CODE})
+    return today(base, {name: value for name, value in defaults.items() if name != "source"})
 
 
 def _data(fields: Json) -> Json:

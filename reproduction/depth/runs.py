@@ -45,6 +45,7 @@ def base_config(steps: int = STEPS) -> ConfigDict:
     config.model.update(width=WIDTH, depth=DEPTH, base_width=WIDTH, base_depth=DEPTH)
     config.data.name = "python:reproduction.depth.text:load"
     config.optimizer.update(name="adam", learning_rate=RATES[0], schedule="cosine", warmup_steps=steps // 20)
+    config.train.same_code = True  # the program may change; the data's checksum is in the records
     config.train.update(steps=steps, batch_size=128, average_steps=steps // 10, log_every=steps)
     return config
 
@@ -103,11 +104,11 @@ def main(workdir: pathlib.Path) -> None:
     others = SEEDS[:4]
     for name in ("shallow", "deep", "deep, sp"):
         cell = CELLS[name]
-        rates = [other for other in RATES if other != rate]
+        rates = [around for around in RATES if around != rate]
         records = trained([cell], rates, others, workdir / f"around-{cell[0]}")
-        for other in rates:
-            difference = losses(records, cell, other, others) - of["shallow"][: len(others)]
-            print(f"{name} at 2^{np.log2(other):g}, n = {len(others)}: minus shallow {interval(difference)}")
+        for around in rates:
+            difference = losses(records, cell, around, others) - of["shallow"][: len(others)]
+            print(f"{name} at 2^{np.log2(around):g}, n = {len(others)}: minus shallow {interval(difference)}")
 
 
 if __name__ == "__main__":

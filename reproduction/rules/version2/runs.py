@@ -60,7 +60,9 @@ def _cell(name: str, sizes: tuple[int, int], directory: pathlib.Path, load: Load
             f"grid{k}": dict(zip(axes, (*((value,) for value in values), rates, seeds), strict=True))
             for k, (values, rates, seeds) in enumerate(grids)
         }
-        config = sweep_config(task.config(), products, figure="rules", title=f"Rules on {name}", scale="cpu")
+        base = task.config()
+        base.train.same_code = True  # the table may change; the data's checksum is in the records
+        config = sweep_config(base, products, figure="rules", title=f"Rules on {name}", scale="cpu")
         sweep(config, directory, load=load)
         return losses(directory)
 
