@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -62,12 +63,14 @@ def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
     one = dataset.train.read(np.arange(1))
     batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
     tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
-    test, hyper = next(iter(tests), None), {**experiment.hyperparameters, **values}
+    test = next(iter(tests), None)
+    # Arrays, as in training: of a rule, the width is a number there and a word otherwise.
+    hyper = jax.tree.map(jnp.asarray, {**experiment.hyperparameters, **values})
 
     def program(key: jax.Array, batch: Any, test: Any) -> Any:
         carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)
         carry, metrics = experiment.task.step(carry, experiment.prepare(key, batch), hyper, key)
         state = new_state(carry, experiment.averaged)
-        return carry, metrics, None if test is None else experiment.evaluate(values)(state, test)
+        return carry, metrics, None if test is None else experiment.evaluate(hyper)(state, test)
 
     return jax.make_jaxpr(program)(jax.eval_shape(lambda: jax.random.key(0)), batch, test)
