@@ -228,7 +228,8 @@ class StreamPaths:
                 continue
             if not is_apart:
                 mixes = bool(self.by_mixing[branch] & bit) and not self.centers(node)
-                is_branch = mixes and (kept is not None or self._is_alike(branch))
+                is_sum = self.graph.nodes[node].op != "sub"  # not what a straight-through estimator adds
+                is_branch = mixes and (kept is not None or (is_sum and self._is_alike(branch)))
             else:  # an array that several read, as the stream's first value, is no branch
                 first = self.graph.nodes[start]  # a loop carries the sum to its next round in place of this array
                 goes_on = kept is not None and (node in kept or self._continues(start))
