@@ -7,9 +7,10 @@ would change the norm.
 What the rule adds. ``R`` grows as ``m_out^1/2``, as the entries start with ``1/sqrt(fan_in)``. An update of Adam is
 aligned with its input, nearly of rank one: its largest singular value is its norm, so a step of a constant share of
 ``R`` changes features by ``m_in^1/2`` more in wide networks: the geometry ``norm_matched``, whose factor is
-``m_in^-1/2``. An update of Muon has ``min(fan_in, fan_out)`` equal singular values, which are of order one after the
-division: where input and output grow alike, the share is the same at every width, as the paper has it. Over depth, a
-branch's update has the factor ``r^-gamma``, as with every optimizer.
+``m_in^-1/2``. An update of Muon with full rank has ``min(fan_in, fan_out)`` equal singular values, so where input and
+output grow alike the share is the same at every width, as the paper has it. One of fewer examples than features has
+fewer, which division by its norm would enlarge, in wide networks more. So MuonH divides by the norm of an orthogonal
+matrix of full rank. Over depth, a branch's update has the factor ``r^-gamma``, as with every optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def adamh(
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     require_matrices(info)
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    matched = optax.chain(adam, _of_norm(info, lambda leaf: 1.0))
+    matched = optax.chain(adam, _of_norm(info))
     return _hyperball(matched, adam, Geometry.NORM_MATCHED, learning_rate, info, rule, adam_ratio, clip_rms)
 
 
@@ -79,12 +80,9 @@ def muonh(
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
     orthogonal = orthogonal_direction(info, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
-    # The base's share: the rule's factor for singular values is about those of the base.
-    of_base = lambda leaf: (
-        math.sqrt(min(leaf.fan_in, leaf.fan_out) / min(leaf.fan_in / leaf.width_in, leaf.fan_out / leaf.width_out))
-        / math.sqrt(leaf.width_out)
-    )
-    shares = optax.chain(orthogonal, _of_norm(info, of_base))
+    # At the base the norm of this direction, whose singular values are max(1, fan_out / fan_in)^1/2; elsewhere
+    # m_out^1/2 times the base's, as the norm of the parameter is.
+    shares = optax.chain(orthogonal, _of_norm(info, lambda leaf: math.sqrt(leaf.fan_out)))
     return _hyperball(shares, adam, Geometry.ORTHOGONAL, learning_rate, info, rule, adam_ratio, clip_rms)
 
 
@@ -137,13 +135,13 @@ def _norms(info: InfoTree, tree: ArrayTree) -> ArrayTree:
     return map_info(norm, info, tree)
 
 
-def _of_norm(info: InfoTree, share: Callable[[ParamInfo], float]) -> optax.GradientTransformation:
-    """Updates times the norm of the parameter over their own, and ``share``."""
+def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) -> optax.GradientTransformation:
+    """Updates times the norm of the parameter over their own, which is ``own`` of a leaf or measured."""
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        norms = _norms(info, updates) if own is None else map_info(lambda _, leaf, u: own(leaf), info, updates)
         matched = lambda u, own, wanted: (u * (wanted / jnp.where(own == 0, 1, own))).astype(u.dtype)
-        updates = jax.tree.map(matched, updates, _norms(info, updates), _norms(info, params))
-        return map_info(lambda _, leaf, u: u * share(leaf), info, updates), state
+        return jax.tree.map(matched, updates, norms, _norms(info, params)), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

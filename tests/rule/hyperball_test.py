@@ -46,12 +46,13 @@ def test_at_the_base_it_is_the_update_of_the_paper(optimizer, direction):
     params = {"w": jnp.asarray(w), "bias": jnp.asarray(bias)}
     ours, gradients = optimizer(ETA, info, RULE, adam_ratio=0.3), [noise((3, 6, 8), seed) for seed in range(1, 4)]
     state, norm = ours.init(params), lambda x: np.linalg.norm(x, axis=(1, 2), keepdims=True)
+    own = norm if optimizer is dm.adamh else lambda u: 6**0.5  # that of an orthogonal matrix of full rank
     radius, biases = norm(w), [noise((8,), seed) for seed in range(11, 14)]
     for step in range(3):
         updates, state = jax.jit(ours.update)({"w": gradients[step], "bias": biases[step]}, state, params)
         params = optax.apply_updates(params, updates)
         u = np.asarray(direction(gradients[: step + 1]))
-        w = w - ETA * radius * u / norm(u)
+        w = w - ETA * radius * u / own(u)
         w = radius * w / norm(w)
         bias = bias - 0.3 * ETA * np.asarray(adam(biases[: step + 1]))
     np.testing.assert_allclose(params["w"], w, rtol=1e-3, atol=1e-5)
@@ -74,7 +75,9 @@ def test_the_share_of_the_norm_follows_the_geometry_of_the_update_and_the_depth(
     ours = optimizer(1e-3, info, RULE)
     updates, _ = ours.update({"w": g}, ours.init({"w": w}), {"w": w})
     expected = 1e-3 * share * r**-RULE.gamma
-    assert float(jnp.linalg.norm(updates["w"]) / jnp.linalg.norm(w)) == pytest.approx(expected, rel=2e-2)
+    assert float(jnp.linalg.norm(updates["w"]) / jnp.linalg.norm(w)) == pytest.approx(
+        expected, rel=0.15
+    )  # singular values of Newton-Schulz are 0.7 to 1.2
 
 
 def test_a_norm_stays_for_thousands_of_steps():

@@ -1,0 +1,35 @@
+"""Hyperball against AdamW with decay and Muon, over width and depth: residual MLP, warm-up and decay to zero.
+
+depthmup sweep --config=reproduction/configs/sweeps/hyperball.py --workdir=runs/hyperball
+depthmup report runs/hyperball
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax import at_scale, powers_of_two, sweep_config
+from depthmup_flax.config import default_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: four optimizers at the base, at four times the width, the depth, and both."""
+    base = default_config("res_mlp")
+    base.model.update(width=32, depth=4, base_width=32, base_depth=4)
+    base.data.update(name="tfds:cifar10", image_size=16)
+    steps = at_scale(scale, smoke=20, cpu=300)
+    base.optimizer.update(schedule="linear", warmup_steps=steps // 10)
+    base.train.update(steps=steps, average_steps=steps // 10, log_every=steps // 10)
+    rates = {"adam": (-12, -4), "muon": (-10, -2), "adamh": (-8, 0), "muonh": (-8, 0)}
+    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1, 2))
+    sizes = {"width": (128, 4), "depth": (32, 16), "both": (128, 16)}
+    grids = {}
+    for name, (low, high) in rates.items():
+        grid = {
+            "optimizer.name": (name,),
+            "optimizer.weight_decay": (0.1 if name in ("adam", "muon") else 0.0,),
+            "optimizer.learning_rate": powers_of_two(low, high),
+            "seed": seeds,
+        }
+        grids[f"{name}_base"] = grid
+        for size, (width, depth) in sizes.items():
+            grids[f"{name}_{size}"] = {**grid, "model.width": (width,), "model.depth": (depth,)}
+    return sweep_config(base, grids, figure="hyperball", title="Hyperball, Adam and Muon", scale=scale)
