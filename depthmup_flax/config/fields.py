@@ -134,7 +134,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "matmul_precision": "",  # of float32 products: "", in full in our networks; tensorfloat32, bfloat16
                 "log_every": 50,  # steps between rows of metrics
-                "reference": "",  # workdir of the proxy's run or search: warns where this run is off its course
+                "record_course": False,  # measures updates, gradients and parameters by role in the first third
+                "reference": "",  # with record_course, the proxy's workdir: warns where this run is off its course
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
@@ -236,6 +237,8 @@ def validate(config: ConfigDict) -> None:
         raise InputError(
             f"train.ema_decay is {config.train.ema_decay!r}: use a number from 0 to below 1, such as 0.999."
         )
+    if config.train.reference and not config.train.record_course:
+        raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
     smoothing = config.label_smoothing
     if not (isinstance(smoothing, float) and 0 <= smoothing < 1) or (smoothing and config.loss != "cross_entropy"):
         raise InputError(

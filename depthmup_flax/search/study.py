@@ -271,7 +271,7 @@ class Study:
         workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
         best = tune_proxy(config, search, workdir, objective=self.objective, **options)
-        self._config.train.reference = absolute(best.directory)  # of `train`
+        self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
         return best
 
     def sweep(

@@ -41,6 +41,7 @@ LATER = {
     "optimizer.decay_fraction": 0.2,
     "optimizer.decay_shape": "linear",
     "train.ema_decay": 0.0,
+    "train.record_course": False,
     "label_smoothing": 0.0,
 }
 

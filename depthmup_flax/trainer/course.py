@@ -204,8 +204,8 @@ def read_course(directory: str | os.PathLike[str]) -> Json:
     path = as_path(directory) / FILE
     if not path.exists():
         raise InputError(
-            f"{str(directory)!r} holds no {FILE}: name the workdir of a training run, of depthmup tune or of depthmup "
-            "forecast."
+            f"{str(directory)!r} holds no {FILE}: name the workdir of depthmup tune or forecast, or of a run with "
+            "train.record_course=True."
         )
     return read_json(path, "train the run again")
 

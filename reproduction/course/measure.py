@@ -69,7 +69,9 @@ def config_of(network: str, optimizer: str, text: str) -> ConfigDict:
     config.optimizer.update(learning_rate=rate, **OPTIMIZERS[optimizer])
     config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     steps = STEPS.get(network, 96)
-    config.train.update(steps=steps, batch_size=32, average_steps=40, log_every=steps, eval_every=steps)
+    config.train.update(
+        steps=steps, batch_size=32, average_steps=40, log_every=steps, eval_every=steps, record_course=True
+    )
     for path, value in {"data.name": f"text:{text}", **fields}.items():
         set_field(config, path, value)
     return config

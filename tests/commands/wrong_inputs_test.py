@@ -109,7 +109,7 @@ CASES = {
         ("{files}/a_file", "{files}/a_file"),
         ("{files}/empty", "{files}/empty"),
         ("{files}/other", "{files}/other"),
-        ("{files}/planted {files}/run", "{files}/run"),
+        ("{files}/planted {files}/run", "{files}/planted"),
         ("{files}/planted --out={files}/a_file", "{files}/a_file"),
         ("{files}/planted --tolerance=2", "tolerance is 2"),
         ("{files}/planted --loss=foo", "--loss"),

@@ -22,7 +22,7 @@ def a_run(directory, width=8, depth=2, steps=12, **fields):
     run = small_base(width=width, depth=depth)
     run.data.update(name="digits", train_examples=0, test_examples=0)
     run.optimizer.learning_rate = 1e-3
-    run.train.update(batch_size=64, steps=steps, writers=("jsonl",))
+    run.train.update(batch_size=64, steps=steps, writers=("jsonl",), record_course=True)
     with run.unlocked():
         run.update_from_flattened_dict(fields)
     train_and_evaluate(run, directory)
@@ -115,7 +115,7 @@ def test_a_reference_that_is_gone_stops_no_run(tmp_path, caplog):
 
 def test_runs_in_lanes_record_what_a_single_run_does(tmp_path):
     base = small_base()
-    base.train.steps = 12
+    base.train.update(steps=12, record_course=True)
     records = dm.sweep(small_sweep(base), tmp_path / "sweep", lanes=6)
     record = next(one for one in records if one.seed == 0 and one.point["optimizer.learning_rate"] == 4e-3)
     base.optimizer.learning_rate = 4e-3

@@ -231,7 +231,8 @@ def forecast(
       InputError: bad sizes, a rule that does not transfer, diverged rungs, or a workdir with another ladder.
     """
     load = load or LoadOnce()
-    built = build(tuned, load=load)
+    built, tuned = build(tuned, load=load), tuned.copy_and_resolve_references()
+    tuned.train.record_course = True
     require_rule(tuned)
     target = Rung(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size

@@ -90,7 +90,7 @@ def tune_target(
     if rescales:
         table = rescale_target(proxy, steps[0], large, steps[1], batch_size, total_steps)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
-    large.train.reference = absolute(best.directory)
+    large.train.update(record_course=True, reference=absolute(best.directory))
     tuned = best.directory / "tuned.py"
     with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
         write_atomically(tuned, derived_file(file, large, summary))

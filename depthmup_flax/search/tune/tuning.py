@@ -67,6 +67,7 @@ def tune(
       InputError: a field or a value is wrong, or every run diverged.
     """
     load, proxy = load or LoadOnce(), proxy.copy_and_resolve_references()
+    proxy.train.record_course = True  # the reference of larger runs
     experiment = build(proxy.copy_and_resolve_references(), load=load)
     objective = prepare_objective(objective, proxy, experiment)
     log.info("objective: %s", _COMPARED[objective])

@@ -43,6 +43,7 @@ from depthmup_flax.trainer.engine.network_task import (
     without_boxes,
 )
 from depthmup_flax.trainer.engine.task import (
+    NO_COURSE,
     Course,
     Hyper,
     Means,
@@ -134,7 +135,11 @@ class Experiment(abc.ABC):
     @functools.cached_property
     def course(self) -> Course:
         """What is recorded in the first third."""
-        return Course.of(self.total_steps, ())
+        return Course.of(self.total_steps, self._measured()) if self.config.train.record_course else NO_COURSE
+
+    def _measured(self) -> tuple[str, ...]:
+        """The names of what is recorded besides the loss."""
+        return ()
 
     @abc.abstractmethod
     def state_shapes(self) -> TrainState:
@@ -252,9 +257,8 @@ class NetworkExperiment(Experiment):
     def averaged(self) -> tuple[str, ...]:
         return self.loss.averaged
 
-    @functools.cached_property
-    def course(self) -> Course:
-        return Course.of(self.total_steps, measured_names(self.info, self._updates["degree"]))
+    def _measured(self) -> tuple[str, ...]:
+        return measured_names(self.info, self._updates["degree"])
 
     @functools.cached_property
     def _updates(self) -> Json:

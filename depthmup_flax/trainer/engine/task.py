@@ -132,8 +132,8 @@ class TrainState:
     recent: Means  # since the last multiple of log_every
     final: Means  # over the last average_steps steps of the run
 
-    window: Means  # the loss since the last of `Course.steps`
-    course: jax.Array  # float32 [N, C]: a row per step of `Course`, a column per name; 0 until it is taken
+    window: Any  # `Means` of the loss since the last of `Course.steps`; () without a course, as below
+    course: Any  # float32 [N, C]: a row per step of `Course`, a column per name; 0 until it is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +161,8 @@ class Course:
 
     def columns(self, rows: Any, step: int) -> dict[str, list[Any]]:
         """``step``, ``loss`` and the other names -> values, as far as a run has come at ``step``."""
+        if not self.steps:
+            return {}
         taken = sum(one <= step for one in self.steps)
         columns = zip(("loss", *self.names), np.array(rows, np.float64)[:taken].T.tolist(), strict=True)  # None: NaN
         digits = lambda value: float(f"{value:.5g}") if math.isfinite(value) else None
@@ -181,8 +183,8 @@ def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE)
         nonfinite_step=jnp.full((), -1, jnp.int32),
         recent=Means.empty(averaged),
         final=Means.empty(averaged),
-        window=Means.empty(("loss",)),
-        course=jnp.zeros((len(course.steps), 1 + len(course.names)), jnp.float32),
+        window=Means.empty(("loss",)) if course.steps else (),
+        course=jnp.zeros((len(course.steps), 1 + len(course.names)), jnp.float32) if course.steps else (),
     )
 
 
@@ -201,10 +203,13 @@ def counted(
     ``average_from``. ``measured`` [C - 1] is a row of ``course`` without the loss, if there are other columns.
     """
     loss = metrics["loss"].astype(jnp.float32)
-    steps = np.array(course.steps, np.int32)
-    window = state.window.add(metrics, (state.step == steps).any())
-    row = (window.totals["loss"] / window.weight)[None]
-    row = row if measured is None else jnp.concatenate([row, measured])
+    window, rows = state.window, state.course
+    if course.steps:
+        steps = np.array(course.steps, np.int32)
+        window = window.add(metrics, (state.step == steps).any())
+        row = (window.totals["loss"] / window.weight)[None]
+        row = row if measured is None else jnp.concatenate([row, measured])
+        rows = jnp.where((state.step + 1 == steps)[:, None], row, rows)
     first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
     return TrainState(
         step=state.step + 1,
@@ -214,7 +219,7 @@ def counted(
         recent=state.recent.add(metrics, state.step % log_every == 0),
         final=state.final.add(metrics, state.step <= average_from),
         window=window,
-        course=jnp.where((state.step + 1 == steps)[:, None], row, state.course),
+        course=rows,
     )
 
 
