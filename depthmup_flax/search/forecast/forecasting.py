@@ -138,7 +138,8 @@ class TargetForecast(Forecast):
         directory = as_path(run)
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
-        differing = run_differences(*({**tree, SEED: 0} for tree in (config, self.config)))
+        unrecorded = lambda tree: {**tree, SEED: 0, "train": {**tree["train"], "record_course": False}}
+        differing = run_differences(unrecorded(config), unrecorded(self.config))
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
         if changed := changed_code(self.config, config):
