@@ -226,6 +226,9 @@ def test_a_network_that_carries_its_factors_trains_as_the_one_with_the_factors_i
     wanted, wanted_params = trained(make, True, OPTIMIZERS[name])
     assert wanted[-1] < wanted[0] - 0.05
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    for tree in (params, wanted_params):
+        if "qkv_bias" in tree["blocks"]:  # softmax ignores the keys' bias: its gradient is rounding, of either sign
+            tree["blocks"]["qkv_bias"] = np.delete(tree["blocks"]["qkv_bias"], np.s_[SIZE[0] : 2 * SIZE[0]], axis=-1)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-4), params, wanted_params)
 
 
