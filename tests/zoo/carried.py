@@ -23,7 +23,8 @@ UNCARRIED = (
     "branches/lstm", "branches/squeeze", "weightless/self_similar_*", "weightless/tanh_*", "weightless/*_bare",
     "norms/end_unscaled", "streams/graph_attention", "streams/highway", "kernels/product_kernel",
     "kernels/product_callback", "kernels/unit_columns", "kernels/spectral", "libraries/linen_spectral_norm",
-    "fresh/fourier_operator", "fresh/egnn", "outsider/style_gan", "outsider/heun", *(f"residual/interaction_{name}" for name in ("updates", "bare", "edges", "change", "skipped")),
+    "fresh/fourier_operator", "fresh/egnn", "outsider/style_gan", "outsider/heun",
+    *(f"residual/interaction_{name}" for name in ("updates", "bare", "edges", "change", "skipped")),
 )  # fmt: skip
 
 
