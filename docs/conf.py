@@ -42,7 +42,17 @@ suppress_warnings = ["myst.header"]  # a page may start with "###" after a table
 default_role = "py:obj"
 nitpicky = True
 # Names that signatures have from imports for type checkers alone; the docstrings say what they are.
-_UNDOCUMENTED = ("ConfigDict", "OnRecord", "CheckReport", "Point", "Evaluated", "np.ndarray")
+_UNDOCUMENTED = (
+    "ConfigDict",
+    "OnRecord",
+    "CheckReport",
+    "Point",
+    "Evaluated",
+    "np.ndarray",
+    "Carried",
+    "DecayMask",
+    "ParamTable",
+)
 nitpick_ignore = [("py:class", name) for name in _UNDOCUMENTED]
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # "a, b: text" describes two arguments

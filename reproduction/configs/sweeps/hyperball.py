@@ -15,11 +15,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base = default_config("res_mlp")
     base.model.update(width=32, depth=4, base_width=32, base_depth=4)
     base.data.update(name="tfds:cifar10", image_size=16)
-    steps = at_scale(scale, smoke=20, cpu=300)
+    steps = at_scale(scale, smoke=20, other=300)
     base.optimizer.update(schedule="linear", warmup_steps=steps // 10)
     base.train.update(steps=steps, average_steps=steps // 10, log_every=steps // 10)
     rates = {"adam": (-12, -4), "muon": (-10, -2), "adamh": (-8, 0), "muonh": (-8, 0)}
-    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1, 2))
+    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
     sizes = {"width": (128, 4), "depth": (32, 16), "both": (128, 16)}
     grids = {}
     for name, (low, high) in rates.items():

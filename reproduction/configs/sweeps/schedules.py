@@ -17,7 +17,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base = default_config("res_mlp")
     base.model.update(width=32, depth=4, base_width=32, base_depth=4)
     base.data.update(name="tfds:cifar10", image_size=16)
-    steps = at_scale(scale, smoke=20, cpu=150, long=600)
+    steps = at_scale(scale, smoke=20, long=600, other=150)
     base.optimizer.update(warmup_steps=steps // 10)
     base.train.update(steps=steps, average_steps=steps // 10, log_every=steps // 10)
     grid = {
