@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
-from depthmup_flax.rule.muon import Place, orthogonal_direction, require_matrices
+from depthmup_flax.rule.info_trees import flatten_info, map_info
+from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal_direction, require_matrices
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
@@ -97,38 +97,27 @@ def _hyperball(
     clip_rms: Scalar | None,
 ) -> optax.GradientTransformationExtraArgs:
     for path, leaf in flatten_info(info).items():
-        if _is_matrix(leaf) and leaf.init_std == 0:
+        if leaf.role is Role.HIDDEN and leaf.init_std == 0:
             raise InputError(
                 f"parameter {path!r} starts at zero, which has no norm to keep: start it at random (qk_norm=True in "
                 "our GPT and ViT)."
             )
-    label = lambda _, leaf, x: x if isinstance(x, optax.MaskedNode) else ("hidden" if _is_matrix(leaf) else "others")
-    parts = {"hidden": hidden, "others": optax.chain(adam, optax.scale(adam_ratio))}
     steps = depthmup(
-        optax.partition(parts, lambda params: map_info(label, info, params)),
+        by_role(info, hidden, optax.chain(adam, optax.scale(adam_ratio))),
         info,
         rule,
         learning_rate,
         clip_rms=clip_rms,
-        geometry=hyperball_geometry(info, geometry),
+        geometry=geometry_by_role(info, geometry),
     )
     return optax.chain(steps, _kept_norms(info))
-
-
-def hyperball_geometry(info: InfoTree, of_matrices: Geometry) -> ArrayTree:
-    """``of_matrices`` for hidden matrices, ``sign`` for Adam's parameters."""
-    return jax.tree.map(lambda leaf: of_matrices if _is_matrix(leaf) else Geometry.SIGN, info, is_leaf=is_info)
-
-
-def _is_matrix(leaf: ParamInfo) -> bool:
-    return leaf.role is Role.HIDDEN
 
 
 def _norms(info: InfoTree, tree: ArrayTree) -> ArrayTree:
     """The Frobenius norm of each matrix of a stack, float32, with axes of length 1; of other parameters a 1."""
 
     def norm(_: str, leaf: ParamInfo, x: jax.Array) -> jax.Array:
-        if not _is_matrix(leaf):
+        if leaf.role is not Role.HIDDEN:
             return jnp.ones((), jnp.float32)
         return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(leaf.in_axes + leaf.out_axes, keepdims=True))
 

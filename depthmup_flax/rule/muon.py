@@ -69,9 +69,8 @@ def muon(
         info, beta, nesterov, ns_steps, preconditioning, consistent_rms, eps, mu_dtype, place
     )
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
-    parts = {str(Geometry.ORTHOGONAL): orthogonal, str(Geometry.SIGN): adam}
     return depthmup(
-        optax.partition(parts, lambda params: map_info(_label, info, params)),
+        by_role(info, orthogonal, adam),
         info,
         rule,
         learning_rate,
@@ -111,15 +110,24 @@ def orthogonal_direction(
 
 def muon_geometry(info: InfoTree) -> ArrayTree:
     """``orthogonal`` for the matrices that `muon` orthogonalizes, ``sign`` for Adam's parameters."""
-    return jax.tree.map(_geometry, info, is_leaf=is_info)
+    return geometry_by_role(info, Geometry.ORTHOGONAL)
 
 
-def _geometry(leaf: ParamInfo) -> Geometry:
-    return Geometry.ORTHOGONAL if leaf.role is Role.HIDDEN else Geometry.SIGN
+def geometry_by_role(info: InfoTree, of_matrices: Geometry) -> ArrayTree:
+    """``of_matrices`` for hidden matrices, ``sign`` for Adam's parameters."""
+    return jax.tree.map(lambda leaf: of_matrices if leaf.role is Role.HIDDEN else Geometry.SIGN, info, is_leaf=is_info)
 
 
-def _label(_: str, leaf: ParamInfo, array: Any) -> Any:
-    return array if isinstance(array, optax.MaskedNode) else str(_geometry(leaf))
+def by_role(
+    info: InfoTree, of_matrices: optax.GradientTransformation, of_others: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """One direction for hidden matrices, and one for other parameters."""
+
+    def label(_: str, leaf: ParamInfo, array: Any) -> Any:
+        return array if isinstance(array, optax.MaskedNode) else "matrices" if leaf.role is Role.HIDDEN else "others"
+
+    parts = {"matrices": of_matrices, "others": of_others}
+    return optax.partition(parts, lambda params: map_info(label, info, params))
 
 
 class _Momentum(NamedTuple):

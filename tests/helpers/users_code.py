@@ -137,6 +137,11 @@ def chain(info, rule, learning_rate, weight_decay=0.0):
     return optax.chain(optax.clip(0.01), dm.adamw(learning_rate, info, rule, weight_decay=weight_decay))
 
 
+def open_chain(info, rule, learning_rate, **options):
+    """The same, which takes every option."""
+    return optax.chain(optax.clip(0.01), dm.adamw(learning_rate, info, rule, **options))
+
+
 def _with(step, init=lambda key, hyper: jnp.zeros(3), evaluate=None):
     return lambda width, depth: Task(init, step, evaluate)
 

@@ -17,8 +17,8 @@ from depthmup_flax.networks.import_paths import is_import_path, resolve
 from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.direction_traits import geometry_of, homogeneity, require_direction
 from depthmup_flax.rule.directions import direction, direction_eps
-from depthmup_flax.rule.hyperball import adamh, hyperball_geometry, muonh
-from depthmup_flax.rule.muon import muon, muon_geometry
+from depthmup_flax.rule.hyperball import adamh, muonh
+from depthmup_flax.rule.muon import geometry_by_role, muon
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import Geometry, Parametrization
 from depthmup_flax.util.errors import InputError
@@ -28,49 +28,43 @@ from depthmup_flax.util.types import InfoTree
 def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
-    if is_import_path(name):
-        _require_taken(config, kwargs)
-        return
-    if name not in _OF_MATRICES:
+    if (of_parameters := _of_parameters(name)) is None:
         require_direction(direction(name, **kwargs), rule)
         return
-    of_matrices = _OF_MATRICES[name]
-    parameters = inspect.signature(of_matrices).parameters
-    takes = [
-        argument for argument in parameters if argument not in ("learning_rate", "info", "rule", "place", *_OPTIONS)
-    ]
-    for argument in kwargs:
-        if argument not in takes:
-            raise InputError(f"optimizer.kwargs of {name!r} has {argument!r}; it takes {', '.join(takes)}.")
-    for option in _OPTIONS:
-        if config.optimizer[option] and option not in parameters:
-            raise InputError(f"optimizer.{option} is set, and {name!r} has none: matrices keep their norm. Use 0.")
-    of_matrices(0.0, {}, Parametrization(), **kwargs)
+    takes = inspect.signature(of_parameters).parameters
+    if not _takes_any(of_parameters):
+        if lacking := [argument for argument in _GIVEN if argument not in takes]:
+            raise InputError(
+                f"optimizer.name is {name!r}, which takes no {lacking[0]!r}: it is called with info=, rule= and "
+                "learning_rate=, a schedule, and returns an optax optimizer."
+            )
+        own = [argument for argument in takes if argument not in (*_GIVEN, "place", *_OPTIONS)]
+        for argument in kwargs:
+            if argument not in own:
+                raise InputError(f"optimizer.kwargs of {name!r} has {argument!r}; it takes {', '.join(own) or 'none'}.")
+        for option in _OPTIONS:
+            if config.optimizer[option] and option not in takes:
+                raise InputError(f"optimizer.{option} is set, and {name!r} takes none: use 0.")
+    if name in _OF_MATRICES:
+        of_parameters(0.0, {}, Parametrization(), **kwargs)
 
 
-def _require_taken(config: ConfigDict, kwargs: dict[str, Any]) -> None:
-    """Raises `InputError` unless the user's optimizer takes what is set."""
-    name, fields = config.optimizer.name, config.optimizer
-    parameters = inspect.signature(resolve(name, "optimizer.name", _OWN_EXAMPLE)).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    if lacking := [argument for argument in ("info", "rule", "learning_rate") if argument not in parameters]:
-        raise InputError(
-            f"optimizer.name is {name!r}, which takes no {lacking[0]!r}: it is called with info=, rule= and "
-            "learning_rate=, a schedule, and returns an optax optimizer."
-        )
-    for argument in [
-        *(f"kwargs.{argument}" for argument in kwargs),
-        *(option for option in _OPTIONS if fields[option]),
-    ]:
-        if argument.removeprefix("kwargs.") not in parameters:
-            raise InputError(f"optimizer.{argument} is set, and {name} takes no {argument.removeprefix('kwargs.')!r}.")
-
-
-_OWN_EXAMPLE = "my_package.optimizers:chain"
+_GIVEN = ("learning_rate", "info", "rule")
 _OPTIONS = ("weight_decay", "decay_width_exponent", "clip_rms")
 # Optimizers that need to know the parameters.
 _OF_MATRICES: dict[str, Callable[..., optax.GradientTransformation]] = {"muon": muon, "adamh": adamh, "muonh": muonh}
+
+
+def _of_parameters(name: str) -> Callable[..., optax.GradientTransformation] | None:
+    """Ours, or the user's, that is made for parameters; ``None`` for a direction."""
+    if is_import_path(name):
+        return resolve(name, "optimizer.name", "my_package.optimizers:chain")
+    return _OF_MATRICES.get(name)
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
@@ -90,22 +84,15 @@ def make_optimizer(
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
     options = {name: fields[name] for name in _OPTIONS} | {"clip_rms": clip}
     kwargs = optimizer_kwargs(config)
-    if is_import_path(fields.name):
-        own = resolve(fields.name, "optimizer.name", _OWN_EXAMPLE)
-        kwargs |= _taken(own, options)
+    if (of_parameters := _of_parameters(fields.name)) is not None:
+        takes = inspect.signature(of_parameters).parameters
+        given = options if is_import_path(fields.name) else {**options, "place": on_whole_matrices}
+        kwargs |= {name: x for name, x in given.items() if name in takes or _takes_any(of_parameters)}
         with calling(f"{fields.name}(info, rule, learning_rate)"):
-            optimizer = own(info=info, rule=rule, learning_rate=rate, **kwargs)
-    elif fields.name in _OF_MATRICES:
-        own = _OF_MATRICES[fields.name]
-        optimizer = own(rate, info, rule, **_taken(own, {**options, "place": on_whole_matrices}), **kwargs)
+            optimizer = of_parameters(info=info, rule=rule, learning_rate=rate, **kwargs)
     else:
         optimizer = depthmup(direction(fields.name, **kwargs), info, rule, rate, **options)
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer
-
-
-def _taken(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options that a function takes."""
-    return {name: value for name, value in options.items() if name in inspect.signature(function).parameters}
 
 
 def update_facts(config: ConfigDict, info: InfoTree) -> dict[str, Any]:
@@ -114,7 +101,7 @@ def update_facts(config: ConfigDict, info: InfoTree) -> dict[str, Any]:
     if is_import_path(name):
         return {"degree": None}
     if name in _OF_MATRICES:
-        geometry = muon_geometry(info) if name != "adamh" else hyperball_geometry(info, Geometry.NORM_MATCHED)
-        return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": geometry}
+        geometry = Geometry.NORM_MATCHED if name == "adamh" else Geometry.ORTHOGONAL
+        return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": geometry_by_role(info, geometry)}
     inner = direction(name, **kwargs)
     return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}

@@ -90,8 +90,9 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
 
 
-def test_an_optimizer_of_ones_own_is_tuned():
-    best = classification(optimizer=users_code.chain).tune(learning_rate=RATES, weight_decay=(0.1,), seeds=1, extend=0)
+@pytest.mark.parametrize("optimizer", [users_code.chain, users_code.open_chain])
+def test_an_optimizer_of_ones_own_is_tuned(optimizer):
+    best = classification(optimizer=optimizer).tune(learning_rate=RATES, weight_decay=(0.1,), seeds=1, extend=0)
     own = lambda rate, decay: optax.chain(optax.clip(0.01), decayed_adam(rate, decay))
     model = Net(8, 2, dm.get_parametrization("depth_mup"))
     for record in best.records:
