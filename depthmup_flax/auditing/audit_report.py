@@ -240,7 +240,7 @@ def _same(row: Row) -> str:
 def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
     """The line of equal layers, whose numbers tell them from others."""
     row = rows[0]
-    role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
+    role = "?" if row.info is None else row.info.role_name
     return (
         collapsed([row.path for row in rows], numbered),
         sizes([row.shape for row in rows]),

@@ -26,7 +26,7 @@ from depthmup_flax.networks import user_code
 from depthmup_flax.networks.import_paths import is_import_path, project_code, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
-from depthmup_flax.storage.run_hash import json_text, run_hash, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, changed_modules, json_text, run_hash, without_execution
 from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
@@ -233,17 +233,13 @@ def validate(config: ConfigDict) -> None:
             "for the network's own."
         )
     require_schedule(config.optimizer)
-    if not (isinstance(config.train.ema_decay, float) and 0 <= config.train.ema_decay < 1):
-        raise InputError(
-            f"train.ema_decay is {config.train.ema_decay!r}: use a number from 0 to below 1, such as 0.999."
-        )
+    for path in ("train.ema_decay", "label_smoothing"):
+        if not (isinstance(share := get_field(config, path), float) and 0 <= share < 1):
+            raise InputError(f"{path} is {share!r}: use a number from 0 to below 1.")
     if config.train.reference and not config.train.record_course:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
-    smoothing = config.label_smoothing
-    if not (isinstance(smoothing, float) and 0 <= smoothing < 1) or (smoothing and config.loss != "cross_entropy"):
-        raise InputError(
-            f"label_smoothing is {smoothing!r}: use a number from 0 to below 1, with loss='cross_entropy'."
-        )
+    if config.label_smoothing and config.loss != "cross_entropy":
+        raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
     if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
         raise InputError(
             f"train.writers is {config.train.writers!r}: use jsonl, which resuming and reading a run need, and "
@@ -379,7 +375,7 @@ def config_hash(config: ConfigDict) -> str:
     return run_hash(config.to_dict() | _settings())
 
 
-SOURCE, _SETTINGS = "source", "jax"  # keys of a stored config
+_SETTINGS = "jax"  # key of a stored config
 _CIRCUMSTANCES = (_SETTINGS, "code")  # runs before 2026-11-28 have digests of the named modules in their hash
 
 
@@ -412,8 +408,7 @@ def _settings() -> Json:
 
 def changed_code(stored: Json, current: Json) -> str:
     """The modules that both of two configs of `to_json` know and that differ, as part of a sentence; "" for none."""
-    before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
-    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    changed = changed_modules(stored, current)
     return f"the code of {', '.join(changed)} has changed since" if changed else ""
 
 

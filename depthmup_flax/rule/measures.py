@@ -55,7 +55,7 @@ def measures(
 
     def add(kind: str, leaf: ParamInfo, square: jax.Array, scale: Scalar) -> None:
         if leaf.role in MEASURED:
-            squares.setdefault(f"{kind}/{role_name(leaf)}", []).append(square / scale**2)
+            squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square / scale**2)
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         add(GRADIENT, leaf, _mean_square(x), rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf))
@@ -108,7 +108,7 @@ def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTre
 def measured_names(info: InfoTree, degree: float | None) -> tuple[str, ...]:
     """The names of `measures`, in its order."""
     kinds = [GRADIENT, PARAMETER, *([] if degree is None else [RELATIVE if degree == 1 else UPDATE])]
-    roles = {role_name(leaf) for leaf in flatten_info(info).values() if leaf.role in MEASURED}
+    roles = {leaf.role_name for leaf in flatten_info(info).values() if leaf.role in MEASURED}
     return tuple(sorted(f"{kind}/{role}" for kind in kinds for role in roles))
 
 
@@ -127,11 +127,6 @@ def _square_singular_value(leaf: ParamInfo, x: jax.Array) -> jax.Array:
     y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
     z = jnp.einsum("koi,ko->ki", matrices, y)
     return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
-
-
-def role_name(leaf: ParamInfo) -> str:
-    """``hidden+branch``, as `param_table` shows it."""
-    return leaf.role + ("+branch" if leaf.in_branch else "")
 
 
 def _at_base(leaf: ParamInfo) -> ParamInfo:

@@ -83,7 +83,7 @@ def param_table(
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
         has_eps = eps is not None and kinds[name] in (Geometry.LINEAR, Geometry.SIGN)
         cells = (
-            leaf.role + ("+branch" if leaf.in_branch else ""),
+            leaf.role_name,
             _initial_scale(leaf, rule),
             f"{float(rule.forward_multiplier(leaf)):.4g}",
             *([factor_text(leaf.carried)] if carries else []),

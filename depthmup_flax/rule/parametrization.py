@@ -219,6 +219,11 @@ class ParamInfo:
     audited: AuditRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # None: of no audit
 
     @property
+    def role_name(self) -> str:
+        """``hidden``, or in a branch ``hidden+branch``."""
+        return self.role + ("+branch" if self.in_branch else "")
+
+    @property
     def is_matrix(self) -> bool:
         """Whether it is a hidden matrix, or a stack of them, whose input and output dimensions are known."""
         return bool(self.in_axes and self.out_axes)

@@ -14,9 +14,10 @@ from typing import Any
 
 from depthmup_flax.util.types import Json
 
+SOURCE = "source"  # in a stored config: module of the user -> digest
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (
-    "source",
+    SOURCE,
     "mesh",
     "model.scan",
     "model.remat",
@@ -58,6 +59,12 @@ def without_execution(tree: Json, path: str = "") -> Json:
     return {
         k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else without_token(v) for k, v in kept.items()
     }
+
+
+def changed_modules(stored: Json, current: Json) -> list[str]:
+    """The user's modules that two stored configs both know and that differ."""
+    before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
+    return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
 
 
 def without_token(value: Any) -> Any:

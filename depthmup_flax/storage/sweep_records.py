@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
-from depthmup_flax.storage.run_hash import run_hash_at, without_execution
+from depthmup_flax.storage.run_hash import changed_modules, run_hash_at, without_execution
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
@@ -172,8 +172,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
             name for name in ("figure", "scale", "x", "objective") if getattr(info, name) != getattr(infos[0], name)
         ]
         names += [] if _same_training(info.base, infos[0].base) else ["base"]
-        code, other = info.base.get("source", {}), infos[0].base.get("source", {})
-        names += [f"code of {module}" for module in code.keys() & other.keys() if code[module] != other[module]]
+        names += [f"code of {module}" for module in changed_modules(info.base, infos[0].base)]
         names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
         if names:
             raise InputError(

@@ -10,16 +10,12 @@ With a work directory it first copies that directory's records to reproduction/r
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
-import json
 import pathlib
 import statistics
 import sys
 from typing import Any
 
 from depthmup_flax.report.verdict import TOLERANCE
-from depthmup_flax.storage.sweep_records import read_sweep
 from reproduction.pages.generated_parts import with_part
 from reproduction.rules import runs, table
 from reproduction.rules.rule_file import DEFAULT, Rule, read_rule, shipped_rules
@@ -33,18 +29,8 @@ def main(workdirs: list[str]) -> None:
     """Renews the page."""
     for workdir in workdirs:
         for name in TASKS:
-            take(pathlib.Path(workdir) / name, runs.SHIPPED / name)
+            runs.ship(pathlib.Path(workdir) / name, runs.SHIPPED / name)
     PAGE.write_text(renewed(PAGE.read_text()))
-
-
-def take(source: pathlib.Path, place: pathlib.Path) -> None:
-    """Copies a task's sweep, its records in the order of their points, in which they are compressed best."""
-    place.mkdir(parents=True, exist_ok=True)
-    for file in ("sweep.json", "data.json"):
-        (place / file).write_bytes((source / file).read_bytes())
-    records = sorted(read_sweep([source]).records, key=lambda record: json.dumps(record.point, sort_keys=True))
-    lines = "".join(f"{json.dumps(dataclasses.asdict(record))}\n" for record in records)
-    (place / "records.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 
 def renewed(page: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
+import json
 import logging
 import pathlib
 from collections import defaultdict
@@ -59,7 +61,7 @@ def benchmark(
     if left := [name for name in names if name not in covered]:
         log.warning("%s does not cover %s, which is left out", rule.name, ", ".join(left))
     for name in covered:
-        directory = _begun(name, as_path(workdir))
+        directory = begun(as_path(workdir) / name, SHIPPED / name)
         if not ((directory / "sweep.json").exists() and all_scores(rule, {name: read_losses(name, directory)})):
             train_missing(rule, name, directory, lanes, load)
         losses[name] = read_losses(name, directory)
@@ -90,9 +92,18 @@ def train_missing(rule: Rule, name: str, directory: pathlib.Path, lanes: int | N
     train([(values_at(rule, task, sizes, factor), around, TARGET_SEEDS) for sizes in TARGETS.values()])
 
 
-def _begun(name: str, workdir: pathlib.Path) -> pathlib.Path:
-    """The directory of a task, which begins with the records of reproduction/rules/records."""
-    directory, shipped = workdir / name, SHIPPED / name
+def ship(source: pathlib.Path, place: pathlib.Path) -> None:
+    """Copies a task's sweep, its records in the order of their points, in which they are compressed best."""
+    place.mkdir(parents=True, exist_ok=True)
+    for file in ("sweep.json", "data.json"):
+        (place / file).write_bytes((source / file).read_bytes())
+    records = sorted(read_sweep([source]).records, key=lambda record: json.dumps(record.point, sort_keys=True))
+    lines = "".join(f"{json.dumps(dataclasses.asdict(record))}\n" for record in records)
+    (place / "records.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def begun(directory: pathlib.Path, shipped: pathlib.Path) -> pathlib.Path:
+    """The directory of a task, which begins with the records that are shipped."""
     if shipped.is_dir() and not (directory / "sweep.json").exists():
         directory.mkdir(parents=True, exist_ok=True)
         for file, copy in reversed(FILES.items()):  # sweep.json last, so that a copy that was cut off is repeated

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import SOURCE, changed_code, listed, run_differences, to_json
+from depthmup_flax.config.fields import changed_code, listed, run_differences, to_json
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
@@ -30,7 +30,7 @@ from depthmup_flax.storage.files import (
     reading,
     write_atomically,
 )
-from depthmup_flax.storage.run_hash import json_text, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, json_text, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
     COMPLETED,

@@ -171,8 +171,8 @@ class Experiment(abc.ABC):
 
         def step(state: TrainState, batch: Any) -> Stepped:
             with self._precision():
-                records = self.course.records(state.step if at is None else at)
-                measuring = {"records": records} if self.course.names else {}
+                now = state.step if at is None else at
+                measuring = {"records": self.course.records(now)} if self.course.names else {}
                 carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step), **measuring)
             metrics = dict(metrics)
             measured = metrics.pop(MEASURED) if measuring else None
@@ -262,9 +262,8 @@ class NetworkExperiment(Experiment):
 
     @functools.cached_property
     def _updates(self) -> Json:
-        """``degree`` and ``geometry``."""
-        facts = update_facts(self.config, self.info)
-        return {name: facts.get(name) for name in ("degree", "geometry")}
+        """See `update_facts`."""
+        return update_facts(self.config, self.info)
 
     @functools.cached_property
     def loss(self) -> Loss:
@@ -285,8 +284,8 @@ class NetworkExperiment(Experiment):
         own = self.hyperparameters
 
         def measuring(rule: Parametrization) -> Measure:
-            row = lambda *trees: jnp.stack([*measures(self.info, rule, *trees, **self._updates).values()])
-            return row
+            known = {name: self._updates.get(name) for name in ("degree", "geometry")}
+            return lambda *trees: jnp.stack([*measures(self.info, rule, *trees, **known).values()])
 
         def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Measure]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
@@ -306,7 +305,7 @@ class NetworkExperiment(Experiment):
 
         def sample(*trees: ArrayTree) -> Sequence[ArrayTree]:
             whole = self.config.mesh.fsdp != 1  # a part of an array that is split over devices would be sent
-            return trees if whole else sampled(self.info, trees, self._updates["geometry"])
+            return trees if whole else sampled(self.info, trees, self._updates.get("geometry"))
 
         train = self.config.train
         return network_task(
@@ -329,7 +328,7 @@ class NetworkExperiment(Experiment):
         return param_table(
             self.info,
             self.rule,
-            **update_facts(self.config, self.info),
+            **self._updates,
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,
             learning_rate=optimizer.learning_rate,

@@ -83,11 +83,15 @@ def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset
 
 def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
     """Shapes of a prepared training batch."""
-    size = config.train.batch_size
-    one = dataset.train.read(np.arange(1))
-    batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
+    batch = batch_shapes(config, dataset)
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(lambda key, batch: dataset.prepare(config.data.augment, key, batch), key, batch)
+
+
+def batch_shapes(config: ConfigDict, dataset: Dataset) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a training batch as it is read."""
+    size, one = config.train.batch_size, dataset.train.read(np.arange(1))
+    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
 def require_read(config: ConfigDict, read: Collection[str], paths: Collection[str] = ()) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
 from depthmup_flax.config.fields import ANOTHER_CODE, names_users_code
@@ -20,6 +19,7 @@ from depthmup_flax.storage.run_hash import json_text
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.from_config import batch_shapes
 from depthmup_flax.trainer.engine.task import Hyper, new_state
 from depthmup_flax.util import jaxprs
 from depthmup_flax.util.errors import InputError
@@ -59,9 +59,7 @@ def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: boo
 
 
 def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
-    dataset, size = experiment.dataset, experiment.config.train.batch_size
-    one = dataset.train.read(np.arange(1))
-    batch = {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
+    dataset = experiment.dataset
     tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
     test = next(iter(tests), None)
     # Arrays, as in training: of a rule, the width is a number there and a word otherwise.
@@ -73,4 +71,6 @@ def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
         state = new_state(carry, experiment.averaged)
         return carry, metrics, None if test is None else experiment.evaluate(hyper)(state, test)
 
-    return jax.make_jaxpr(program)(jax.eval_shape(lambda: jax.random.key(0)), batch, test)
+    return jax.make_jaxpr(program)(
+        jax.eval_shape(lambda: jax.random.key(0)), batch_shapes(experiment.config, dataset), test
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import os
 import pathlib
@@ -17,7 +16,7 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import changed_code
+from depthmup_flax.config.fields import changed_code, code_of
 from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
 from depthmup_flax.data.image_files import checked_images
 from depthmup_flax.models import create_model
@@ -26,6 +25,7 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json, reading
+from depthmup_flax.storage.run_hash import SOURCE
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network_task import averaged, our_functions
 from depthmup_flax.trainer.engine.task import Task
@@ -186,7 +186,7 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
     params = "carry/ema" if ema else "carry/params"
     parts = ("carry",) if is_step else (params, "carry/collections")  # a training step may carry anything
     state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
-    if changed := changed_code(stored, json.loads(configs.to_json(config))):
+    if changed := changed_code(stored, {SOURCE: code_of(config)}):
         log.warning("%s the run: its outputs may differ.", changed)
     if ema:
         state["carry"]["params"] = averaged(optax.EmaState(**state["carry"].pop("ema")), config.train.ema_decay)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
-import json
 import logging
 import pathlib
 import time
@@ -44,8 +41,8 @@ def run(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
             if time.process_time() - start > 3600 * hours:
                 log.warning("%g processor hours are used; the same command continues", hours)
                 return
-            _cell(name, sizes, _begun(name, workdir), load)
-            _shipped(name, workdir)
+            _cell(name, sizes, version1.begun(workdir / name, RECORDS / name), load)
+            version1.ship(workdir / name, RECORDS / name)
             log.warning("%s, %s: done, %.0f processor seconds so far", name, target, time.process_time() - start)
 
 
@@ -102,24 +99,3 @@ def mean(found: version1.Losses, values: version1.Values, rate: float, seeds: Se
     """The mean loss of a candidate; a diverged run counts as a constant guess. `KeyError` for a missing run."""
     of: Mapping[int, float] = found.of.get((*values, rate), {})
     return float(capped(np.array([of[seed] for seed in seeds]), found.chance).mean())
-
-
-def _begun(name: str, workdir: pathlib.Path) -> pathlib.Path:
-    """The directory of a task, which begins with the committed records."""
-    directory, committed = workdir / name, RECORDS / name
-    if committed.is_dir() and not (directory / "sweep.json").exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        for file, copy in reversed(version1.FILES.items()):  # sweep.json last, so that a copy cut off is repeated
-            (directory / copy).write_bytes((committed / file).read_bytes())
-    return directory
-
-
-def _shipped(name: str, workdir: pathlib.Path) -> None:
-    """Copies a task's records to those that are committed, in the order of their points."""
-    source, place = workdir / name, RECORDS / name
-    place.mkdir(parents=True, exist_ok=True)
-    for file in ("sweep.json", "data.json"):
-        (place / file).write_bytes((source / file).read_bytes())
-    records = sorted(read_sweep([source]).records, key=lambda record: json.dumps(record.point, sort_keys=True))
-    lines = "".join(f"{json.dumps(dataclasses.asdict(record))}\n" for record in records)
-    (place / "records.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
