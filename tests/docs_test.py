@@ -204,7 +204,7 @@ def printed(cell):
 
 def steady(text):
     """The words that do not hang on rounding."""
-    return words(text)[:8] if text.startswith(("coordinate check", "width  depth")) else words(text)
+    return words(text)[:8] if text.startswith(("coordinate check", "width  depth", "Best on")) else words(text)
 
 
 def words(text):
