@@ -9,12 +9,13 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from small_runs import small_base, small_sweep
+from small_runs import RATE, small_base
 
 from depthmup_flax import InputError
 from depthmup_flax.commands import app
 from depthmup_flax.config.fields import default_config, get_field
-from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 mesh_of = lambda kind: jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(kind,), devices=jax.devices()[:1]))
@@ -30,15 +31,14 @@ SURROUNDINGS = {
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """``name -> (loss of a streamed run that saves, losses of a sweep)``."""
+    """``name -> (loss of a streamed run that saves, losses of a search)``."""
 
     def of(name):
         run, directory = small_base(), tmp_path_factory.mktemp("run")
         run.train.update(checkpoint=True, steps=3)
         run.data.placement = "stream"
-        small = small_sweep(grids={"rates": {"optimizer.learning_rate": (1e-3, 4e-3)}})
-        records = sweep(small, directory / "sweep", lanes=1)
-        return train_and_evaluate(run, directory / "train")["train_loss"], [one.train_loss for one in records]
+        best = tune(small_base(), Search({RATE: (1e-3, 4e-3)}, (0,), extend=0), directory / "tune", lanes=1)
+        return train_and_evaluate(run, directory / "train")["train_loss"], [one["train_loss"] for one in best.records]
 
     usual = of("usual")
     return of, usual
@@ -48,11 +48,11 @@ SLOW = {"no compilation": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SURROUNDINGS])
-def test_a_run_and_a_sweep_give_their_usual_numbers(name, losses):
-    of, (train_loss, of_sweep) = losses
+def test_a_run_and_a_search_give_their_usual_numbers(name, losses):
+    of, (train_loss, of_search) = losses
     with SURROUNDINGS[name]():
         found = of(name)
-    assert found == (pytest.approx(train_loss, rel=1e-5), of_sweep)
+    assert found == (pytest.approx(train_loss, rel=1e-5), of_search)
 
 
 @pytest.mark.slow

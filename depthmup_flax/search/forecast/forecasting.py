@@ -46,6 +46,7 @@ from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
@@ -201,6 +202,7 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
         return result
 
 
+@own_surroundings()
 def forecast(
     tuned: ConfigDict,
     workdir: str | pathlib.Path,

@@ -32,6 +32,7 @@ from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.surroundings import own_surroundings
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ _COMPARED = {
 FRACTION = 0.1  # of the training examples that are held out, where the config sets no other
 
 
+@own_surroundings()
 def tune(
     proxy: ConfigDict,
     search: Search,
