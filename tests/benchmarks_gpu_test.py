@@ -64,11 +64,7 @@ RESULT = {
             "title": "network",
             "case": dataclasses.asdict(SMALL["vit"]),
             "sides": {
-                "ours": {
-                    "seconds": {"median": 0.02, "low": 0.01, "high": 0.03, "n": 3},
-                    "bytes": 2**31,
-                    "flops": 5e12,
-                },
+                "ours": {"seconds": {"median": 0.02, "low": 0.01, "high": 0.03, "n": 3}, "bytes": 2**31, "flops": 5e12},
                 "plain Flax": {"seconds": {"median": 0.04, "low": 0.04, "high": 0.04, "n": 3}},
             },
             "absent": {"PyTorch": "ModuleNotFoundError: No module named 'torch'"},

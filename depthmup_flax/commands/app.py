@@ -33,22 +33,9 @@ from depthmup_flax.util.errors import (
 )
 from depthmup_flax.util.imports import __version__, missing
 
-# Heading -> name -> what it does. Each is a module of this package with define(parser) and main(args).
-GROUPS = {
-    "everyday": {
-        "train": "train one network",
-        "tune": "tune a small network and write the config of the large one",
-        "forecast": "the loss of a large network before it is trained",
-        "sweep": "train a grid over learning rate, width, depth, seed, ...",
-        "report": "a verdict, tables and figures of a sweep",
-    },
-    "verify": {
-        "check": "the coordinate check: does a network follow the rule?",
-        "plan": "memory and operations, also on TPUs that you do not have",
-        "config": "list the shipped configs; explain one",
-    },
-}
-COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
+# Heading -> commands. Each is a module of this package with define(parser) and main(args); its docstring is its help.
+GROUPS = {"everyday": ("train", "tune", "forecast", "sweep", "report"), "verify": ("check", "plan", "config")}
+COMMANDS = [name for names in GROUPS.values() for name in names]
 _EXAMPLES = """\
   depthmup tune --config=digits_deep --compare=sp
   depthmup train --config=digits
@@ -91,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def usage() -> str:
     """The help of ``depthmup`` itself."""
-    rows = lambda group: "\n".join(f"  {name:14} {what}" for name, what in group.items())
-    commands = "\n\n".join(f"{heading}\n{rows(group)}" for heading, group in GROUPS.items())
+    does = lambda name: docstring(importlib.import_module(f"depthmup_flax.commands.{name}")).partition("\n")[0]
+    rows = lambda names: "\n".join(f"  {name:10} {does(name)}" for name in names)
+    commands = "\n\n".join(f"{heading}\n{rows(names)}" for heading, names in GROUPS.items())
     return f"""\
 depthmup: tune a small network once, train a deeper, wider one with the same hyperparameters.
 
@@ -128,37 +116,39 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader has gone, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except (Busy, Preempted) as error:
-        print(error, file=sys.stderr)
-        _leave(TRY_LATER)
-    except MemoryError as error:
-        asked = f" ({error})" if str(error) else ""  # NumPy says for how much
-        print(f"error: the memory of this machine is too small{asked}: use smaller sizes.", file=sys.stderr)
-        _leave(BAD_INPUT)
-    except (InputError, RunStopped) as error:
-        if args.traceback and error.__cause__ is not None:
+    except (Exception, KeyboardInterrupt) as error:
+        _end(error, f"depthmup {name}", args.traceback)
+
+
+def _end(error: BaseException, command: str, with_traceback: bool) -> NoReturn:
+    """Prints the sentence of an error and ends the process; raises an error that has none."""
+    if isinstance(error, ImportError):
+        error = missing(error, command) or error
+    if isinstance(error, (Busy, Preempted)):
+        text, code = str(error), TRY_LATER
+    elif isinstance(error, (InputError, RunStopped)):
+        if with_traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
-    except UserCodeError as error:
+        text, code = f"error: {error}", BAD_INPUT if isinstance(error, InputError) else STOPPED
+    elif isinstance(error, UserCodeError):
         cause = error.__cause__ or error
-        shown = "".join(traceback.format_exception(cause)) if args.traceback else user_traceback(cause)
-        print(f"error: {printable(str(error))}\n\n{printable(shown)}", file=sys.stderr, end="")
-        _leave(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        _leave(128 + signal.SIGINT)
-    except Exception as error:
-        if isinstance(error, ImportError) and (explained := missing(error, f"depthmup {name}")) is not None:
-            print(f"error: {explained}", file=sys.stderr)
-            _leave(BAD_INPUT)
-        if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
-            raise
-        traceback.print_exc()
+        shown = "".join(traceback.format_exception(cause)) if with_traceback else user_traceback(cause)
+        text, code = f"error: {error}\n\n{shown.rstrip()}", 1
+    elif isinstance(error, KeyboardInterrupt):
+        text, code = "interrupted", 128 + signal.SIGINT
+    elif "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        traceback.print_exception(error)
         failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop, too."
         hint = "If its connection was closed, see the log of another process."
-        print(f"error: {failed} {hint} Rerun the command: it resumes from the last checkpoint.", file=sys.stderr)
-        _leave(1)
+        text, code = f"error: {failed} {hint} Rerun the command: it resumes from the last checkpoint.", 1
+    else:
+        raise error
+    print(printable(text), file=sys.stderr)
+    if "jax" not in sys.modules:
+        sys.exit(code)
+    from depthmup_flax.devices import distributed
+
+    distributed.leave(code)  # there may be other processes
 
 
 def _show_messages(args: argparse.Namespace) -> None:
@@ -173,15 +163,6 @@ def _show_messages(args: argparse.Namespace) -> None:
     as_json = getattr(args, "json", False)  # one object is the whole output
     level = logging.WARNING if as_json else logging.INFO
     console.show(traceback=args.traceback, level=level).quiet = args.quiet or as_json
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends the process; by `depthmup_flax.devices.distributed.leave` if there may be other processes."""
-    if "jax" not in sys.modules:
-        sys.exit(code)
-    from depthmup_flax.devices import distributed
-
-    distributed.leave(code)
 
 
 def user_traceback(error: BaseException) -> str:

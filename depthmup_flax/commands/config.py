@@ -32,7 +32,6 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-_START = "Start here. "  # how the docstrings of the first sweeps begin
 _LEFT = 38  # columns of "name=value"
 _LONG = 60  # columns of a value; longer tuples are abbreviated
 
@@ -74,14 +73,14 @@ def main(args: argparse.Namespace) -> None:
 def listing() -> str:
     """The shipped configs by command, each with the first line of its docstring; the sweeps to start with first."""
     blocks = []
-    for command, starts in (("train", False), ("sweep", True), ("sweep", False)):
+    for command in ("train", "sweep"):
         names = [name for name in shipped_names() if name.startswith("sweeps/") == (command == "sweep")]
         rows = {name: _summary(path_of(name)) for name in names}
-        rows = {name: text for name, text in rows.items() if text.startswith(_START) == starts}
         width = max(map(len, rows))
-        shorten = lambda text, most: textwrap.shorten(text.removeprefix(_START), most, placeholder=" ...")
-        lines = (f"  {name:{width}}  {shorten(text, _columns() - width - 4)}" for name, text in rows.items())
-        blocks.append("\n".join([f"depthmup {command} --config=NAME{': start here' * starts}", *lines]))
+        shorten = lambda text, width=width: textwrap.shorten(text, _columns() - width - 4, placeholder=" ...")
+        starts_first = sorted(rows, key=lambda name, rows=rows: not rows[name].startswith("Start here"))
+        lines = (f"  {name:{width}}  {shorten(rows[name])}" for name in starts_first)
+        blocks.append("\n".join([f"depthmup {command} --config=NAME", *lines]))
     return "\n\n".join([*blocks, "depthmup config NAME explains one, and names its file."])
 
 

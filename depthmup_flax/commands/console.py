@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -65,9 +66,7 @@ class _Output(logging.Handler):
         warns = record.levelno >= logging.WARNING
         if self.quiet and not (warns or getattr(record, "result", False)):
             return
-        try:
-            text, stream = self.format(record), sys.stderr if warns else sys.stdout
+        text, stream = self.format(record), sys.stderr if warns else sys.stdout
+        with contextlib.suppress(OSError):  # the reader has gone, as with | head, or the disk is full: the work goes on
             stream.write(text + "\n")
             stream.flush()
-        except Exception:
-            self.handleError(record)

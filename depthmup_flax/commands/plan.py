@@ -47,18 +47,15 @@ def main(args: argparse.Namespace) -> int:
     from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
     from depthmup_flax.plan.summary import make_plan
 
-    config = args.config.resolved()
-    is_sweep = "grids" in config
-    if args.lanes is not None and not is_sweep:
-        raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
-    if is_sweep:
+    config, load = args.config.resolved(), PlannedData()
+    if "grids" in config:
         one_device_per_core()
-    devices = topology_devices(args.topology, args.slices)
-    load = PlannedData()
-    if is_sweep:
+        devices = topology_devices(args.topology, args.slices)
         step = compile_sweep(config, devices, load, args.lanes, device_memory(devices[0]))
+    elif args.lanes is not None:
+        raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
     else:
-        step = compile_run(config, devices, load)
+        step = compile_run(config, topology_devices(args.topology, args.slices), load)
     plan = make_plan(step)
     print(json.dumps(plan.as_json()) if args.json else plan)
     return 1 if plan.memory.fits is False else 0

@@ -60,9 +60,7 @@ def main(args: argparse.Namespace) -> int:
     if len(directories) == 2 and workdirs.kind_of(directories[1]) == workdirs.RUN:
         print_comparison(directories, args.out)
         return 0
-    place = directories[0].with_suffix("")
-    out = args.out or place / (f"report_{args.loss}" if args.loss else "report")
-    report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
+    report = make_report(directories, args.out, tolerance=args.tolerance, loss=args.loss)
     print(report.text)
     print("\nwritten:", *report.paths, sep="\n  ")
     tuned = directories[0] / "tuned.py"

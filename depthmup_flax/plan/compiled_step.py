@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -18,7 +16,13 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import plan
-from depthmup_flax.search.sweep.lane_choice import MEMORY_SHARE, GroupPrograms, fewer_lanes
+from depthmup_flax.search.sweep.lane_choice import (
+    MEMORY_SHARE,
+    GroupPrograms,
+    OutOfMemory,
+    largest_that_fits,
+    unless_out_of_memory,
+)
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
@@ -27,23 +31,6 @@ from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.surroundings import own_surroundings
-
-T = TypeVar("T")
-
-_REFUSALS = (
-    r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
-    r"Used (?P<used>[\d.]+\w) of (?P<available>[\d.]+\w)",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class OutOfMemory:
-    """The compiler's refusal: bytes on each device."""
-
-    available: int
-    used: int | None = None  # in all
-    # Temporaries and the new state: the compiler counts the new state among them, although it replaces the old one.
-    without_data: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +106,15 @@ def compile_sweep(
     data = abstract_train_data(group.experiment.dataset, mesh)
     programs = GroupPrograms(group, mesh, data)
     most = math.ceil(len(group.runs) / mesh.size)
-    per_device = min(lanes or most, most)
-    while True:
-        started = time.perf_counter()
-        program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
-        seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    if lanes is None:
         # A sweep leaves some memory free, unless it trains one run at a time.
-        share = _share(program, MEMORY_SHARE if per_device > 1 else 1.0, memory)
-        if lanes is not None or share >= 1 or per_device == 1:
-            break
-        per_device = fewer_lanes(per_device, most, share)
+        limit = math.inf if memory is None else MEMORY_SHARE * memory
+        per_device, program = largest_that_fits(programs, group.runs, most, limit)
+    else:
+        per_device = min(lanes or most, most)
+        program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
+    seconds = time.perf_counter() - started
     part = LanesOfGroup(group.label, len(group.runs), per_device)
     if isinstance(program, LaneProgram):
         flops = count_flops(program.traced().jaxpr)
@@ -137,22 +123,3 @@ def compile_sweep(
     lanes_of = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
     state = jax.tree.map(lanes_of, group.experiment.state_shapes())
     return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
-
-
-def _share(program: LaneProgram | OutOfMemory, of_memory: float, memory: float | None) -> float:
-    """A part of the memory over what a program takes; infinite for memory that is not known."""
-    if isinstance(program, OutOfMemory):
-        return program.available / program.used if program.used else 0.5
-    return math.inf if memory is None else of_memory * memory / program.bytes_per_device
-
-
-def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
-    """The result of ``compile_it``, or the numbers in the compiler's error if it is about memory."""
-    try:
-        return compile_it()
-    except jax.errors.JaxRuntimeError as error:
-        found = next(filter(None, (re.search(pattern, str(error)) for pattern in _REFUSALS)), None)
-        if found is None:
-            raise
-        size = lambda text: int(float(text[:-1]) * 1024 ** " KMGTP".index(text[-1]))
-        return OutOfMemory(**{name: size(text) for name, text in found.groupdict().items()})

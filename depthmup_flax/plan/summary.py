@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from depthmup_flax.data.blank import description
-from depthmup_flax.plan.compiled_step import LanesOfGroup, OutOfMemory, PlannedStep
+from depthmup_flax.plan.compiled_step import LanesOfGroup, PlannedStep
 from depthmup_flax.plan.topologies import device_memory
+from depthmup_flax.search.sweep.lane_choice import OutOfMemory
 from depthmup_flax.trainer.engine.network_task import NetworkState
 from depthmup_flax.util.types import ArrayTree, Json
 
@@ -163,7 +164,7 @@ def memory_of(step: PlannedStep, limit: int | None) -> Memory:
         refusal = step.compiled
         used = refusal.used if refusal.used is not None else (refusal.without_data or 0) + data
         temporaries = max(0, used - parameters - optimizer - data)
-        return Memory(parameters, optimizer, data, temporaries, refusal.available)
+        return Memory(parameters, optimizer, data, temporaries, refusal.available or limit)
     sizes: Any = step.compiled.memory_analysis()
     arguments = int(sizes.argument_size_in_bytes)
     written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that reuse no argument

@@ -12,7 +12,9 @@ from depthmup_flax.util.errors import InputError
 
 _SIZES = {"width": "model.width", "depth": "model.depth"}
 _FIELDS = {**_SIZES, "seed": "seed", "learning_rate": LEARNING_RATE, "rule": "parametrization.preset"}
-_NEEDED = ("width", "depth", "learning_rate", "initial_loss", "loss")
+_LOSSES = ("initial_loss", "loss")
+_NEEDED = ("width", "depth", "learning_rate", *_LOSSES)
+_WHOLE = ("width", "depth", "seed")
 
 
 def read_csv(path: pathlib.Path) -> Sweep:
@@ -40,44 +42,34 @@ def read_csv(path: pathlib.Path) -> Sweep:
 
 
 def _record(row: dict[str, Any], where: str) -> Record:
-    point, losses = dict[str, Any](), dict[str, float]()
-    for name, text in row.items():
-        if name is None or text is None:
-            raise InputError(f"{where}, has {'more' if name is None else 'fewer'} cells than the first line.")
-        if name in ("initial_loss", "loss"):
-            losses[name] = _number(text or "nan", name, where)
-        else:
-            numeric = name in _FIELDS and name != "rule"
-            point[_FIELDS.get(name, name)] = _number(text, name, where) if numeric else _value(text)
-    for path in ("model.width", "model.depth", "seed"):
-        if (value := point.setdefault(path, 0)) != int(value):
-            raise InputError(f"{where}: {path.rpartition('.')[2]} is {value:g}: use a whole number.")
-        point[path] = int(value)
-    loss, finite = losses["loss"], math.isfinite(losses["loss"])
+    if None in row or None in row.values():
+        raise InputError(f"{where}, has another number of cells than the first line.")
+    values = {"seed": 0.0, **{name: _value(text) for name, text in row.items()}}
+    values |= {name: math.nan for name in _LOSSES if values[name] == ""}
+    for name in (*_NEEDED, "seed"):
+        if not isinstance(value := values[name], float):
+            raise InputError(f"{where}: {name} is {value!r}: write a number.")
+        if name in _WHOLE and not value.is_integer():
+            raise InputError(f"{where}: {name} is {value:g}: use a whole number.")
+    values |= {name: int(values[name]) for name in _WHOLE}
+    finite = math.isfinite(values["loss"])
     return Record(
         run=where,
         status=COMPLETED if finite else DIVERGED,
-        point=point,
-        width=point["model.width"],
-        depth=point["model.depth"],
+        point={_FIELDS.get(name, name): value for name, value in values.items() if name not in _LOSSES},
+        width=values["width"],
+        depth=values["depth"],
         parameters=0,
-        seed=point["seed"],
+        seed=values["seed"],
         steps=0,
         train_loss=None,
-        train_loss_avg=loss if finite else None,
+        train_loss_avg=values["loss"] if finite else None,
         slice_steps=1,
-        train_loss_slices=[losses["initial_loss"]],
+        train_loss_slices=[values["initial_loss"]],
     )
 
 
-def _number(text: str, name: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InputError(f"{where}: {name} is {text!r}: write a number.") from error
-
-
-def _value(text: str) -> float | str:
+def _value(text: str) -> Any:
     """A number where the text is one."""
     try:
         return float(text)

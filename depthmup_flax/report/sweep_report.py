@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -50,18 +51,19 @@ class Report:
 
 def make_report(
     directories: Sequence[str | pathlib.Path],
-    out: str | pathlib.Path,
+    out: str | os.PathLike[str] | None = None,
     *,
     tolerance: float = TOLERANCE,
     loss: str | None = None,
 ) -> Report:
-    """Reads the shards of one sweep and writes ``report.html``, ``report.json`` and figures to ``out``.
+    """Reads the shards of one sweep and writes ``report.html``, ``report.json`` and figures.
 
     Without matplotlib and jinja2 there are no figures and no page.
 
     Args:
       directories: of the shards; or one file of runs of your own loop, see `own_records.read_csv`.
-      out: directory of the files, each of which is replaced atomically.
+      out: directory of the files, each of which is replaced atomically; by default ``report``, or ``report_LOSS`` with
+        a loss, in the first directory.
       tolerance: the regret that counts as small, as a share of what the base learned; see
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
@@ -77,7 +79,10 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    sweep = read_csv(paths[0]) if paths[0].suffix == ".csv" and len(paths) == 1 else first_round(read_sweep(paths))
+    of_csv = paths[0].suffix == ".csv" if len(paths) == 1 else False
+    sweep = read_csv(paths[0]) if of_csv else first_round(read_sweep(paths))
+    if out is None:
+        out = (paths[0].with_suffix("") if of_csv else paths[0]) / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""

@@ -50,12 +50,7 @@ _AGAINST = {  # verdict on a control -> its words
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
 
-def as_data(
-    sweep: Sweep,
-    analysis: Analysis,
-    tolerance: float = TOLERANCE,
-    other: Analysis | None = None,
-) -> Json:
+def as_data(sweep: Sweep, analysis: Analysis, tolerance: float = TOLERANCE, other: Analysis | None = None) -> Json:
     """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `make_report`.
 
     ``other`` is the sweep by another loss, which is judged, too.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -29,8 +30,6 @@ from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
-
-Build = Callable[[int, int], Network]
 
 
 @own_surroundings()
@@ -74,15 +73,8 @@ def check_config(
             model[name] = "float32"
     if "stage_sizes" in model:
         model.stage_sizes = ()
-    plan: dict[str, Any] = {
-        "width": width or base_width,
-        "depth": depth or base_depth,
-        "widths": widths,
-        "depths": depths,
-        "steps": steps,
-        "seeds": seeds,
-        "tolerance": tolerance,
-    }
+    plan: dict[str, Any] = {"width": width or base_width, "depth": depth or base_depth}
+    plan |= {"widths": widths, "depths": depths, "steps": steps, "seeds": seeds, "tolerance": tolerance}
     require_plan(**plan)
     # The check does not use these, so values that only suit the config's own run do not fail it.
     config.optimizer.warmup_steps = 0
@@ -104,7 +96,7 @@ def check_config(
     of_outputs: dict[str, Any] = {"labels": targets}
     if loss is not CROSS_ENTROPY:
         of_outputs = {"loss": lambda outputs: loss.metrics(outputs, targets)["loss"].mean()}
-    build = sized_networks(experiment, inputs)
+    build = functools.partial(_network, experiment, inputs)
     with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
         report = coord_check(build, **of_outputs, rule=experiment.rule, **plan)
         if claim is not None:
@@ -112,26 +104,18 @@ def check_config(
     return report
 
 
-def sized_networks(experiment: NetworkExperiment, inputs: ArrayTree) -> Build:
-    """``(width, depth) -> Network`` on ``inputs`` [B, ...], in training, with the optimizer of the config."""
-    model = experiment.model
-    if isinstance(model, UserNetwork):
-        return lambda width, depth: _of_user(experiment, model, inputs, width, depth)
-    return lambda width, depth: _of_ours(experiment, model, inputs, width, depth)
-
-
-def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width: int, depth: int) -> Network:
-    sized: Any = model.clone(width=width, depth=depth)
-    info = param_info(sized, sized.base(), experiment.dataset.input_spec)
-    optimizer = make_optimizer(experiment.config, info, experiment.rule)
-    base = model.clone(width=model.base_width, depth=model.base_depth)
-    return checked_network(sized, inputs, info=info, optimizer=optimizer, base=base, train=True)
-
-
-def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, width: int, depth: int) -> Network:
-    config, rule, sizes = experiment.config, experiment.rule, (width, depth)
-    functions, info = model.functions(rule, *sizes), model.audited(inputs, rule, sizes).info
-    functions = rescaled(functions, model.init_factors(inputs, rule, info, sizes))
+def _network(experiment: NetworkExperiment, inputs: ArrayTree, width: int, depth: int) -> Network:
+    """The network of another size on ``inputs`` [B, ...], in training, with the optimizer of the config."""
+    config, rule, model = experiment.config, experiment.rule, experiment.model
+    if not isinstance(model, UserNetwork):
+        sized: Any = model.clone(width=width, depth=depth)
+        info = param_info(sized, sized.base(), experiment.dataset.input_spec)
+        base = model.clone(width=model.base_width, depth=model.base_depth)
+        return checked_network(
+            sized, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base, train=True
+        )
+    functions, info = model.functions(rule, width, depth), model.audited(inputs, rule, (width, depth)).info
+    functions = rescaled(functions, model.init_factors(inputs, rule, info, (width, depth)))
     # Layers are annotated for this base: no other one can be that of the audit.
     annotated = functions.linen is not None and _has_annotations(functions.linen, inputs)
     base = model.functions(rule, *model.base_sizes).linen if annotated else None

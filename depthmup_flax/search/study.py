@@ -82,14 +82,8 @@ class Swept:
     def report(
         self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str | None = None
     ) -> Report:
-        """The verdict, tables and figures of all runs in `directory`; a notebook shows them, print gives the text.
-
-        Args:
-          out: directory for the files, by default ``report`` in `directory`.
-          tolerance, loss: see `depthmup_flax.make_report`.
-        """
-        place = self.directory / "report" if out is None else as_path(out)
-        return make_report([self.directory], place, tolerance=tolerance, loss=loss)
+        """`depthmup_flax.make_report` of all runs in `directory`; a notebook shows it, print gives the text."""
+        return make_report([self.directory], out, tolerance=tolerance, loss=loss)
 
     def __repr__(self) -> str:
         return f"{len(self.records)} runs in {str(self.directory)!r}; .report() analyzes them, .records holds them"
@@ -208,8 +202,7 @@ class Study:
         """The config of a run, as the functions and commands have it; by default of the proxy."""
         config = self._config.copy_and_resolve_references()
         sizes = {"model.width": width, "model.depth": depth}
-        set_values(config, {path: size for path, size in sizes.items() if size is not None})
-        set_values(config, values)
+        set_values(config, {path: size for path, size in sizes.items() if size is not None} | values)
         return config
 
     def audit(self, width: int | None = None, depth: int | None = None) -> Audit:

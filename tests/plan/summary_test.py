@@ -11,8 +11,9 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.devices import sharding
 from depthmup_flax.plan import compiled_step
-from depthmup_flax.plan.compiled_step import OutOfMemory, compile_run, compile_sweep, unless_out_of_memory
+from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
 from depthmup_flax.plan.summary import make_plan, memory_of
+from depthmup_flax.search.sweep.lane_choice import OutOfMemory, unless_out_of_memory
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram

@@ -18,8 +18,7 @@ def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_writte
     os.utime(tmp_path / "runs" / "newest" / "records.jsonl", (9, 9))
     write(tmp_path / "runs" / "newest" / "compare", SWEEP)  # a part of the search's report
     newest, done, no_sweep = run_lines(
-        [["report"], ["report", "runs/old", f"--out={tmp_path / 'out'}"], ["report", str(tmp_path)]],
-        cwd=tmp_path,
+        [["report"], ["report", "runs/old", f"--out={tmp_path / 'out'}"], ["report", str(tmp_path)]], cwd=tmp_path
     )
     assert newest.code == 0, newest.error
     assert newest.out.splitlines()[0] == "the newest sweep: runs/newest"

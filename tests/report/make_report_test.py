@@ -74,8 +74,7 @@ def test_a_tolerance_that_is_no_share_is_refused(tolerance, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("loss", "given", "where"),
-    [("test", "test", "the test set"), ("validation", None, "held-out training examples")],
+    ("loss", "given", "where"), [("test", "test", "the test set"), ("validation", None, "held-out training examples")]
 )
 def test_an_evaluated_loss_has_optimum_and_words_of_its_own(tmp_path, undrawn, loss, given, where):
     """Without ``given``, the report compares the loss that the sweep has compared."""

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from planted_sweeps import RATES, X, data_of, study_of, sweep_of
 
-from depthmup_flax.report.verdict import (
-    DOES_NOT_TRANSFER,
-    NO_EVIDENCE,
-    NOT_RESOLVED,
-    TRANSFERS,
-    verdicts,
-)
+from depthmup_flax.report.verdict import DOES_NOT_TRANSFER, NO_EVIDENCE, NOT_RESOLVED, TRANSFERS, verdicts
 
 
 def swept(best, lowest=lambda depth: 2.0, chance=None, noise=0.003, curvature=0.03, seeds=5, presets=("depth_mup",)):

@@ -66,11 +66,7 @@ def test_a_setting_of_the_user_holds(setting, precision):
 
 @pytest.mark.parametrize(
     ("dtype", "named"),
-    [
-        ("float32", {"(Precision.HIGHEST, Precision.HIGHEST)"}),
-        ("bfloat16", {"BF16_BF16_F32"}),
-        ("float16", set()),
-    ],
+    [("float32", {"(Precision.HIGHEST, Precision.HIGHEST)"}), ("bfloat16", {"BF16_BF16_F32"}), ("float16", set())],
 )
 def test_a_readouts_factors_and_those_of_its_gradients_have_the_precision_of_the_models_dtype(dtype, named):
     x = jnp.ones((2, 8))

@@ -21,15 +21,7 @@ from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, 
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import (
-    absolute,
-    as_path,
-    from_fields,
-    json_object,
-    read_json,
-    reading,
-    write_atomically,
-)
+from depthmup_flax.storage.files import absolute, as_path, from_fields, read_json, reading, write_atomically
 from depthmup_flax.storage.run_hash import SOURCE, json_text, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
@@ -84,17 +76,14 @@ class TargetForecast(Forecast):
         (low, high), target, name = self.interval, self.target, LOSSES[self.objective]
         largest = max(self.rungs, key=lambda rung: rung.cost)
         cost_ratio = target.cost / largest.cost
-        rungs = [
-            (
-                rung.width,
-                rung.depth,
-                f"{rung.steps:,}",
-                f"{rung.parameters:,}",
-                float(np.mean(rung.losses)),
-                len(rung.losses),
-            )
-            for rung in self.rungs
-        ]
+        shown = lambda r: (
+            r.width,
+            r.depth,
+            f"{r.steps:,}",
+            f"{r.parameters:,}",
+            float(np.mean(r.losses)),
+            len(r.losses),
+        )
         laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
         seeds = f"seeds differ by {self.seed_spread:.1%}"
         if len(self.rungs[0].losses) == 1:
@@ -103,7 +92,7 @@ class TargetForecast(Forecast):
         beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
         beyond = f"{beyond} that of any rung; " if beyond else ""
         lines = [
-            *Table(("width", "depth", "steps", "parameters", name, "seeds"), rungs, ">>>>>>").lines,
+            *Table(("width", "depth", "steps", "parameters", name, "seeds"), [*map(shown, self.rungs)], ">>>>>>").lines,
             "",
             *Table(("law (the first one forecasts)", "error for rungs left out", "target"), laws, "<>>").lines,
             "",
@@ -187,8 +176,8 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
     path = as_path(directory) / FILE
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no forecast: name the workdir of one.")
-    with reading(path, "restore it, or make the forecast again"):
-        fields = json_object(path.read_text(encoding="utf-8"))
+    fields = read_json(path, remedy := "restore it, or make the forecast again")
+    with reading(path, remedy):
         rung = lambda given: from_fields(Rung, {**given, "losses": tuple(given["losses"])}, path)
         own = {
             **fields,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -18,6 +21,8 @@ from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, Shrink, coh
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.types import Batch
+
+T = TypeVar("T")
 
 
 class GroupPrograms:
@@ -57,6 +62,10 @@ _STEP_FLOPS = 1e7
 _SHRINK_FLOPS_ON_CPU, _SHRINK_FLOPS = 1e11, 1e14
 _LEAST_FLOPS = 1e6  # that a step of a run takes as long as, however small it is
 MEMORY_SHARE = 0.8
+_REFUSALS = (
+    r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
+    r"Used (?P<used>[\d.]+\w) of (?P<available>[\d.]+\w)",
+)
 
 
 def choose_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | None) -> LaneProgram:
@@ -73,7 +82,13 @@ def choose_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | No
     if lanes is None and sharding.platform(programs.mesh) == "cpu":
         pays = 1 if programs.experiment.convolves else max(1, int(_STEP_FLOPS / max(programs.step_flops, 1)))
         lanes = fewer_lanes(pays + 1, most, 1.0)
-    return _largest_that_fits(programs, runs, min(lanes or most, most))
+    _, program = largest_that_fits(programs, runs, min(lanes or most, most), memory_limit())
+    if isinstance(program, OutOfMemory):
+        raise InputError(
+            f"train.batch_size is {runs[0].config.train.batch_size}: a single run does not fit into a device's "
+            "memory. Lower it, or set train.accumulate or model.remat."
+        )
+    return program
 
 
 def shrinking(programs: GroupPrograms, program: LaneProgram) -> Shrink:
@@ -109,30 +124,41 @@ def fewer_lanes(lanes: int, runs: int, share: float) -> int:
     return math.ceil(runs / math.ceil(runs / most))
 
 
-def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram:
+@dataclasses.dataclass(frozen=True)
+class OutOfMemory:
+    """The compiler's refusal: bytes on each device; 0 if it does not say how many there are."""
+
+    available: int = 0
+    used: int | None = None  # in all
+    # Temporaries and the new state: the compiler counts the new state among them, although it replaces the old one.
+    without_data: int | None = None
+
+
+def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
+    """The result of ``compile_it``, or the compiler's refusal for lack of memory, as XLA:TPU has it."""
+    try:
+        return compile_it()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        found = next(filter(None, (re.search(pattern, str(error)) for pattern in _REFUSALS)), None)
+        size = lambda text: int(float(text[:-1]) * 1024 ** " KMGTP".index(text[-1]))
+        return OutOfMemory(**{name: size(text) for name, text in (found.groupdict() if found else {}).items()})
+
+
+def largest_that_fits(
+    programs: GroupPrograms, runs: Sequence[LaneRun], lanes: int, memory: float
+) -> tuple[int, LaneProgram | OutOfMemory]:
+    """The program with the most lanes on each device, from ``lanes`` down, that takes at most ``memory``; one in any
+    case, which the compiler may refuse.
+    """
     on_device = math.ceil(len(programs.group.runs) / programs.mesh.size)
     while True:
-        program = _compiled(programs, runs, lanes)
-        if program is not None and _fits(program):
-            return program
-        if lanes == 1:
-            raise InputError(
-                f"train.batch_size is {runs[0].config.train.batch_size}: a single run does not fit into a device's "
-                "memory. Lower it, or set train.accumulate or model.remat."
-            )
-        lanes = fewer_lanes(lanes, on_device, 0.5 if program is None else memory_limit() / program.bytes_per_device)
-
-
-def _compiled(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram | None:
-    """The program with ``lanes`` on each device; ``None`` if the compiler refuses it for lack of memory."""
-    try:
-        return programs.for_runs(runs, lanes)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):  # XLA:TPU refuses to compile what does not fit
-            return None
-        raise
-
-
-def _fits(program: LaneProgram) -> bool:
-    """Whether there is memory for it; a single lane is tried in any case."""
-    return program.per_device == 1 or program.bytes_per_device <= memory_limit()
+        program = unless_out_of_memory(functools.partial(programs.for_runs, runs, lanes))
+        if isinstance(program, OutOfMemory):
+            share = program.available / program.used if program.used else 0.5
+        else:
+            share = memory / max(program.bytes_per_device, 1)
+        if lanes == 1 or share >= 1:
+            return lanes, program
+        lanes = fewer_lanes(lanes, on_device, share)

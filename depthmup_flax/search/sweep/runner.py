@@ -35,13 +35,7 @@ from depthmup_flax.storage.sweep_records import Record, SweepInfo, flat, info_to
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
-from depthmup_flax.trainer.engine.lanes import (
-    Cohort,
-    Shrink,
-    cohorts,
-    lane_mesh,
-    train,
-)
+from depthmup_flax.trainer.engine.lanes import Cohort, Shrink, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch, Json
@@ -299,13 +293,14 @@ def _pays_ahead(mesh: Mesh) -> bool:
 
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
-    directory, whole = path.parent, path.name == _WHOLE
-    parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
-    for old in (
-        [*parts, *(directory / name for name in ("sweep.json", _DATA, identity.FILE, "tuned.py"))] if whole else parts
-    ):
+    directory, parts = path.parent, [path]
+    if path.name == _WHOLE:
+        names = ("sweep.json", _DATA, identity.FILE, "tuned.py")
+        parts = [*directory.glob("records*.jsonl*"), *(directory / name for name in names)]
+        unfinished = unfinished.parent
+    for old in parts:
         old.unlink(missing_ok=True)
-    delete_tree(unfinished.parent if whole else unfinished)
+    delete_tree(unfinished)
 
 
 def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None:

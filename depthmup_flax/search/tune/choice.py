@@ -16,7 +16,6 @@ from depthmup_flax.report.curves import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.transfer import exploded
-from depthmup_flax.storage.files import as_path
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.util.errors import InputError
 
@@ -158,7 +157,7 @@ class Best(Mapping[str, Any]):
 
     def report(self, out: str | os.PathLike[str] | None = None, *, loss: str | None = None) -> Report:
         """The report of all runs; ``out`` and ``loss``: see `depthmup_flax.make_report`."""
-        return make_report([self.directory], self.directory / "report" if out is None else as_path(out), loss=loss)
+        return make_report([self.directory], out, loss=loss)
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[self._short[name]]

@@ -32,14 +32,7 @@ from depthmup_flax.util.table import Table
 log = logging.getLogger(__name__)
 
 _PRESET = "parametrization.preset"
-# Field of a record -> its name, form and factor.
-_MEASURES = {
-    "test_accuracy": ("test accuracy", "{:.1f} %", 100),
-    "test_loss": ("test loss", "{:.3g}", 1),
-    "validation_accuracy": ("validation accuracy", "{:.1f} %", 100),
-    "validation_loss": ("validation loss", "{:.3g}", 1),
-    "train_loss_avg": ("training loss", "{:.3g}", 1),
-}
+_MEASURES = "test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_loss_avg"  # of a record
 
 
 def tune_target(
@@ -154,10 +147,11 @@ def result(records: Sequence[Record]) -> str:
     text = [f"{diverged} of {len(records)} runs diverged"] if diverged else []
     measured = [field for field in _MEASURES if completed and getattr(completed[0], field) is not None]
     for field in dict.fromkeys([*measured[:1], *measured[-1:]]):
-        name, form, factor = _MEASURES[field]
-        values = [factor * getattr(record, field) for record in completed]
-        spread = f" ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else ""
-        text.append(f"{name} {form.format(np.mean(values))}{spread}")
+        name = "training loss" if field == "train_loss_avg" else field.replace("_", " ")
+        shown = (lambda x: f"{100 * x:.1f} %") if name.endswith("accuracy") else "{:.3g}".format
+        values = [getattr(record, field) for record in completed]
+        spread = f" ± {shown(np.std(values, ddof=1))}" if len(values) > 1 else ""
+        text.append(f"{name} {shown(np.mean(values))}{spread}")
     return ", ".join(text)
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -84,16 +85,9 @@ def tune(
         extend=0 if isinstance(get_field(proxy, search.x), int) else search.rounds,  # whole numbers are not extended
         objective=objective,
     )
-    records = sweep(
-        grid,
-        directory := as_path(workdir),
-        lanes=lanes,
-        overwrite=overwrite,
-        load=load,
-        kind=workdirs.TUNE,
-        on_record=on_record,
-        more=search.more,
-    )
+    directory = as_path(workdir)
+    options: Any = {"lanes": lanes, "overwrite": overwrite, "load": load, "on_record": on_record}
+    records = sweep(grid, directory, kind=workdirs.TUNE, more=search.more, **options)
     best = Best(search.choice(grid, records), proxy, records, directory)
     write_reference(best, proxy, records, experiment.total_steps)
     return best
