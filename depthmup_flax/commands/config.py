@@ -77,9 +77,9 @@ def listing() -> str:
         names = [name for name in shipped_names() if name.startswith("sweeps/") == (command == "sweep")]
         rows = {name: _summary(path_of(name)) for name in names}
         width = max(map(len, rows))
-        shorten = lambda text, width=width: textwrap.shorten(text, _columns() - width - 4, placeholder=" ...")
-        starts_first = sorted(rows, key=lambda name, rows=rows: not rows[name].startswith("Start here"))
-        lines = (f"  {name:{width}}  {shorten(rows[name])}" for name in starts_first)
+        sorted_rows = sorted(rows.items(), key=lambda row: not row[1].startswith("Start here"))
+        shorten = lambda text, most: textwrap.shorten(text, most, placeholder=" ...")
+        lines = (f"  {name:{width}}  {shorten(text, _columns() - width - 4)}" for name, text in sorted_rows)
         blocks.append("\n".join([f"depthmup {command} --config=NAME", *lines]))
     return "\n\n".join([*blocks, "depthmup config NAME explains one, and names its file."])
 

@@ -110,10 +110,9 @@ def _network(experiment: NetworkExperiment, inputs: ArrayTree, width: int, depth
     if not isinstance(model, UserNetwork):
         sized: Any = model.clone(width=width, depth=depth)
         info = param_info(sized, sized.base(), experiment.dataset.input_spec)
-        base = model.clone(width=model.base_width, depth=model.base_depth)
-        return checked_network(
-            sized, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base, train=True
-        )
+        optimizer = make_optimizer(config, info, rule)
+        of_base = model.clone(width=model.base_width, depth=model.base_depth)
+        return checked_network(sized, inputs, info=info, optimizer=optimizer, base=of_base, train=True)
     functions, info = model.functions(rule, width, depth), model.audited(inputs, rule, (width, depth)).info
     functions = rescaled(functions, model.init_factors(inputs, rule, info, (width, depth)))
     # Layers are annotated for this base: no other one can be that of the audit.
