@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
@@ -19,7 +20,7 @@ from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
-Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
+Output: TypeAlias = "int | str | Sequence[int | str] | Callable[[Any], Any] | None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,8 @@ def selected(result: Any, output: Output) -> Any:
         return result
     if callable(output):
         return output(result)
+    if isinstance(output, (tuple, list)):  # each makes a readout of its own
+        return jnp.concatenate([x.ravel() for one in output for x in jax.tree.leaves(selected(result, one))])
     if isinstance(output, str) and not isinstance(result, Mapping) and hasattr(result, output):
         return getattr(result, output)
     try:

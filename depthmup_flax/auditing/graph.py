@@ -243,8 +243,8 @@ def trace(
         return trace(function, params, state, inputs, known, unbound.group(1))
     if len(closed.jaxpr.outvars) != 1:
         raise InputError(
-            f"the model returns {len(closed.jaxpr.outvars)} arrays: name the one that the loss reads, such as "
-            "output=0, output='logits' or a function of what the model returns."
+            f"the model returns {len(closed.jaxpr.outvars)} arrays: name those that the loss reads, such as output=0, "
+            "output='logits', output=('policy', 'value') or a function of what the model returns."
         )
     graph = Graph()
     # Dictionaries are flattened in the order of their keys.

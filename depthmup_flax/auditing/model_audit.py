@@ -60,7 +60,8 @@ def audit(
       depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
         encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
-      output: which result the loss reads, if there are several: an index, a key or a function of the result.
+      output: which results the loss reads, if there are several: an index, a key, a tuple of them, or a function of
+        what the model returns.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, its factors are 1.
       carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`): `rescale_init` and the
         optimizers then apply them. ``False`` wants all of them in the code.

@@ -162,19 +162,18 @@ def traced_infos(
 
     ``base`` are the base model's shapes at the model's depth.
     """
-    infos, unread, layers = {}, {}, layer_axes(traced.uses)
+    infos, unread, layers = dict[str, ParamInfo](), dict[str, str](), layer_axes(traced.uses)
     readout_parents = {path.rpartition("/")[0] for path in traced.readouts if "/" in path}
     for path, leaf in model.leaves.items():
         shape, uses = trees.shape_of(leaf), traced.uses.get(path, ())
         shapes = ParamShapes(path, shape, base[path], 0 in layers.get(path, frozenset()))
         inside = traced.inside.get(path, False)
-        ratio = depth_ratios.of_path(path, traced)
-        blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=ratio)
-        own = own_annotation(leaf)
-        box = own or blank
+        ratio, decay = depth_ratios.of_path(path, traced), infer_decay(shapes)
+        unnamed = AnnotatedParam(trees.abstract(leaf), names=None, in_branch=inside, depth_ratio=ratio, decay=decay)  # type: ignore[arg-type]
+        box = own_annotation(leaf) or unnamed
         for pattern, axes in overrides.items():  # later ones win
             box = axes.annotate(path, box) if matches(path, pattern) else box
-        if own is not None or box is not blank:
+        if box.names is not None:
             box = with_readout_ratio(box, shapes) if path in traced.readouts else box
             base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
             infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
@@ -189,9 +188,10 @@ def traced_infos(
         if reading.role is None:
             unread[path] = reading.why_not
             continue
-        decay, role, (into, out) = infer_decay(shapes), reading.role, matrix_axes(reading.role, uses)
-        decayed = role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
-        leaf_info = ParamInfo(role, shape, reading.width_in, reading.width_out, inside, ratio, decay=decayed)
+        role, (into, out) = reading.role, matrix_axes(reading.role, uses)
+        decayed = role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay
+        widths = reading.width_in, reading.width_out
+        leaf_info = ParamInfo(role, shape, *widths, box.in_branch, box.depth_ratio, decay=decayed)
         infos[path] = dataclasses.replace(leaf_info, in_axes=into, out_axes=out)
     for path, twin in _twins(unread, infos, traced).items():
         infos[path] = infos[twin]

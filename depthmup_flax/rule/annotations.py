@@ -122,14 +122,15 @@ def annotated(
 class Axes:
     """The annotation of a parameter that carries none, or a correction of one: ``None`` keeps what was recorded."""
 
-    names: AxisNames  # one of `AXES` per dimension
+    names: AxisNames | None = None  # one of `AXES` per dimension
     in_branch: bool | None = None  # inside a residual branch or not
     depth_ratio: float | None = None  # of the branch
     decay: bool | None = None  # as in `annotated`, like width_ratio
     width_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        require_axis_names(self.names)
+        if self.names is not None:
+            require_axis_names(self.names)
 
     def annotate(self, path: str, leaf: ArrayTree) -> AnnotatedParam:
         """``leaf`` (an annotated parameter, or anything with a shape) with this annotation."""
@@ -138,10 +139,11 @@ class Axes:
             recorded = {name: getattr(leaf, name) for name, value in fields.items() if value is None}
             fields |= recorded | {"init_std": leaf.init_std}
         in_branch, depth_ratio = fields["in_branch"], fields["depth_ratio"]
-        if in_branch is None or (in_branch and depth_ratio is None):
+        has_names = self.names is not None or isinstance(leaf, AnnotatedParam)
+        if not has_names or in_branch is None or (in_branch and depth_ratio is None):
             raise InputError(
-                f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False) or "
-                "Axes(names, in_branch=True, depth_ratio=depth / base_depth)."
+                f"the override of parameter {path!r} does not say what its axes are and where it is: write "
+                "Axes(names, in_branch=False) or Axes(names, in_branch=True, depth_ratio=depth / base_depth)."
             )
         return AnnotatedParam(nn.unbox(leaf), **{**fields, "depth_ratio": depth_ratio if in_branch else 1.0})
 

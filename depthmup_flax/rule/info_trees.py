@@ -98,44 +98,42 @@ def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geo
 
 
 def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:
-    """``function(path, leaf_info, array)`` over both trees; what optax has masked stays, be it a leaf or a part.
+    """``function(path, leaf_info, array)`` over a tree of arrays; what optax has masked stays, be it a leaf or a part.
+
+    Paths find their info: the tree may be a part of the model, such as ``nnx.state(model, nnx.LoRAParam)``, and have
+    nodes in place of arrays, such as ``nnx.Variable``.
 
     Raises:
-      InputError: the structures differ.
+      InputError: a path is not in ``info``, or one of several equal layers is missing.
     """
+    infos, found = flatten_info(info), set[str]()
 
-    def at_leaf(path: jax.tree_util.KeyPath, leaf: Any, leaf_info: Any) -> ArrayTree:
+    def at_leaf(of_leaf: jax.tree_util.KeyPath, leaf: Any) -> ArrayTree:
+        path = name = path_name(of_leaf)
         if isinstance(leaf, optax.MaskedNode):
+            found.update(path for path in infos if matches(path, name))
             return leaf
-        if is_nnx(leaf, "Variable"):  # a node with one array, in both trees or, of nnx.Optimizer, in one
-            inside = lambda below, of_one, array: function(path_name((*path, *below)), of_one, array)
-            if is_info(leaf_info):
-                return jax.tree.map(lambda array: inside((), leaf_info, array), leaf)
-            return jax.tree_util.tree_map_with_path(inside, leaf_info, leaf, is_leaf=is_info)
-        if not is_info(leaf_info):
-            raise ValueError
-        return function(path_name(path), leaf_info, leaf)
+        while path not in infos:
+            if "/" not in path:
+                raise InputError(f"{_UNLIKE} ({name!r} is not in info): {_PASS}")
+            path = path.rpartition("/")[0]
+        found.add(path)
+        return function(path, infos[path], leaf)
 
-    is_leaf = lambda x: isinstance(x, (optax.MaskedNode, AxisMetadata)) or is_nnx(x, "Variable")
-    try:
-        return jax.tree_util.tree_map_with_path(at_leaf, tree, info, is_leaf=is_leaf)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(_unlike(info, tree)) from error
+    is_leaf = lambda x: isinstance(x, (optax.MaskedNode, AxisMetadata))
+    result = jax.tree_util.tree_map_with_path(at_leaf, tree, is_leaf=is_leaf)
+    layers = {template(path) for path in found}
+    for path in infos:
+        if path not in found and template(path) in layers:  # a network of fewer layers
+            raise InputError(f"{_UNLIKE} (info has {path!r}): {_PASS}")
+    return result
 
 
-def _unlike(info: InfoTree, tree: ArrayTree) -> str:
-    """The sentence about a tree that has not the structure of ``info``."""
-    ours = set(flatten_info(info))
-    is_box = lambda x: isinstance(x, AxisMetadata)
-    theirs = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_box)}
-    here, there = sorted(theirs - ours), sorted(ours - theirs)
-    where = f"{here[0]!r} is not in info" if here else f"info has {there[0]!r}" if there else "their containers differ"
-    return (
-        f"the structure of the parameters is not that of info ({where}): pass variables['params'] of the network that "
-        "info was made for (not of the base model), after param_info unboxed by flax.linen.unbox."
-    )
+_UNLIKE = "the structure of the parameters is not that of info"
+_PASS = (
+    "pass variables['params'] of the network that info was made for (not of the base model), after param_info unboxed "
+    "by flax.linen.unbox."
+)
 
 
 def matches(path: str, pattern: str) -> bool:

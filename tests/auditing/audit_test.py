@@ -616,6 +616,16 @@ def test_overrides_win():
     assert role_of(result, "head/kernel") == (Role.OUTPUT, 2, 1, False, 1)
 
 
+@pytest.mark.parametrize("axes", [Axes(decay=True), Axes(("width_in", "width_out"), decay=True), Axes(in_branch=False)])
+def test_an_override_keeps_what_it_does_not_name(axes):
+    usual, given = (flatten_info(audit(*both(LoRA), VECTORS, overrides=o).info)["w_0"] for o in ({}, {"w_0": axes}))
+    expected = {name: value for name, value in vars(axes).items() if value is not None and name != "names"}
+    ratio = 1.0 if expected.get("in_branch") is False else usual.depth_ratio
+    same = ("role", "width_in", "width_out", "in_branch", "decay")
+    assert {name: getattr(given, name) for name in same} == {name: getattr(usual, name) for name in same} | expected
+    assert given.depth_ratio == ratio
+
+
 def test_a_parameter_that_the_output_does_not_need_must_be_named():
     nets = gpt(edit="tuple", depth=DEPTH)
     result = audit(*nets, TOKENS, output=lambda result: result[1]["aux"])
@@ -659,7 +669,7 @@ def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays: name the one that the loss reads"),
+        (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays"),
         (lambda: audit(3, 4, TOKENS), "model is 3: pass a Linen, NNX or Equinox module"),
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
         (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
@@ -677,6 +687,25 @@ def test_bad_input_is_refused(call, message):
 def test_one_output_of_several_is_chosen():
     assert audit(*gpt(edit="tuple"), TOKENS, output=0).ok
     assert audit(*gpt(edit="tuple"), TOKENS, output=lambda result: result[0]).ok
+
+
+def test_each_of_several_outputs_is_a_readout():
+    def nets(value):
+        def of(width, depth):
+            def apply(params, x):
+                h = x @ params["stem"]
+                logits = h @ params["policy"] * (8 / width)
+                return {"policy": logits, "value": (h @ params["value"])[:, 0] * value(width / 8)}
+
+            sizes = {"stem": (6, width), "policy": (width, 5), "value": (width, 1)}
+            return apply, {name: jnp.zeros(shape) for name, shape in sizes.items()}
+
+        return of(16, 1), of(8, 1)
+
+    both_read = ("policy", "value")
+    assert audit(*nets(lambda m: 1 / m), VECTORS, output=both_read).ok
+    forgotten = audit(*nets(lambda m: 1.0), VECTORS, output=both_read, carry=False)
+    assert [(finding.name, finding.paths) for finding in forgotten.findings] == [("readout_not_scaled", ("value",))]
 
 
 # --- use

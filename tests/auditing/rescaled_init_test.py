@@ -111,6 +111,14 @@ def test_a_traced_parameter_that_is_constant_in_one_model_alone_becomes_nan():
     assert {path for path, leaf in new.items() if not np.isfinite(leaf).all()} == {"w"}
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_deviation_of_complex_weights_is_that_of_both_parts():
+    draw = lambda n, phase: {"w": phase * jax.random.normal(jax.random.key(n), (n, n)) / n**0.25}
+    params = draw(256, 1j)
+    (start,) = init_factors(params, draw(64, 1 + 0j), infos(params), RULE).values()
+    assert start.factor == pytest.approx(4**-0.25, rel=0.02)
+
+
 def test_what_cannot_be_rescaled_is_named():
     params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
     info = infos(params)
