@@ -37,7 +37,7 @@ audit = functools.partial(dm.audit, MODEL, BASE)
 
 
 def params_of(model):
-    return jax.eval_shape(model.init, jax.random.key(0), X)["params"]
+    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), X)["params"])
 
 
 WRONG = {  # call -> parts of the sentence
