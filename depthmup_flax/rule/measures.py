@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.rule.info_trees import flatten_info, map_info, named_geometries
+from depthmup_flax.rule.info_trees import map_info, named_geometries
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
 
@@ -103,13 +103,6 @@ def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTre
         return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, x.shape[axis]), axis) if stride > 1 else x
 
     return [map_info(part, info, tree) for tree in trees]
-
-
-def measured_names(info: InfoTree, degree: float | None) -> tuple[str, ...]:
-    """The names of `measures`, in its order."""
-    kinds = [GRADIENT, PARAMETER, *([] if degree is None else [RELATIVE if degree == 1 else UPDATE])]
-    roles = {leaf.role_name for leaf in flatten_info(info).values() if leaf.role in MEASURED}
-    return tuple(sorted(f"{kind}/{role}" for kind in kinds for role in roles))
 
 
 def _mean_square(x: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ The rule keeps updates, gradients and parameters of each role equal at all sizes
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,7 +14,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from depthmup_flax.util.types import Json
 log = logging.getLogger(__name__)
 
 FILE = "course.json"
-RATE, LOSS, STEP = "rate", "loss", "step"
+RATE, STEP = "rate", "step"
 Columns = Mapping[str, Sequence[Any]]
 Source = str | os.PathLike[str] | Columns
 
@@ -141,8 +142,9 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
     Raises:
       InputError: a directory holds no such record, or nothing is comparable.
     """
-    read = lambda source: {"columns": source} if isinstance(source, Mapping) else read_course(source)
-    theirs, ours = read(reference), read(run)
+    theirs, ours = (
+        {"columns": source} if isinstance(source, Mapping) else read_course(source) for source in (reference, run)
+    )
     if "config" in theirs and "config" in ours:
         return compared(theirs, ours)
     for columns in (theirs["columns"], ours["columns"]):
@@ -154,36 +156,25 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
 def compared(reference: Json, run: Json) -> Comparison:
     """`compare_runs` of two contents of ``course.json``."""
     theirs, ours = ConfigDict(reference["config"]), ConfigDict(run["config"])
-    if unlike := differing(theirs, ours):
-        raise InputError(f"the runs are not comparable: {unlike}.")
-    columns, own = dict(reference["columns"]), dict(run["columns"])
-    lengths = [(one["train"]["batch_size"], file["total_steps"]) for one, file in ((theirs, reference), (ours, run))]
-    if lengths[0] != lengths[1]:
+    same, own_same = ({path: get_field(config, path) for path in _SAME} for config in (theirs, ours))
+    if same != own_same:
+        raise InputError(f"the runs are not comparable: {listed(differences(same, own_same))}.")
+    columns, own = dict(reference["columns"]), run["columns"]
+    size, length = ours.train.batch_size, run["total_steps"]
+    if (theirs.train.batch_size, reference["total_steps"]) != (size, length):
+        rescaled = theirs.copy_and_resolve_references()
         try:
-            rates = _rescaled_rates(theirs, lengths, columns[STEP])
+            rescale_target(theirs, reference["total_steps"], rescaled, reference["total_steps"], size, length)
+            after = rates(rescaled, length, columns[STEP])
         except InputError:  # an optimizer whose rule over batch size and steps is not known
             return _joined(_only(columns, PARAMETER, GRADIENT), own)
-        ratio = [new / old if old else math.nan for new, old in zip(rates, columns[RATE], strict=True)]
-        columns |= {RATE: rates}
+        before, columns[RATE] = columns[RATE], after
         for name in [name for name in columns if _kind(name) in (UPDATE, RELATIVE)]:
-            columns[name] = [a and a * b for a, b in zip(columns[name], ratio, strict=True)]
-        if lengths[0][0] != lengths[1][0]:  # noise, and so gradients and updates, depend on the batch size
+            factors = (new / old if old else math.nan for new, old in zip(after, before, strict=True))
+            columns[name] = [a and a * b for a, b in zip(columns[name], factors, strict=True)]
+        if theirs.train.batch_size != size:  # noise, and so gradients and updates, depend on the batch size
             columns = _only(columns, PARAMETER, RATE)
     return _joined(columns, own)
-
-
-def differing(reference: ConfigDict, run: ConfigDict) -> str:
-    """What makes two configs no proxy and target; "" if nothing does."""
-    theirs, ours = ({path: get_field(config, path) for path in _SAME} for config in (reference, run))
-    return listed(differences(theirs, ours))
-
-
-def _rescaled_rates(reference: ConfigDict, lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[float]:
-    """The learning rate by the rule at ``steps`` of a run of another batch size and length."""
-    (_, before), (batch_size, total) = lengths
-    config = reference.copy_and_resolve_references()
-    rescale_target(reference, before, config, before, batch_size, total)
-    return rates(config, total, steps)
 
 
 def rates(config: ConfigDict, total_steps: int, steps: Sequence[int]) -> list[float]:
@@ -223,39 +214,35 @@ def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[s
     return {STEP: list(first[STEP][:count]), **{name: mean(name) for name in first if name != STEP}}
 
 
-def reference_of(config: ConfigDict) -> Json | None:
-    """What ``train.reference`` names; ``None``, with a warning, where it is absent or of another experiment."""
-    if not config.train.reference:
-        return None
-    said = "train.reference: this run is compared with nothing: %s"
-    try:
-        content = read_course(config.train.reference)
-    except InputError as error:  # the search may be on another machine
-        log.warning(said, error)
-        return None
-    if unlike := differing(ConfigDict(content["config"]), config):
-        log.warning(said, f"the reference differs in {unlike}")
-        return None
-    return content
-
-
 class Watch:
     """Compares a run with ``train.reference`` as its rows are recorded, and says each thing once."""
 
     def __init__(self, config: ConfigDict) -> None:
-        self._reference, self._said = reference_of(config), set[str]()
+        self._reference: Json | None = None
+        self._said = set[str]()
+        if config.train.reference:
+            with self._comparable():  # the search may be on another machine
+                self._reference = read_course(config.train.reference)
 
     def see(self, content: Json) -> None:
         """Logs what is new in the content of ``course.json``."""
         if self._reference is None or max(content["columns"][STEP]) < 2:
             return
-        comparison = compared(self._reference, content)
-        kinds = {one.kind for one in comparison.deviations}
-        if kinds - self._said:
-            log.warning("%s", comparison.sentence)
-        elif not self._said:
-            log.info("%s", comparison.sentence)
-        self._said |= kinds | {STEP}
+        with self._comparable():
+            comparison = compared(self._reference, content)
+            kinds = {one.kind for one in comparison.deviations}
+            if kinds - self._said or not self._said:
+                log.log(logging.WARNING if kinds - self._said else logging.INFO, "%s", comparison.sentence)
+            self._said |= kinds | {STEP}
+
+    @contextlib.contextmanager
+    def _comparable(self) -> Iterator[None]:
+        """Warns where the reference is absent or of another experiment."""
+        try:
+            yield
+        except InputError as error:
+            self._reference = None
+            log.warning("train.reference: this run is compared with nothing: %s", error)
 
 
 def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:

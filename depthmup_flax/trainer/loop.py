@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
@@ -246,8 +247,9 @@ class _Run:
     def record_course(self) -> None:
         """Writes ``course.json`` and compares it with ``train.reference``, if the last call took a step of `Course`."""
         course = self._experiment.course
-        if distributed.is_first() and any(self._recorded < step <= self.step for step in course.steps):
-            columns = course.columns(jax.device_get(self.state.course), self.step)
+        taken = any(self._recorded < step <= self.step for step in course.steps)
+        if distributed.is_first() and course.names and taken:
+            columns = course.columns(jax.tree.map(np.ndarray.tolist, jax.device_get(self.state.course)), self.step)
             total_steps = self._experiment.total_steps
             self._watch.see(write_course(self._directory, self._experiment.config, total_steps, columns))
             self._recorded = self.step

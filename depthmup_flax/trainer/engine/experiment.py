@@ -11,7 +11,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -27,23 +26,21 @@ from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
-from depthmup_flax.rule.measures import measured_names, measures, sampled
+from depthmup_flax.rule.measures import measures, sampled
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization, factor_text
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network_task import (
-    MEASURED,
+    COURSE,
     Measure,
     network_task,
     our_functions,
-    row_major_gradients,
     state_of,
     without_boxes,
 )
 from depthmup_flax.trainer.engine.task import (
-    NO_COURSE,
     Course,
     Hyper,
     Means,
@@ -123,11 +120,6 @@ class Experiment(abc.ABC):
         """What is trained."""
 
     @property
-    def tpu_lanes_task(self) -> Task:
-        """A variant for lanes on a TPU."""
-        return self.task
-
-    @property
     @abc.abstractmethod
     def averaged(self) -> tuple[str, ...]:
         """The metrics that are averaged over steps."""
@@ -135,10 +127,10 @@ class Experiment(abc.ABC):
     @functools.cached_property
     def course(self) -> Course:
         """What is recorded in the first third."""
-        return Course.of(self.total_steps, self._measured()) if self.config.train.record_course else NO_COURSE
+        return Course.of(self._measured(), self.total_steps) if self.config.train.record_course else Course()
 
     def _measured(self) -> tuple[str, ...]:
-        """The names of what is recorded besides the loss."""
+        """The names of what is measured."""
         return ()
 
     @abc.abstractmethod
@@ -161,23 +153,19 @@ class Experiment(abc.ABC):
         hyper = {**self.hyperparameters, **values}
         return new_state(self.task.init(jax.random.key(hyper[SEED]), hyper), self.averaged, self.course)
 
-    def step(
-        self, values: Hyper, *, tpu_lanes: bool = False, at: jax.Array | None = None
-    ) -> Callable[[TrainState, Any], Stepped]:
+    def step(self, values: Hyper, *, at: jax.Array | None = None) -> Callable[[TrainState, Any], Stepped]:
         """The training step of a prepared batch; ``at``: the step of all lanes, where the state has one for each."""
-        task = self.tpu_lanes_task if tpu_lanes else self.task
-        hyper = {**self.hyperparameters, **values}
+        task, hyper = self.task, {**self.hyperparameters, **values}
         average_from = max(0, self.total_steps - (self.config.train.average_steps or self.epoch_steps))
 
         def step(state: TrainState, batch: Any) -> Stepped:
             with self._precision():
                 now = state.step if at is None else at
-                measuring = {"records": self.course.records(now)} if self.course.names else {}
+                measuring = {"course": (state.course, self.course.records(now))} if self.course.names else {}
                 carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step), **measuring)
             metrics = dict(metrics)
-            measured = metrics.pop(MEASURED) if measuring else None
-            log_every = self.config.train.log_every
-            return counted(state, carry, metrics, log_every, average_from, self.course, measured), metrics
+            course: Any = metrics.pop(COURSE) if measuring else {}
+            return counted(state, carry, metrics, self.config.train.log_every, average_from, course), metrics
 
         return step
 
@@ -247,18 +235,48 @@ class NetworkExperiment(Experiment):
 
     @functools.cached_property
     def task(self) -> Task:
-        return self._task()
+        own, train = self.hyperparameters, self.config.train
 
-    @functools.cached_property
-    def tpu_lanes_task(self) -> Task:
-        return self._task(row_major_gradients)
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Measure]:
+            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
+            if not fields:
+                return self.functions(self.rule), self.optimizer, self._measuring(self.rule)
+            changed, of_rule = self.config.copy_and_resolve_references(), {}
+            with changed.ignore_type():  # values may be traced
+                for path, value in fields.items():
+                    section, _, name = path.partition(".")
+                    if section == RULE:
+                        of_rule[name] = value
+                    else:
+                        set_field(changed, path, value)
+            rule = self.rule.replace(**of_rule)
+            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
+            return self.functions(rule), optimizer, self._measuring(rule)
+
+        def sample(*trees: ArrayTree) -> Sequence[ArrayTree]:
+            whole = self.config.mesh.fsdp != 1  # a part of an array that is split over devices would be sent
+            return trees if whole else sampled(self.info, trees, self._updates.get("geometry"))
+
+        return network_task(
+            network,
+            self.dataset.input_spec,
+            self.loss,
+            accumulate=train.accumulate,
+            ema_decay=train.ema_decay,
+            sample=sample,
+        )
 
     @property
     def averaged(self) -> tuple[str, ...]:
         return self.loss.averaged
 
     def _measured(self) -> tuple[str, ...]:
-        return measured_names(self.info, self._updates["degree"])
+        params, _ = without_boxes(self.variables)
+        return tuple(jax.eval_shape(self._measuring(self.rule), params, params, params))
+
+    def _measuring(self, rule: Parametrization) -> Measure:
+        known = {name: self._updates.get(name) for name in ("degree", "geometry")}
+        return lambda *trees: measures(self.info, rule, *trees, **known)
 
     @functools.cached_property
     def _updates(self) -> Json:
@@ -276,46 +294,6 @@ class NetworkExperiment(Experiment):
             made = self.made if rule is self.rule and self.made is not None else self.model.functions(rule)
             return rescaled(made, self.init_factors)
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
-
-    def _task(
-        self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda x: x
-    ) -> Task:
-        """The network as a task, whose optimizer is changed by ``change``."""
-        own = self.hyperparameters
-
-        def measuring(rule: Parametrization) -> Measure:
-            known = {name: self._updates.get(name) for name in ("degree", "geometry")}
-            return lambda *trees: jnp.stack([*measures(self.info, rule, *trees, **known).values()])
-
-        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Measure]:
-            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
-            if not fields:
-                return self.functions(self.rule), change(self.optimizer), measuring(self.rule)
-            changed, of_rule = self.config.copy_and_resolve_references(), {}
-            with changed.ignore_type():  # values may be traced
-                for path, value in fields.items():
-                    section, _, name = path.partition(".")
-                    if section == RULE:
-                        of_rule[name] = value
-                    else:
-                        set_field(changed, path, value)
-            rule = self.rule.replace(**of_rule)
-            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
-            return self.functions(rule), change(optimizer), measuring(rule)
-
-        def sample(*trees: ArrayTree) -> Sequence[ArrayTree]:
-            whole = self.config.mesh.fsdp != 1  # a part of an array that is split over devices would be sent
-            return trees if whole else sampled(self.info, trees, self._updates.get("geometry"))
-
-        train = self.config.train
-        return network_task(
-            network,
-            self.dataset.input_spec,
-            self.loss,
-            accumulate=train.accumulate,
-            ema_decay=train.ema_decay,
-            sample=sample,
-        )
 
     def state_shapes(self) -> TrainState:
         state = lambda variables: state_of(*without_boxes(variables), self.optimizer, self.config.train.ema_decay)

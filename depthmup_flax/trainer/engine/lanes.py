@@ -256,7 +256,7 @@ class LaneProgram(Program):
 
     def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> Stepped:
         """``state``: of all lanes, or of the only one, without an axis of lanes."""
-        several, on_tpu = self.per_device > 1, sharding.platform(self.mesh) == "tpu"
+        several = self.per_device > 1
         values: Any = values_V.values_K if several else _first(values_V.values_K)
         step = state.step[0] if several else state.step  # the same in all lanes
 
@@ -264,7 +264,7 @@ class LaneProgram(Program):
             return self.experiment.prepare(batch_key(seed, step), batch_of(self.experiment.dataset, data, examples))
 
         def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
-            return self.experiment.step(values, tpu_lanes=on_tpu, at=step)(state, batch)
+            return self.experiment.step(values, at=step)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:  # the lanes share a prepared batch

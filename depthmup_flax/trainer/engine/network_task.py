@@ -12,13 +12,14 @@ import optax
 from flax import struct
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from depthmup_flax.devices.sharding import target_platform, traced_platform
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import Loss
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
 from depthmup_flax.util.types import ArrayTree
 
-MEASURED = "measured"  # name of a row of `Course` among the metrics of a step
+COURSE = "course"  # among the metrics of a step: the new `TrainState.course`
 
 
 @struct.dataclass
@@ -31,8 +32,8 @@ class NetworkState:
     ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
 
 
-# Gradients, updates and parameters of a step -> a row of `Course`, [C - 1].
-Measure = Callable[[ArrayTree, ArrayTree, ArrayTree], jax.Array]
+# Gradients, updates and parameters of a step -> what `Course` names.
+Measure = Callable[[ArrayTree, ArrayTree, ArrayTree], Metrics]
 
 
 def network_task(
@@ -54,7 +55,8 @@ def network_task(
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
         BatchNorm normalizes each part by itself, and each part has its own dropout masks.
-      sample: of the three trees of `Measure`, what is measured.
+      sample: of the three trees of `Measure`, what is measured where a step is given a ``course``: the rows so far, and
+        which of them it takes.
       ema_decay: above 0, an evaluation has the metrics of the parameters' exponential average, too: ``ema_loss``.
     """
 
@@ -64,7 +66,7 @@ def network_task(
         return state_of(*model.init(key, inputs), optimizer, ema_decay)
 
     def step(
-        state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, records: jax.Array | None = None
+        state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, course: Any = None
     ) -> tuple[NetworkState, Metrics]:
         (model, optimizer, measure), (inputs, targets) = network(hyper), batch
 
@@ -80,13 +82,18 @@ def network_task(
             split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
             parts = (*jax.tree.map(split, (inputs, targets)), jax.random.split(key, accumulate))
             collections, (grads, metrics) = _mean_over_parts(gradient, state.collections, parts)
+        if target_platform() == "tpu" and traced_platform() is None:  # in lanes
+            # Else XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's
+            # parameters and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by its estimate.
+            grads = jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        if records is not None:
+        if course is not None:
+            rows, now = course
             trees = sample(grads, updates, state.params)  # all that the branch keeps from being computed in place
-            measured = jax.eval_shape(measure, *trees)
-            nothing = lambda *_: jnp.zeros(measured.shape, measured.dtype)
-            row = jax.lax.cond(records, measure, nothing, *trees)
-            metrics = {**metrics, MEASURED: row}
+            taken = lambda *trees: {
+                name: jnp.where(now, x.astype(jnp.float32), rows[name]) for name, x in measure(*trees).items()
+            }
+            metrics = {**metrics, COURSE: jax.lax.cond(now.any(), taken, lambda *_: rows, *trees)}
         params = optax.apply_updates(state.params, updates)
         ema = optax.ema(ema_decay).update(params, state.ema)[1] if ema_decay else ()
         return NetworkState(params, collections, opt_state, ema), metrics
@@ -154,18 +161,3 @@ def _mean_over_parts(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (collections, totals), _ = jax.lax.scan(add, (collections, zeros), parts)
     return collections, jax.tree.map(lambda x: x / count, totals)
-
-
-def row_major_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``optimizer`` for gradients whose layout is that of its state.
-
-    Otherwise XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's parameters
-    and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by the compiler's estimate.
-    """
-
-    def update(grads: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
-        return optimizer.update(
-            jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads), state, params
-        )
-
-    return optax.GradientTransformation(optimizer.init, update)

@@ -30,7 +30,7 @@ class Outcome:
     diverged_at_step: int | None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
-    course: list[list[float | None]] = dataclasses.field(default_factory=list)  # see `TrainState.course`
+    course: dict[str, list[float | None]] = dataclasses.field(default_factory=dict)  # see `TrainState.course`
 
 
 _EVALUATED = [f"{split}_{name}" for split in (TEST, VALIDATION) for name in ("loss", "accuracy")]
@@ -67,7 +67,7 @@ def outcome(
         test_metrics=evaluated,
         steps=int(numbers.step),
         diverged_at_step=diverged_at,
-        course=[[to_json(float(value)) for value in row] for row in numbers.course],
+        course={name: [to_json(float(value)) for value in rows] for name, rows in numbers.course.items()},
     )
 
 

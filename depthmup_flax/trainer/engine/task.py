@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -131,50 +131,39 @@ class TrainState:
     nonfinite_step: jax.Array  # int32, the first step whose loss was not finite, or -1
     recent: Means  # since the last multiple of log_every
     final: Means  # over the last average_steps steps of the run
-
-    window: Any  # `Means` of the loss since the last of `Course.steps`; () without a course, as below
-    course: Any  # float32 [N, C]: a row per step of `Course`, a column per name; 0 until it is taken
+    course: dict[str, jax.Array]  # name of `Course` -> float32 [N]: its value at each of the steps, 0 until it is taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What a run records in its first third, to be compared with a run of another size.
+    """What is measured after some of a run's steps, counted from 1, to be compared with a run of another size."""
 
-    Attributes:
-      steps: after which there is a row, from 1.
-      names: of the columns but the first, which is the mean loss since the row before.
-    """
-
-    steps: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, total_steps: int, names: tuple[str, ...]) -> Course:
-        """Two rows per octave: steps 1, 2, 3, 4, 6, 8, 12, ..."""
-        octaves = [(2**i, 3 * 2 ** (i - 1)) for i in range(1, 31)]
-        steps = [1, *(step for pair in octaves for step in pair)]
-        return cls(tuple(step for step in steps if step <= max(2, total_steps // 3)), names)
+    def of(cls, names: tuple[str, ...], total_steps: int) -> Course:
+        """Twice per octave of the first third: steps 1, 2, 3, 4, 6, 8, 12, ..."""
+        steps = [1, *(step for i in range(1, 31) for step in (2**i, 3 * 2 ** (i - 1)))]
+        return cls(names, tuple(step for step in steps if step <= max(2, total_steps // 3)))
 
     def records(self, step: jax.Array) -> jax.Array:
-        """Whether the step after ``step`` has a row."""
-        return (step + 1 == np.array(self.steps, np.int32)).any()
+        """[N]: whether the step after ``step`` is one of them, and which."""
+        return step + 1 == np.array(self.steps, np.int32)
 
-    def columns(self, rows: Any, step: int) -> dict[str, list[Any]]:
-        """``step``, ``loss`` and the other names -> values, as far as a run has come at ``step``."""
-        if not self.steps:
-            return {}
-        taken = sum(one <= step for one in self.steps)
-        columns = zip(("loss", *self.names), np.array(rows, np.float64)[:taken].T.tolist(), strict=True)  # None: NaN
-        digits = lambda value: float(f"{value:.5g}") if math.isfinite(value) else None
-        return {"step": list(self.steps[:taken]), **{name: list(map(digits, column)) for name, column in columns}}
+    def columns(self, rows: Mapping[str, Sequence[Any]], step: int) -> dict[str, list[Any]]:
+        """``step`` and the names -> values, as far as a run has come at ``step``; empty if there are no names."""
+        taken = [one for one in self.steps if one <= step]
+        digits = lambda value: None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+        columns = {name: list(map(digits, rows[name][: len(taken)])) for name in self.names}
+        return {"step": taken, **columns} if columns else {}
 
 
-NO_COURSE = Course()
 Stepped = tuple[TrainState, Metrics]
 TrainStep = Callable[[TrainState, Any], Stepped]
 
 
-def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE) -> TrainState:
+def new_state(carry: Any, averaged: Collection[str], course: Course = Course()) -> TrainState:
     """The state before the first step; ``averaged``: names of the metrics that are averaged."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -183,8 +172,7 @@ def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE)
         nonfinite_step=jnp.full((), -1, jnp.int32),
         recent=Means.empty(averaged),
         final=Means.empty(averaged),
-        window=Means.empty(("loss",)) if course.steps else (),
-        course=jnp.zeros((len(course.steps), 1 + len(course.names)), jnp.float32) if course.steps else (),
+        course={name: jnp.zeros(len(course.steps), jnp.float32) for name in course.names},
     )
 
 
@@ -194,22 +182,14 @@ def counted(
     metrics: Metrics,
     log_every: int,
     average_from: int,
-    course: Course = NO_COURSE,
-    measured: jax.Array | None = None,
+    course: Mapping[str, jax.Array] | None = None,
 ) -> TrainState:
     """The state after a step that gave ``carry`` and ``metrics``.
 
     ``TrainState.recent`` restarts after each multiple of ``log_every``; ``final`` sums the steps after
-    ``average_from``. ``measured`` [C - 1] is a row of ``course`` without the loss, if there are other columns.
+    ``average_from``.
     """
     loss = metrics["loss"].astype(jnp.float32)
-    window, rows = state.window, state.course
-    if course.steps:
-        steps = np.array(course.steps, np.int32)
-        window = window.add(metrics, (state.step == steps).any())
-        row = (window.totals["loss"] / window.weight)[None]
-        row = row if measured is None else jnp.concatenate([row, measured])
-        rows = jnp.where((state.step + 1 == steps)[:, None], row, rows)
     first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
     return TrainState(
         step=state.step + 1,
@@ -218,8 +198,7 @@ def counted(
         nonfinite_step=jnp.where(first_nonfinite, state.step + 1, state.nonfinite_step),
         recent=state.recent.add(metrics, state.step % log_every == 0),
         final=state.final.add(metrics, state.step <= average_from),
-        window=window,
-        course=rows,
+        course=dict(course or {}),
     )
 
 
