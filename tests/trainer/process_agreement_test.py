@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 
-import pytest
 from small_runs import config
 
 from depthmup_flax.data import stored_dataset
@@ -30,14 +29,12 @@ def differing(experiment):
     return {name for name in ours | theirs if ours.get(name) != theirs.get(name)}
 
 
-@pytest.mark.parametrize("field", ["train.log_every", "optimizer.learning_rate", "mesh.fsdp"])
-def test_every_field_counts_because_each_decides_when_processes_communicate(field):
-    assert differing(changed(field, 2)) == {f"config.{field}"}
+def test_every_field_counts_because_each_decides_when_processes_communicate():
+    assert differing(changed("train.log_every", 2)) == {"config.train.log_every"}
 
 
-@pytest.mark.parametrize(("field", "value"), [("data.data_dir", "/local")])
-def test_what_may_differ_between_hosts_does_not_count(field, value):
-    assert not differing(changed(field, value))
+def test_the_place_of_the_data_may_differ_between_hosts():
+    assert not differing(changed("data.data_dir", "/local"))
 
 
 def test_another_example_or_another_number_of_them_counts():

@@ -1,5 +1,6 @@
 """What surrounds a call, a mesh or strict settings of JAX, an interpreter without docstrings, changes no result."""
 
+import contextlib
 import io
 import os
 import subprocess
@@ -18,15 +19,16 @@ from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.trainer.loop import train_and_evaluate
 
-mesh_of = lambda kind: jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(kind,), devices=jax.devices()[:1]))
-SURROUNDINGS = {
-    "a mesh": lambda: mesh_of(AxisType.Auto),
-    "an explicit mesh": lambda: mesh_of(AxisType.Explicit),
-    "no promotion of ranks": lambda: jax.numpy_rank_promotion("raise"),
-    "no promotion of types": lambda: jax.numpy_dtype_promotion("strict"),
-    "no transfers": lambda: jax.transfer_guard("disallow_explicit"),
-    "no compilation": jax.disable_jit,
-}
+
+@contextlib.contextmanager
+def strict_settings():
+    ranks, types = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
+    with ranks, types, jax.transfer_guard("disallow_explicit"):
+        yield
+
+
+def explicit_mesh():
+    return jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +46,13 @@ def losses(tmp_path_factory):
     return of, usual
 
 
-SLOW = {"no compilation": pytest.mark.slow}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SURROUNDINGS])
-def test_a_run_and_a_search_give_their_usual_numbers(name, losses):
+@pytest.mark.parametrize(
+    "surroundings", [explicit_mesh, strict_settings, pytest.param(jax.disable_jit, marks=pytest.mark.slow)]
+)
+def test_a_run_and_a_search_give_their_usual_numbers(surroundings, losses):
     of, (train_loss, of_search) = losses
-    with SURROUNDINGS[name]():
-        found = of(name)
+    with surroundings():
+        found = of(surroundings.__name__)
     assert found == (pytest.approx(train_loss, rel=1e-5), of_search)
 
 
@@ -82,14 +83,10 @@ def test_signs_that_the_output_cannot_show_end_no_command(encoding, monkeypatch)
 
 NUMBERS = [
     ("train.steps", 1e3, 1000),
-    ("train.steps", np.int64(7), 7),
-    ("model.width", np.float32(16), 16),
     ("optimizer.learning_rate", np.float32(0.5), 0.5),
-    ("optimizer.kwargs.b1", np.float64(0.5), 0.5),
     ("optimizer.frozen", np.array(["stem"]), ("stem",)),
     ("train.checkpoint", np.False_, False),
     ("train.steps", 1.5, None),
-    ("train.steps", np.float64("inf"), None),
     ("model.norm", np.int32(3), None),
 ]
 

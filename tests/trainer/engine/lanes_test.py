@@ -1,10 +1,6 @@
 """Lanes: which run gets which, and that neither they nor several steps in a call change numbers."""
 
-import functools
-
-import jax
 import numpy as np
-import optax
 import pytest
 from small_runs import RATE, programs_of, small_base, small_sweep
 
@@ -12,7 +8,6 @@ from depthmup_flax import powers_of_two
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.trainer.engine.device_batches import CallLength
 from depthmup_flax.trainer.engine.lanes import Cohort, cohorts, lay_out, one_seed_fits, train
-from depthmup_flax.trainer.engine.network_task import row_major_gradients
 from depthmup_flax.trainer.engine.task import Periods
 
 
@@ -88,21 +83,6 @@ def test_a_single_lane_computes_no_moment_twice():
     programs = programs_of(small_sweep(base))
     operations = lambda lanes: programs.get(lanes, one_seed=True).compiled.cost_analysis()["flops"] / lanes
     assert operations(1) < 1.01 * operations(3)
-
-
-def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
-    params_V = {"kernel": jax.random.normal(jax.random.key(0), (3, 5, 4)), "bias": np.ones((3, 4), np.float32)}
-    x = jax.random.normal(jax.random.key(1), (7, 5))
-
-    def updates(optimizer, params):
-        grads = jax.grad(lambda params: ((x @ params["kernel"] + params["bias"]) ** 2).sum())(params)
-        return optimizer.update(grads, optimizer.init(params), params)
-
-    expected, found = (
-        jax.jit(jax.vmap(functools.partial(updates, optimizer)))(params_V)
-        for optimizer in (optax.adam(0.1), row_major_gradients(optax.adam(0.1)))
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def test_a_run_is_the_users_own_loop(finished):
 
 
 def test_runs_in_lanes_are_the_users_own_loops(tmp_path):
-    grid = {"optimizer.learning_rate": (0.05, 0.1), "hyper.friction": (0.2, 0.5), "seed": (0, 1)}
+    grid = {"optimizer.learning_rate": (0.05, 0.1), "hyper.friction": (0.2, 0.5), "seed": (0,)}
     swept = sweep_config(config(friction=0.5), {"all": grid}, figure="own", title="Own.", scale="smoke")
     records = sweep(swept, tmp_path, lanes=0)
     assert {record.lanes for record in records} != {1}
-    assert len(records) == 8
+    assert len(records) == 4
     for record in records:
         point = record.point
         losses, test = by_hand(point["seed"], point["optimizer.learning_rate"], point["hyper.friction"])
@@ -87,14 +87,8 @@ def test_an_interrupted_run_continues_bit_for_bit_with_the_key_in_its_state(fini
 
 def test_a_step_may_build_its_optimizer_from_a_hyperparameter_that_is_0_or_not(tmp_path):
     results = [train_and_evaluate(config("users_code:decayed_step", decay=x), tmp_path / str(x)) for x in (0.0, 0.1)]
-    assert [result["status"] for result in results] == ["completed", "completed"]
+    assert [(result["status"], result["test_loss"]) for result in results] == [("completed", None)] * 2  # no evaluate
     assert results[0]["train_loss"] != results[1]["train_loss"]
-
-
-def test_without_evaluate_there_is_no_test_loss(tmp_path):
-    result = train_and_evaluate(config("users_code:sgd"), tmp_path)
-    assert result["status"] == "completed"
-    assert result["test_loss"] is None
 
 
 MISTAKES = """
@@ -120,7 +114,6 @@ def test_an_error_in_a_step_keeps_its_traceback_below_what_was_called():
     [
         ({"hyper.unread": 1.0}, "hyper.unread"),
         ({"optimizer.weight_decay": 0.1}, "optimizer.weight_decay"),
-        ({"optimizer.schedule": "cosine"}, "optimizer.schedule"),
         ({"optimizer.name": "sgd"}, "optimizer.name"),
         ({"loss": "squared_error"}, "loss"),
         ({"train.accumulate": 2}, "train.accumulate"),
