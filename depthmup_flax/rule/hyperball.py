@@ -113,34 +113,37 @@ def _hyperball(
     return optax.chain(steps, _kept_norms(info))
 
 
-def _norms(info: InfoTree, tree: ArrayTree) -> ArrayTree:
-    """The Frobenius norm of each matrix of a stack, float32, with axes of length 1; of other parameters a 1."""
-
-    def norm(_: str, leaf: ParamInfo, x: jax.Array) -> jax.Array:
-        if leaf.role is not Role.HIDDEN:
-            return jnp.ones((), jnp.float32)
-        return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(leaf.in_axes + leaf.out_axes, keepdims=True))
-
-    return map_info(norm, info, tree)
+def _norm(leaf: ParamInfo, x: jax.Array) -> jax.Array:
+    """The Frobenius norm of each matrix of a stack, float32, with axes of length 1."""
+    return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(leaf.in_axes + leaf.out_axes, keepdims=True))
 
 
 def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) -> optax.GradientTransformation:
-    """Updates times the norm of the parameter over their own, which is ``own`` of a leaf or measured."""
+    """Updates of matrices times the norm of the parameter over their own, which is ``own`` of a leaf or measured."""
 
-    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
-        norms = _norms(info, updates) if own is None else map_info(lambda _, leaf, u: own(leaf), info, updates)
-        matched = lambda u, own, wanted: (u * (wanted / jnp.where(own == 0, 1, own))).astype(u.dtype)
-        return jax.tree.map(matched, updates, norms, _norms(info, params)), state
+    def matched(_: str, leaf: ParamInfo, u: jax.Array, x: jax.Array) -> jax.Array:
+        norm = jnp.asarray(_norm(leaf, u) if own is None else own(leaf))
+        return (u * (_norm(leaf, x) / jnp.where(norm == 0, 1, norm))).astype(u.dtype)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return _of_both(matched, info)
 
 
 def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
-    """Updates after which each hidden matrix has the norm that it had."""
+    """Updates after which each hidden matrix has the norm that it had, without the factor that it carries."""
+
+    def kept(_: str, leaf: ParamInfo, u: jax.Array, x: jax.Array) -> jax.Array:
+        if leaf.role is not Role.HIDDEN:
+            return u
+        old, moved = leaf.uncarried(x), leaf.uncarried(x + u)
+        return ((moved * (_norm(leaf, old) / _norm(leaf, moved)) - old) * leaf.factor).astype(u.dtype)
+
+    return _of_both(kept, info)
+
+
+def _of_both(function: Callable[..., jax.Array], info: InfoTree) -> optax.GradientTransformation:
+    """``function(path, leaf_info, update, parameter)`` in place of each update."""
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
-        moved = optax.apply_updates(params, updates)
-        back = lambda new, old, own, wanted: (new * (wanted / own)).astype(new.dtype) - old
-        return jax.tree.map(back, moved, params, _norms(info, moved), _norms(info, params)), state
+        return map_info(function, info, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

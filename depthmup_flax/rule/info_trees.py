@@ -97,8 +97,10 @@ def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geo
     return dict(zip(paths, map(Geometry, given), strict=True))
 
 
-def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:
+def map_info(function: Callable[..., Any], info: InfoTree, tree: ArrayTree, *others: ArrayTree) -> ArrayTree:
     """``function(path, leaf_info, array)`` over a tree of arrays; what optax has masked stays, be it a leaf or a part.
+
+    ``others`` have the same structure, and their arrays follow as arguments.
 
     Paths find their info: the tree may be a part of the model, such as ``nnx.state(model, nnx.LoRAParam)``, and have
     nodes in place of arrays, such as ``nnx.Variable``.
@@ -108,7 +110,7 @@ def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tre
     """
     infos, found = flatten_info(info), set[str]()
 
-    def at_leaf(of_leaf: jax.tree_util.KeyPath, leaf: Any) -> ArrayTree:
+    def at_leaf(of_leaf: jax.tree_util.KeyPath, leaf: Any, *other_leaves: Any) -> ArrayTree:
         path = name = path_name(of_leaf)
         if isinstance(leaf, optax.MaskedNode):
             found.update(path for path in infos if matches(path, name))
@@ -118,10 +120,10 @@ def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tre
                 raise InputError(f"{_UNLIKE} ({name!r} is not in info): {_PASS}")
             path = path.rpartition("/")[0]
         found.add(path)
-        return function(path, infos[path], leaf)
+        return function(path, infos[path], leaf, *other_leaves)
 
     is_leaf = lambda x: isinstance(x, (optax.MaskedNode, AxisMetadata))
-    result = jax.tree_util.tree_map_with_path(at_leaf, tree, is_leaf=is_leaf)
+    result = jax.tree_util.tree_map_with_path(at_leaf, tree, *others, is_leaf=is_leaf)
     layers = {template(path) for path in found}
     for path in infos:
         if path not in found and template(path) in layers:  # a network of fewer layers
