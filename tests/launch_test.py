@@ -57,7 +57,9 @@ def test_local_ends_with_the_code_of_the_process_that_failed_first_and_ends_the_
 
 
 def test_local_forwards_sigterm_and_waits_for_the_checkpoints(tmp_path):
-    stand_in(tmp_path, "python", PORT + 'trap "sleep 1; exit 75" TERM; touch "$0.$$"; while true; do sleep 0.1; done\n')
+    stand_in(
+        tmp_path, "python", PORT + 'trap "sleep 0.2; exit 75" TERM; touch "$0.$$"; while true; do sleep 0.1; done\n'
+    )
     env = {**os.environ, "LAUNCH_PYTHON": f"{tmp_path}/python"}
     launched = subprocess.Popen(["bash", LAUNCH / "local.sh", "2", *FLAGS], env=env)
     while len(list(tmp_path.iterdir())) < 3:

@@ -64,14 +64,17 @@ def test_only_a_terminal_has_a_line_that_is_rewritten_and_not_with_quiet(tmp_pat
     assert processes.Process(tmp_path / "log", both_streams).wait() == 0
 
 
-def test_a_quiet_run_prints_its_result_alone_and_another_says_what_is_next(tmp_path):
-    command = ("train.py", f"--workdir={tmp_path / 'run'}", *SMALL)
-    quiet = run_command(*command, "--quiet")
+def test_a_run_says_first_where_it_is_and_last_what_is_next_and_a_quiet_one_its_result_alone(tmp_path):
+    command = (ROOT / "train.py", "--config=digits", *SMALL)
+    done = run_command(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last) == ("--workdir=runs/digits", "next: in Python, dm.load_run('runs/digits')")
+    assert (tmp_path / "runs/digits/result.json").is_file()
+    quiet = run_command(*command, "--workdir=runs/digits", "--quiet", cwd=tmp_path)
     assert (quiet.returncode, quiet.stderr) == (0, "")
     (line,) = quiet.stdout.splitlines()
-    assert line.startswith("completed: 20 steps")
-    again = run_command(*command)
-    assert again.stdout.splitlines()[-1] == f"next: in Python, dm.load_run({str(tmp_path / 'run')!r})"
+    assert "completed: 20 steps" in line
 
 
 def calls_print(source):

@@ -103,7 +103,13 @@ CASES = {
         ("{digits} --batch_size=99999", "batch_size"),
         ("{digits} --workdir={files}/run", "{files}/run"),
     ],
-    "plan": [("{digits} --topology=v99:2x2", "--topology"), ("{digits} --lanes=4", "--lanes")],
+    "plan": [
+        ("", "--config is not set"),
+        ("{digits} --topology=v99:2x2", "--topology is 'v99:2x2'"),
+        ("{digits} --lanes=4", "--lanes"),
+        ("{digits} --config.mesh.data=3", "whose product is the number of devices, 1"),
+        ("{sweep} --lanes=few", "--lanes"),
+    ],
     "report": [
         ("{files}/nothing", "{files}/nothing"),
         ("{files}/a_file", "{files}/a_file"),

@@ -27,7 +27,7 @@ def written(path, lines, head=HEAD):
     return path
 
 
-def test_a_table_of_runs_has_the_verdicts_and_optima_of_the_sweep(tmp_path):
+def test_a_table_of_runs_has_the_verdicts_and_optima_of_the_sweep(tmp_path, undrawn):
     sweep = sweep_of(loss, AXES, model={"width": 16, "depth": 4, "base_width": 16, "base_depth": 4})
     lines = [
         [r.width, r.depth, r.point[X], r.seed, r.point[PRESET], r.train_loss_slices[0], loss(r.point) or "nan"]

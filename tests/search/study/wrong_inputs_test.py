@@ -72,7 +72,6 @@ WRONG = {  # call -> what the sentence names
     "the audit of our model": (lambda: study("res_mlp").audit(8, 2), "a model of this package"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task"),
     "records that are not there": (lambda: dm.read_records("/nowhere"), "'/nowhere'"),
-    "all runs diverge": (lambda: study(loss=lambda z, y: z.sum() * np.inf).tune(**GRID, seeds=1, extend=0), "diverged"),
 }
 
 

@@ -1,11 +1,11 @@
 """The runs of a grid, its shards and extensions, what is wrong with it, and what a dry run says of it."""
 
-import dataclasses
 import math
 
 import jax
 import numpy as np
 import pytest
+from planted_sweeps import record_with
 from processes import ROOT
 from small_runs import RATE, small_sweep
 
@@ -15,7 +15,6 @@ from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.sweep.grid import curves, expand, extension, next_value, shard_of
 from depthmup_flax.search.sweep.groups import dry_run
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.sweep_records import COMPLETED, Record
 from depthmup_flax.util.errors import InputError
 
 
@@ -105,11 +104,6 @@ def test_a_dry_run_needs_no_data_of_a_published_set(tmp_path):
         dry_run(config)
 
 
-def record(rate, loss):
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Record))
-    return Record(**fields | {"status": COMPLETED, "point": {RATE: rate}, "train_loss_avg": loss})
-
-
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
@@ -132,7 +126,8 @@ def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, e
     grids = {"rates": {RATE: (0.05, 0.1)}}
     config = sweep_config(default_config(), grids, figure="test", title="A test", scale="smoke", extend=1)
     runs = expand(config)
-    done = {run.hash: record(run.point[RATE], 1 - run.point[RATE]) for run in runs}
-    done |= {str(rate): record(rate, 1.0) for rate in known}
+    planted = {run.hash: (run.point[RATE], 1 - run.point[RATE]) for run in runs}
+    planted |= {str(rate): (rate, 1.0) for rate in known}
+    done = {run: record_with(point={RATE: rate}, train_loss_avg=loss) for run, (rate, loss) in planted.items()}
     (((run,), _),) = extension(config, runs, done)
     assert run.point[RATE] == expected

@@ -4,11 +4,9 @@ import types
 
 import jax
 import pytest
-from small_runs import outcomes, programs_of, small_sweep
 
 from depthmup_flax.search.sweep import lane_choice
-from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.trainer.engine.lanes import LaneProgram, lane_mesh
+from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.util.errors import InputError
 
 
@@ -73,11 +71,3 @@ def test_fewer_lanes_are_compiled_where_the_rest_is_much_work(flops, shrinks):
     alive = [types.SimpleNamespace(seed=0, hash=str(i)) for i in range(16)]
     smaller = lane_choice.shrinking(programs, programs.for_runs((), 64))(alive)
     assert (smaller is not None) == shrinks
-
-
-def test_a_slow_clock_changes_no_number(tmp_path, monkeypatch):
-    sweep(small_sweep(), tmp_path / "usual")
-    monkeypatch.setattr(LaneProgram, "seconds_per_run_step", lambda self, runs: 1e3 * self.per_device)
-    sweep(small_sweep(), tmp_path / "slow")
-    assert outcomes(tmp_path / "usual") == outcomes(tmp_path / "slow")
-    assert programs_of(small_sweep()).step_flops > 0

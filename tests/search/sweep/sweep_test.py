@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import processes
 import pytest
-from processes import ROOT, run_command
+from processes import ROOT, run_lines
 from small_runs import RATE, programs_of, small_base, small_sweep
 
 from depthmup_flax.config.fields import default_config
@@ -247,6 +247,7 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     programs = programs_of(config)
     six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
+    assert programs.step_flops > 0
     monkeypatch.setattr(lane_choice, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
@@ -321,12 +322,10 @@ def test_the_commands_sweep_and_report(tmp_path):
     config = f"--config={ROOT / 'configs/sweeps/digits.py'}"
     only = "--config.grids.depths."
     grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
-    done = run_command("-m", "depthmup_flax", "sweep", config, *grid, "--workdir=s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "3 runs in 1 compiled group" in done.stdout
-    assert "ETA" in done.stdout
-    reported = run_command("-m", "depthmup_flax", "report", "s", cwd=tmp_path)
-    assert reported.returncode == 0, reported.stderr
+    done, reported = run_lines([["sweep", config, *grid, "--workdir=s"], ["report", "s"]], cwd=tmp_path)
+    assert (done.code, reported.code) == (0, 0), done.error + reported.error
+    assert "3 runs in 1 compiled group" in done.out
+    assert "ETA" in done.out
     assert (tmp_path / "s" / "report" / "report.html").exists()
 
 

@@ -1,9 +1,9 @@
 """A search compares the loss that was asked for, by default on examples that no run trains on."""
 
-import dataclasses
 import types
 
 import pytest
+from planted_sweeps import record_with
 from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import config_hash, default_config
@@ -14,23 +14,17 @@ from depthmup_flax.search.sweep.grid import expand, extension, sweep_config
 from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.tune_target import require_presets, result
 from depthmup_flax.search.tune.tuning import FRACTION, prepare_objective
-from depthmup_flax.storage.sweep_records import Record, read_sweep
+from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"
-
-
-def record(**fields):
-    return Record(
-        **dict.fromkeys(field.name for field in dataclasses.fields(Record)) | {"status": "completed"} | fields
-    )
 
 
 def memorizing(rate, seed=0):
     """The higher the rate the lower the training loss; held-out examples are learned best at 2."""
     held_out = {1.0: 0.5, 2.0: 0.4, 4.0: 0.9}[rate] + 0.01 * seed
     losses = {"train_loss_avg": 1 / rate, "validation_loss": held_out, "test_loss": 1 / held_out}
-    return record(point={RATE: rate, "seed": seed}, seed=seed, **losses)
+    return record_with(point={RATE: rate, "seed": seed}, seed=seed, **losses)
 
 
 RECORDS = [memorizing(rate, seed) for rate in (1.0, 2.0, 4.0) for seed in (0, 1)]
@@ -101,12 +95,12 @@ def test_an_objective_that_runs_cannot_measure_is_refused(asked, of):
 
 
 def test_presets_are_compared_by_accuracy_and_diverged_runs_are_counted():
-    runs = [record(test_accuracy=share, test_loss=1.0, train_loss_avg=0.25) for share in (0.9, 0.94)]
+    runs = [record_with(test_accuracy=share, test_loss=1.0, train_loss_avg=0.25) for share in (0.9, 0.94)]
     assert result(runs) == "test accuracy 92.0 % ± 2.8 %, training loss 0.25 ± 0"
-    failed = record(status="diverged", train_loss_avg=None)
+    failed = record_with(status="diverged", train_loss_avg=None)
     assert result([*runs[:1], failed]) == "1 of 2 runs diverged, test accuracy 90.0 %, training loss 0.25"
     assert result([failed]) == "1 of 1 runs diverged"
-    assert result([record(test_loss=0.5, train_loss_avg=0.25)]) == "test loss 0.5, training loss 0.25"
+    assert result([record_with(test_loss=0.5, train_loss_avg=0.25)]) == "test loss 0.5, training loss 0.25"
 
 
 @pytest.mark.parametrize("names", [["spp"], ["depth_mup"], ["sp", "sp"]])

@@ -2,7 +2,6 @@
 its points say.
 """
 
-import dataclasses
 import itertools
 import math
 
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from planted_sweeps import record_with
 from processes import ROOT
 
 import depthmup_flax as dm
@@ -20,7 +20,6 @@ from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.tune.searches import CONFIRM, SHRINK, Search, search_of, tuned_ranges, unread
-from depthmup_flax.storage.sweep_records import COMPLETED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util.errors import InputError
 
@@ -42,12 +41,11 @@ def searched(best, seed=0, diverges=lambda point: False):
     search = search_of(config, [(A, None), (OUT, None)])
     sweep = {"figure": search.figure, "title": "t", "scale": "proxy", "extend": search.rounds}
     config = sweep_config(config, {"proxy": search.grid()}, **sweep)
-    runs, done, fields = expand(config), {}, dict.fromkeys(field.name for field in dataclasses.fields(Record))
+    runs, done = expand(config), {}
     for _ in range(search.rounds + 1):
         for run in runs:
             loss = None if diverges(run.point) else planted(run.point, run.seed, best)
-            own = {"status": COMPLETED, "point": run.point, "seed": run.seed, "train_loss_avg": loss}
-            done[run.hash] = Record(**fields | own)
+            done[run.hash] = record_with(point=run.point, seed=run.seed, train_loss_avg=loss)
         more = itertools.chain(*(part for part, _ in search.more(config, runs, done)))
         runs += [run for run in more if run.hash not in done]
     assert {point["seed"] for point in (run.point for run in runs[-2 * CONFIRM :])} == set(range(seed + 3, seed + 11))

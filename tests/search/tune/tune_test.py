@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from planted_sweeps import record_with
 from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
@@ -13,7 +14,6 @@ from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.tune_target import derived_file
 from depthmup_flax.search.tune.tuning import proxy_config
-from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
@@ -27,16 +27,12 @@ def planted_loss(rate, multiplier, seed):
 
 
 def planted_records(rates, multipliers, seeds=(0, 1, 2)):
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Record))
+    path = "parametrization.branch_multiplier"
     return [
-        Record(
-            **fields
-            | {
-                "status": "completed",
-                "point": {RATE: rate, "parametrization.branch_multiplier": multiplier, "seed": seed},
-                "seed": seed,
-                "train_loss_avg": planted_loss(rate, multiplier, seed),
-            }
+        record_with(
+            point={RATE: rate, path: multiplier, "seed": seed},
+            seed=seed,
+            train_loss_avg=planted_loss(rate, multiplier, seed),
         )
         for rate in rates
         for multiplier in multipliers
