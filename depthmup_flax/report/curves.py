@@ -116,15 +116,11 @@ def profile(surface: Surface) -> Curve:
     means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
     columns = np.flatnonzero(complete.any(0))
     best = means[:, columns].argmin(0)
-    shared = {field.name: getattr(surface, field.name) for field in dataclasses.fields(Losses)}
-    at_best = {
-        "x": surface.x[columns],
-        "losses": surface.losses[:, best, columns],
-        "diverged": surface.diverged[best, columns],
-        "slices": surface.slices[:, best, columns],
-    }
+    fields = {field.name: getattr(surface, field.name) for field in dataclasses.fields(Losses)}
+    fields |= {name: getattr(surface, name)[:, best, columns] for name in ("losses", "slices")}
+    fields |= {"x": surface.x[columns], "diverged": surface.diverged[best, columns]}
     incomplete = bool(((surface.ended > 0) & ~complete).any())
-    return Curve(**{**shared, **at_best}, best_y=surface.y[best], incomplete=incomplete)
+    return Curve(**fields, best_y=surface.y[best], incomplete=incomplete)
 
 
 def roles(info: SweepInfo) -> tuple[Scale, Scale | None, tuple[str, ...]]:

@@ -91,7 +91,7 @@ def draw_transfer(analysis: Analysis) -> Figure:
     figure, panels = panel_grid(analysis, title, analysis.loss_name, marks)
     strip = 0.03 * max(len(axis.sizes) for axis in analysis.axes)  # of the panel, for marks above the curves
     share, u = 1 / (1 - strip), scale.coordinate(scale.values)
-    margin = 0.4 * _grid_step(u)
+    margin = 0.4 * float(np.diff(u).min()) if len(u) > 1 else 0.4
     for panel in panels:
         axes = panel.axes
         if is_log:
@@ -108,21 +108,12 @@ def draw_transfer(analysis: Analysis) -> Figure:
                 axes.plot(at, height, mark, color=color, markersize=4.5, transform=axes.get_xaxis_transform())
             if row.optimum and row.trains:
                 fill = color if row.bracketed else "white"  # hollow at the edge of the grid
-                star: dict[str, Any] = {
-                    "markersize": 14,
-                    "markerfacecolor": fill,
-                    "markeredgecolor": "black",
-                    "zorder": 5,
-                }
-                axes.plot(row.optimum.at.value, row.optimum.loss.value, "*", **star)
+                star = looks["optimum"] | {"linestyle": "", "markersize": 14, "markerfacecolor": fill, "zorder": 5}
+                axes.plot(row.optimum.at.value, row.optimum.loss.value, **star)
         axes.set_ylim(low, low * (top / low) ** share if is_log else low + (top - low) * share)
         axes.set_xlim(u[0] - margin, u[-1] + margin)
         style.hyperparameter_axis(axes.xaxis, scale)
     return figure
-
-
-def _grid_step(coordinates: np.ndarray) -> float:
-    return float(np.diff(coordinates).min()) if len(coordinates) > 1 else 1.0
 
 
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:

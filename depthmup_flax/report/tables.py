@@ -103,7 +103,7 @@ def _verdict_data(one: Verdict) -> Json:
         "depth": row.curve.depth,
         "verdict": one.verdict,
         "verdict_by_other_loss": one.other_loss,
-        "regret": estimate_data(row.regret if isinstance(row.regret, opt.Estimate) else None),
+        "regret": estimate_data(row.regret),
         "tolerance": ruler.tolerance if ruler else None,
         "passing": {"octaves": ruler.passing, "grid": ruler.grid} if ruler else None,
         "seeds": len(row.curve.seeds),
@@ -143,10 +143,8 @@ def _row_data(analysis: Analysis, row: Row) -> Json:
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
     ends, shift = (best.at.interval if best else None), estimate_data(row.shift)
     loss = estimate_data(row.optimum.loss if row.optimum else None)
-    transferred = isinstance(row.regret, opt.Estimate)
     # With one value of x there is nothing to compare it with.
-    regret = row.regret if isinstance(row.regret, opt.Estimate) and opt.ONE_VALUE not in row.flags else None
-    regret_ends = regret.interval if regret else None
+    regret = estimate_data(None if opt.ONE_VALUE in row.flags else row.regret)
     return {
         "width": curve.width,
         "depth": curve.depth,
@@ -159,9 +157,9 @@ def _row_data(analysis: Analysis, row: Row) -> Json:
         "shift": shift["value"],
         "shift_bound": row.bound,
         "shift_interval": shift["interval"],
-        "regret": regret.value if regret else None,
-        "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
-        "transferred": "completed" if transferred else row.regret,
+        "regret": regret["value"],
+        "regret_interval": regret["interval"] and [max(end, 0.0) for end in regret["interval"]],
+        "transferred": row.regret if isinstance(row.regret, str) else "completed",
         "best_loss": loss["value"],
         "best_loss_interval": loss["interval"],
         "diverged": {
@@ -171,9 +169,10 @@ def _row_data(analysis: Analysis, row: Row) -> Json:
     }
 
 
-def estimate_data(estimate: opt.Estimate | None) -> Json:
-    """``value``, and its interval, of an estimate."""
-    return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
+def estimate_data(estimate: opt.Estimate | str | None) -> Json:
+    """``value``, and its interval, of an estimate; ``None`` without one."""
+    known = estimate if isinstance(estimate, opt.Estimate) else None
+    return {"value": known and known.value, "interval": known and known.interval}
 
 
 @dataclasses.dataclass(frozen=True)

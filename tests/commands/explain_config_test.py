@@ -1,7 +1,7 @@
 """``depthmup config``: lists and explains configs."""
 
 import pytest
-from processes import run_command
+from processes import run_lines
 
 from depthmup_flax.commands import config as explain_config
 from depthmup_flax.config import default_config
@@ -10,14 +10,10 @@ from depthmup_flax.config.files import path_of, shipped_names
 from depthmup_flax.models import MODELS
 
 
-def config(*words, cwd=None):
-    return run_command("-m", "depthmup_flax", "config", *words, **({} if cwd is None else {"cwd": cwd}))
-
-
 def shown(*words):
-    done = config(*words)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    (done,) = run_lines([["config", *words]])
+    assert (done.code, done.error) == (0, "")
+    return done.out
 
 
 @pytest.mark.parametrize("name", shipped_names())

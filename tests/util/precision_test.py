@@ -18,10 +18,8 @@ from depthmup_flax.util.precision import product_precision, readout_precision
 IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
 MODELS = {
     "ResMLP": (dm.ResMLP(3, width=8, depth=2), IMAGES),
-    "SimpleResNet": (dm.SimpleResNet(3, width=8, depth=3), IMAGES),
     "ResNet": (dm.ResNet(3, width=4, depth=2, stage_sizes=(1, 1)), IMAGES),
     "ViT": (dm.ViT(3, width=8, depth=1, num_heads=2, patch_size=4), IMAGES),
-    "GPT": (dm.GPT(5, width=8, depth=1, num_heads=2), TOKENS),
     "GPT, tied": (dm.GPT(5, width=8, depth=1, num_heads=2, tied=True), TOKENS),
 }
 

@@ -114,22 +114,17 @@ def describe(choice: Choice, proxy: ConfigDict) -> str:
     """The optimum, its number of seeds and its uncertainty, in sentences."""
     name = axis_name(choice.x)
     values = ", ".join(f"{path} {number(value)}" for path, value in choice.values.items())
-    size, seeds = (
-        f"width {proxy.model.width}, depth {proxy.model.depth}",
-        f"{choice.seeds} seed{'s' * (choice.seeds > 1)}",
-    )
-    lines = [f"Best on the proxy ({size}): {values}; n = {seeds}."]
+    size, plural = f"width {proxy.model.width}, depth {proxy.model.depth}", "s" * (choice.seeds > 1)
+    lines = [f"Best on the proxy ({size}): {values}; n = {choice.seeds} seed{plural}."]
     if choice.interval is not None:
         low, high = choice.interval
         lines.append(f"95 % interval of the {name}, from resampled seeds: {low:.3g} to {high:.3g}.")
     elif choice.seeds < 2:
         lines.append("One seed gives no interval: use more seeds.")
-    losses = (
-        f"{f'{mean:.3g}' if math.isfinite(mean) else 'diverged'} at {rate:.3g}" for rate, mean in choice.around.items()
-    )
     if choice.around:
-        loss = LOSSES[choice.objective].capitalize()
-        lines.append(f"{loss} at the nearest {name}s of the grid: {', '.join(losses)}.")
+        shown = lambda mean: f"{mean:.3g}" if math.isfinite(mean) else "diverged"
+        losses = ", ".join(f"{shown(mean)} at {rate:.3g}" for rate, mean in choice.around.items())
+        lines.append(f"{LOSSES[choice.objective].capitalize()} at the nearest {name}s of the grid: {losses}.")
     lines += [choice.compared] if choice.compared else []
     lines += [f"Warning: {warning}" for warning in choice.warnings]
     return "\n".join(lines)

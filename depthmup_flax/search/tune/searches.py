@@ -40,9 +40,6 @@ Ranges = Mapping[str, Range]  # dotted field -> its range
 
 # Tuned with the learning rate by default: `benchmarks.what_to_tune` measures the gain at equal compute.
 _DEFAULT = ("branch_multiplier", "input_lr_factor", "output_lr_factor")
-# Octaves on each side of the present value that are searched, where no range is given; a rule's constant is 1 if unset.
-_RULE = {path: 3.0 if path.endswith("_lr_factor") else 2.0 for path in CONTINUOUS if path.startswith(RULE)}
-_OTHERS = 2.0
 _MOST_OCTAVES = 20
 
 
@@ -62,7 +59,8 @@ def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: 
     """
     if not 1 <= octaves <= _MOST_OCTAVES:
         raise InputError(f"octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")
-    paths = (LEARNING_RATE, "optimizer.weight_decay", *_RULE, *(f"hyper.{name}" for name in config.hyper))
+    of_rule = [path for path in CONTINUOUS if path.startswith(RULE)]
+    paths = (LEARNING_RATE, "optimizer.weight_decay", *of_rule, *(f"hyper.{name}" for name in config.hyper))
     known = {path.rpartition(".")[2]: path for path in paths}
     given: dict[str, Any] = {}
     for name, ends in named:
@@ -82,7 +80,7 @@ def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
         present = present_value(config, path)
         if not 0 < present < math.inf:
             raise InputError(f"{wrong} {present}, from which no search can start. Give {example}.")
-        wide = octaves if path == LEARNING_RATE else _RULE.get(path, _OTHERS)
+        wide = octaves if path == LEARNING_RATE else 3.0 if path.endswith("_lr_factor") else 2.0
         return present * 2.0**-wide, present * 2.0**wide
     try:
         low, high = map(float, ends)
@@ -97,7 +95,7 @@ def _range(config: ConfigDict, path: str, ends: Any, octaves: int) -> Range:
 
 
 def present_value(config: ConfigDict, path: str) -> float:
-    """The value of a field that may be tuned."""
+    """The value of a field that may be tuned; a rule's constant is 1 if it is not set."""
     value = get_field(config, path)
     return 1.0 if value is None else value
 
@@ -174,10 +172,7 @@ class Search:
         if len(left_out) == len(self.ranges):
             raise InputError(f"tune: {sentence}. Name another hyperparameter, such as learning_rate.")
         log.info("%s: not tuned", sentence)
-        return self.over([path for path in self.ranges if path not in left_out])
-
-    def over(self, paths: Sequence[str]) -> Search:
-        """The search over some of its ranges."""
+        paths = [path for path in self.ranges if path not in left_out]
         axes, ranges = ({path: of_all[path] for path in paths} for of_all in (self.axes, self.ranges))
         if len(paths) == 1:
             ((path, ends),) = ranges.items()

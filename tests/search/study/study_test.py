@@ -1,6 +1,5 @@
 """A Study tunes, sweeps and trains a network of this process as its user's own loop would, and resumes."""
 
-import functools
 import logging
 import sys
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax_loops
 import pandas
 import pytest
 import user_networks as networks
@@ -41,34 +41,8 @@ def tuned(tmp_path_factory):
     return study, study.tune(learning_rate=RATES, weight_decay=DECAYS, seeds=SEEDS, extend=0)
 
 
-def loss_of(model, params, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
-
-
-@functools.cache
-def update_of(optimizer_of, model):
-    """A step, compiled once for all ``numbers``."""
-
-    @jax.jit
-    def update(numbers, params, state, x, y):
-        loss, grads = jax.value_and_grad(functools.partial(loss_of, model))(params, x, y)
-        updates, state = optimizer_of(*numbers).update(grads["params"], state, params["params"])
-        return {"params": optax.apply_updates(params["params"], updates)}, state, loss
-
-    return update
-
-
-def loop(optimizer_of, numbers, model, seed, rescale_init=lambda params: params, x=X[:40], labels=LABELS[:40]):
-    """The mean training loss of the last fifth, and the loss as a function of examples, by optax alone."""
-    update, params = update_of(optimizer_of, model), model.init(jax.random.key(seed), X[:1])
-    params = {"params": rescale_init(params["params"])}
-    state, losses = optimizer_of(*numbers).init(params["params"]), []
-    for step in range(STEPS):
-        epoch, position = divmod(step, len(x) // 10)
-        rows = np.random.default_rng((seed, epoch)).permutation(len(x))[10 * position :][:10]
-        params, state, loss = update(numbers, params, state, x[rows], labels[rows])
-        losses.append(float(loss))
-    return np.mean(losses[-(STEPS // 5) :]), functools.partial(loss_of, model, params)
+def loop(optimizer_of, numbers, model, seed, x=X[:40], labels=LABELS[:40], **options):
+    return optax_loops.trained(optimizer_of, numbers, model, seed, x, labels, STEPS, **options)
 
 
 def decayed_adam(rate, decay):
@@ -90,7 +64,7 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
     assert min(RATES) <= best["learning_rate"] <= max(RATES)
 
 
-@pytest.mark.parametrize("optimizer", [users_code.chain, users_code.open_chain])
+@pytest.mark.parametrize("optimizer", [users_code.chain, pytest.param(users_code.open_chain, marks=pytest.mark.slow)])
 def test_an_optimizer_of_ones_own_is_tuned(optimizer):
     best = classification(optimizer=optimizer).tune(learning_rate=RATES, weight_decay=(0.1,), seeds=1, extend=0)
     own = lambda rate, decay: optax.chain(optax.clip(0.01), decayed_adam(rate, decay))
@@ -127,7 +101,7 @@ def test_a_large_run_has_the_losses_of_the_users_loop_with_the_rules_optimizer(t
     info, base_params = dm.audit(model, base, X[:1]).info, base.init(jax.random.key(0), X[:1])["params"]
     rescale = lambda params: dm.rescale_init(params, base_params, info, rule)
     optimizer = dm.adamw(best["learning_rate"], info, rule, weight_decay=best["weight_decay"])
-    expected, _ = loop(lambda: optimizer, (), model, 0, rescale)
+    expected, _ = loop(lambda: optimizer, (), model, 0, rescale_init=rescale)
     np.testing.assert_allclose(result["train_loss_avg"], expected, rtol=2e-5)
     assert result == study.train(16, 4, **best)  # it is there already
     assert result["config_hash"] == config_hash(study.config(16, 4, **best))

@@ -110,37 +110,32 @@ def test_presets_that_cannot_be_compared_are_refused(names):
 
 
 @pytest.mark.slow
-def test_the_command_tunes_on_held_out_examples_and_compares_presets_on_the_test_set(tmp_path):
-    flags = (
-        "--proxy.width=8",
-        "--proxy.depth=2",
-        "--octaves=1",
-        "--seeds=2",
-        "--lanes=all",
-        "--compare=sp",
-        "--tune=learning_rate",
-    )
+def test_the_command_tunes_on_held_out_examples_rescales_and_compares_presets_and_trains_no_run_again(tmp_path):
     target = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=16", "--config.model.depth=4"
-    short = "--config.train.epochs=0.2", "--config.train.average_steps=4"  # 10 steps of 32
-    (done,) = run_lines([["tune", *target, *short, *flags, "--workdir=t"]], cwd=tmp_path)
-    assert done.code == 0, done.error
+    proxy = "--proxy.width=8", "--proxy.depth=2", "--proxy.steps=10", "--octaves=1", "--seeds=2", "--lanes=all"
+    flags = "--tune=learning_rate", "--compare=sp", "--target.batch_size=128", "--target.steps=12"
+    done, again = run_lines([["tune", *target, *proxy, *flags, "--workdir=t"]] * 2, cwd=tmp_path)
+    assert (done.code, again.code) == (0, 0), done.error + again.error
     assert "the loss on held-out training examples" in done.out
+    assert "Best on the proxy (width 8, depth 2): optimizer.learning_rate" in done.out
     search, compared = read_sweep([tmp_path / "t"]), read_sweep([tmp_path / "t" / "compare"])
     assert (search.info.objective, search.info.base["data"]["validation_fraction"]) == ("validation", FRACTION)
     for one in search.records:
         assert (one.steps, one.test_loss, one.test_accuracy) == (10, None, None)
         assert one.validation_loss > 0
         assert 0 <= one.validation_accuracy <= 1
+    assert len((tmp_path / "t" / "records.jsonl").read_text().splitlines()) == len(search.records) >= 6
     tuned = from_file(tmp_path / "t" / "tuned.py")
-    assert tuned.data.validation_fraction == 0
+    rate = tuned.optimizer.learning_rate
+    assert (tuned.model.base_width, tuned.model.base_depth, tuned.model.width) == (8, 2, 16)
+    assert (tuned.data.validation_fraction, tuned.train.batch_size, tuned.train.steps) == (0, 128, 12)
+    for out in (done.out, again.out):
+        assert [line.split()[2] for line in out.splitlines() if line.endswith(" d^-0.25")] == [f"{rate:.6g}"]
     # The report compares what the search has compared.
     assert as_data(search, analysis_of(search))["loss"] == "validation"
-    assert {one.point["parametrization.preset"] for one in compared.records} == {"depth_mup", "sp"}
-    assert all(
-        one.validation_loss is None and one.point[RATE] == tuned.optimizer.learning_rate for one in compared.records
-    )
     for preset in ("depth_mup", "sp"):
         mine = [one for one in compared.records if one.point["parametrization.preset"] == preset]
-        assert f"{preset}  {' ' * (len('depth_mup') - len(preset))}{result(mine)}" in done.out
+        assert all(one.validation_loss is None and one.point[RATE] == rate for one in mine)
+        assert f"{preset:9}  {result(mine)}" in done.out
     names = [one.run for one in compared.records if one.seed == tuned.seed]
     assert config_hash(tuned) in names  # the run that train makes of tuned.py

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from planted_sweeps import record_with
-from processes import ROOT, run_lines
+from processes import ROOT
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
@@ -14,7 +14,6 @@ from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.tune_target import derived_file
 from depthmup_flax.search.tune.tuning import proxy_config
-from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"
@@ -107,31 +106,6 @@ def test_an_instability_next_to_the_best_rate_is_not_called_an_edge(beside, what
 
 def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
     assert planted_curve([0.3, 0.01, 0.0005, 0.0001, 0.02, 0.1]).warnings == ()
-
-
-def run_tuner(tmp_path, *arguments, times=1):
-    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10", "--tune=learning_rate"
-    large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32", "--config.model.depth=4"
-    return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
-
-
-@pytest.mark.slow
-def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_trains_no_run_again(tmp_path):
-    done, again = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10", times=2)
-    assert (done.code, again.code) == (0, 0), done.error + again.error
-    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.out
-    assert "times the work" in done.out
-    config = from_file(tmp_path / "t" / "tuned.py")
-    assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
-    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.out
-    assert config.train.steps == 10
-    assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
-    records = [json.loads(line) for line in (tmp_path / "t" / "records.jsonl").read_text().splitlines()]
-    runs = [record["run"] for record in records]
-    assert len(set(runs)) == len(runs) >= 6
-    assert all(record["validation_loss"] > 0 and record["test_loss"] is None for record in records)
-    assert config.data.validation_fraction == 0
-    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
 
 
 def target_config():
@@ -233,14 +207,3 @@ def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are
     config.optimizer.name = "lion"
     with pytest.raises(InputError, match="optimizer is 'lion', whose rule over batch size and steps is not known"):
         rescaled(config, batch_size=64)
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
-    flags = ("--octaves=1", "--seeds=1", "--target.batch_size=256", "--target.steps=40")
-    (done,) = run_tuner(tmp_path, *flags)
-    assert done.code == 0, done.error
-    config = from_file(tmp_path / "t" / "tuned.py")
-    assert (config.train.batch_size, config.train.steps) == (256, 40)
-    rows = [line.split() for line in done.out.splitlines() if line.endswith("times k^0.5 d^-0.25")]
-    assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]
