@@ -45,6 +45,7 @@ nitpicky = True
 _UNDOCUMENTED = (
     "ConfigDict",
     "OnRecord",
+    "Output",
     "CheckReport",
     "Point",
     "Evaluated",
