@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,8 +46,8 @@ PYTHON = "python:"  # before the colon of `config.data.name`
 _SIZES = {"width": 64, "depth": 4, "base_width": 0, "base_depth": 0}
 _PLAIN = (bool, int, float, str)
 WRITERS = ("jsonl", "tensorboard", "wandb")
-_EXPONENTS = ("alpha", "gamma", "inner_gamma")
-_RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
+_NUMBERS = ("alpha", "gamma", "inner_gamma", "gamma0", "branch_multiplier", *_LR_FACTORS)
+_RULE_FIELDS = {"width": str, **dict.fromkeys(_NUMBERS, float)}
 
 
 class Config(ConfigDict):
@@ -181,23 +182,17 @@ def model_section(name: str) -> dict[str, Any]:
     }
 
 
-def require_set(config: ConfigDict) -> None:
-    """Raises `InputError` for a field of the user's model that has neither a default nor a value."""
-    name = config.model.name
-    if not is_import_path(name):
-        return
-    for field, default in user_code.model_fields(resolve(name, "model.name")).items():
-        if default is user_code.MISSING and config.model.get(field) is None:
-            raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
-
-
 _default_of_ours = functools.cache(default_config)  # to be read: a sweep validates 100,000 configs
 
-# Smallest value and the fields it is for; an int asks for whole numbers.
-_AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
-    (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
-    (0, ("train.steps", "train.average_steps", "train.eval_every", "train.checkpoint_every", "optimizer.warmup_steps")),
-    (0.0, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
+_COUNTS = ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_checkpoints")
+_PERIODS = ("steps", "average_steps", "eval_every", "checkpoint_every")
+# Smallest value, what is too large, and fields; an int asks for whole numbers.
+_RANGES: Sequence[tuple[float, float, Sequence[str]]] = (
+    (0, 2**31, ("seed",)),
+    (1, math.inf, tuple(f"train.{name}" for name in _COUNTS)),
+    (0, math.inf, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
+    (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms", "optimizer.learning_rate")),
+    (0.0, 1.0, ("train.ema_decay", "label_smoothing")),
 )
 
 
@@ -214,15 +209,20 @@ def validate(config: ConfigDict) -> None:
     require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
     _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name))
-    require_set(config)
-    if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
-        raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
-    for lowest, paths in _AT_LEAST:
+    for field, default in user_code.model_fields(resolve(name, "model.name")).items() if is_import_path(name) else ():
+        if default is user_code.MISSING and config.model.get(field) is None:
+            raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
+    for lowest, too_large, paths in _RANGES:
+        whole = isinstance(lowest, int)
         for path in paths:
-            _require_at_least(lowest, path, get_field(config, path))
-    rate, frozen = config.optimizer.learning_rate, config.optimizer.frozen
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
-        raise InputError(f"optimizer.learning_rate is {rate!r}: use a number above 0, such as 0.001.")
+            value = get_field(config, path)
+            number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not number or not lowest <= value < too_large:
+                below = "" if math.isinf(too_large) else f" and below {too_large}"
+                raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}{below}.")
+    if not config.optimizer.learning_rate:
+        raise InputError("optimizer.learning_rate is 0: use a number above 0, such as 0.001.")
+    frozen = config.optimizer.frozen
     if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
         raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
     if not config.train.steps and not config.train.epochs:
@@ -233,9 +233,6 @@ def validate(config: ConfigDict) -> None:
             "for the network's own."
         )
     require_schedule(config.optimizer)
-    for path in ("train.ema_decay", "label_smoothing"):
-        if not (isinstance(share := get_field(config, path), float) and 0 <= share < 1):
-            raise InputError(f"{path} is {share!r}: use a number from 0 to below 1.")
     if config.train.reference and not config.train.record_course:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
     if config.label_smoothing and config.loss != "cross_entropy":
@@ -246,13 +243,6 @@ def validate(config: ConfigDict) -> None:
             "tensorboard or wandb."
         )
     make_parametrization(config)
-
-
-def _require_at_least(lowest: float, path: str, value: object) -> None:
-    whole = isinstance(lowest, int)
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not number or not lowest <= value < float("inf"):  # type: ignore[operator]
-        raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}.")
 
 
 _OPEN = ("optimizer.kwargs.", "hyper.")  # sections to which a config file may add fields
@@ -349,7 +339,8 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 def to_json(config: ConfigDict) -> str:
     """The config as indented JSON with sorted keys, digests of the user's modules, and unusual settings of JAX."""
-    return json_text(config.to_dict() | _circumstances(config))
+    code = code_of(config)
+    return json_text(config.to_dict() | ({SOURCE: code} if code else {}) | _settings())
 
 
 def from_json(stored: Json) -> ConfigDict:
@@ -396,10 +387,6 @@ def code_version(config: ConfigDict) -> dict[str, str]:
     """`code_of` as one digest, to be recorded beside the versions of packages."""
     code = json_text(code_of(config))
     return {"your code": hashlib.sha256(code.encode()).hexdigest()[:16]} if names_users_code(config) else {}
-
-
-def _circumstances(config: ConfigDict) -> Json:
-    return ({SOURCE: code} if (code := code_of(config)) else {}) | _settings()
 
 
 def _settings() -> Json:

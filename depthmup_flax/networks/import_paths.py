@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
-import logging
 import os
 import re
 import sys
@@ -20,15 +20,13 @@ from depthmup_flax.networks.user_code import calling
 from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.util.errors import InputError
 
-log = logging.getLogger(__name__)
-
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SESSION = "session:"
 _registered: dict[str, Any] = {}  # name -> object
 _seen: dict[str, tuple[Any, str]] = {}  # module -> how it was loaded, and the digest of its file
 # Where code is not the user's: the standard library, installed packages, this package.
-_NOT_OURS = tuple(str(Path(path).resolve()) + os.sep for path in {*map(sysconfig.get_path, ("stdlib", "platstdlib"))})
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PLACES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
+_NOT_USERS = tuple(str(Path(place).resolve()) + os.sep for place in _PLACES)
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -47,8 +45,14 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
       field: names the setting in errors, such as ``"config.model.name"``.
       example: an import path for errors.
     """
-    if name.startswith(_SESSION):
-        return _of_session(name, field)
+    if name.startswith(_SESSION):  # or of an earlier process that ran the same code
+        alike = [other for other in _registered if without_token(other) == without_token(name)]
+        if not alike:
+            raise InputError(
+                f"{field} is {without_token(name)!r}: it was defined in another process. Move it to a file and give "
+                "its import path, such as my_package.net:Net."
+            )
+        return _registered.get(name, _registered[alike[-1]])
     if not is_import_path(name):
         raise InputError(f"{field} is {name!r}: use an import path, such as {example}.")
     module_name, _, attributes = name.partition(":")
@@ -61,20 +65,6 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
     return found
 
 
-def _of_session(name: str, field: str) -> Any:
-    """The object of a name of `register`, which may be of an earlier process that ran the same code."""
-    if name in _registered:
-        return _registered[name]
-    alike = [other for other in _registered if without_token(other) == without_token(name)]
-    if not alike:
-        raise InputError(
-            f"{field} is {without_token(name)!r}: it was defined in another process. Move it to a file and give its "
-            "import path, such as my_package.net:Net."
-        )
-    log.info("%s is %s, as this process has defined it last", field, without_token(name))
-    return _registered[alike[-1]]
-
-
 def register(obj: Any, kind: str) -> str:
     """A name for a class, a function or data of this process: ``"session:<qualified name>#<random digits>"``.
 
@@ -84,7 +74,10 @@ def register(obj: Any, kind: str) -> str:
     for name, known in _registered.items():
         if known is obj:
             return name
-    own = _qualname(obj)
+    named = obj
+    while isinstance(named, functools.partial):
+        named = named.func
+    own = getattr(named, "__qualname__", "")
     name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}#{uuid.uuid4().hex[:8]}"
     _registered[name] = obj
     return name
@@ -131,25 +124,14 @@ def _module(module_name: str, name: str, field: str) -> types.ModuleType:
 def _is_users(file: str) -> bool:
     """Whether a file is neither installed nor of the standard library nor of this package."""
     path = Path(file).resolve()
-    return not (str(path).startswith((*_NOT_OURS, _PACKAGE)) or _INSTALLED & {*path.parts, *Path(file).parts})
+    return not (str(path).startswith(_NOT_USERS) or _INSTALLED & {*path.parts, *Path(file).parts})
 
 
 def _file_digest(file: str, loader: Any) -> str:
-    """Of a module's file, which may be in an archive or deleted."""
-    try:
+    """Of what a module's file says, which may be in an archive or deleted."""
+    source = b""
+    with contextlib.suppress(OSError):
         source = loader.get_data(file) if hasattr(loader, "get_data") else Path(file).read_bytes()
-    except OSError:
-        source = b""
-    return hashlib.sha256(_without_comments(source)).hexdigest()[:16]
-
-
-def _without_comments(source: bytes) -> bytes:
-    """What a module says, whatever its comments and line breaks; of other files, all."""
-    try:
-        return ast.dump(ast.parse(source)).encode()
-    except (SyntaxError, ValueError):  # a compiled module
-        return source
-
-
-def _qualname(obj: Any) -> str:
-    return getattr(obj, "__qualname__", "") or (_qualname(obj.func) if isinstance(obj, functools.partial) else "")
+    with contextlib.suppress(SyntaxError, ValueError):  # a compiled module
+        source = ast.dump(ast.parse(source)).encode()  # without comments and line breaks
+    return hashlib.sha256(source).hexdigest()[:16]

@@ -171,7 +171,10 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         names = [
             name for name in ("figure", "scale", "x", "objective") if getattr(info, name) != getattr(infos[0], name)
         ]
-        names += [] if _same_training(info.base, infos[0].base) else ["base"]
+        trained = [
+            (without_execution(one.base), one.base.get("train", {}).get("log_every")) for one in (info, infos[0])
+        ]
+        names += [] if trained[0] == trained[1] else ["base"]  # log_every is the length of time slices
         names += [f"code of {module}" for module in changed_modules(info.base, infos[0].base)]
         names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
         if names:
@@ -188,12 +191,6 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     if x in axes and all(isinstance(value, (int, float)) for value in axes[x]):
         axes[x].sort()
     return Sweep(dataclasses.replace(infos[0], axes=axes), list(runs.values()), notes, planned)
-
-
-def _same_training(base: Json, other: Json) -> bool:
-    """Whether runs of two base configs train the same and have time slices of the same length."""
-    lengths = [tree.get("train", {}).get("log_every") for tree in (base, other)]
-    return without_execution(base) == without_execution(other) and lengths[0] == lengths[1]
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:

@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import math
+import operator
 import os
 import pathlib
 import secrets
@@ -164,9 +165,8 @@ class RunLog:
     def test(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows and writes an evaluation."""
         self._write(step, metrics)
-        on = self._evaluated
-        accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
-        self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{accuracy}")
+        on, accuracy = self._evaluated, metrics.get(f"{self._evaluated}_accuracy")
+        self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{_accuracy(accuracy, f'  {on}')}")
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
@@ -239,11 +239,11 @@ class Progress:
         """Shows the progress; returns units per second, ``None`` while the speed is unknown."""
         steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
         rate = steps * self.units_per_step / seconds if steps and seconds else None
-        speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
         self.restart(step)
+        losses = f"  loss {loss:.4f}{_accuracy(accuracy, ' ')}"
         if rate is not None:
-            speed = f"  {speed}  ETA {progress.clock((self._total - step) * self.units_per_step / rate)}"
-        losses = f"  loss {loss:.4f}{_accuracy(accuracy, ' ')}{speed}"
+            left_s = (self._total - step) * self.units_per_step / rate
+            losses += f"  {rate:,.0f} {self._unit}/s  ETA {progress.clock(left_s)}"
         if self._bar is not None:
             self._bar.show(step, f"step {step}/{self._total}{losses}")
         else:
@@ -269,11 +269,9 @@ def _row(line: str) -> Json | None:
     """The row of a line; ``None`` for one that a crash has cut off, and for what `RunLog` does not write."""
     try:
         row = json_object(line)
-        numbers = [value for value in row.values() if value is not None]
-        [float(value) for value in numbers]  # OverflowError
-        written = all(type(value) in (int, float) for value in numbers)
-        return row if written and type(row["step"]) is int and 0 <= row["step"] < 2**31 else None
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        numbers = all(value is None or isinstance(value, (int, float)) for value in row.values())
+        return row if numbers and 0 <= operator.index(row["step"]) < 2**31 else None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -35,6 +35,7 @@ from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network_task import (
     COURSE,
     Measure,
+    NetworkState,
     network_task,
     our_functions,
     state_of,
@@ -91,14 +92,13 @@ class Experiment(abc.ABC):
 
     @functools.cached_property
     def hyperparameters(self) -> Mapping[str, float]:
-        """`hyperparameters` of the config."""
         return hyperparameters(self.config)
 
     @property
     def periods(self) -> Periods:
         """Of a single run."""
-        train = self.config.train
-        return Periods(self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every)
+        train, epoch = self.config.train, self.epoch_steps
+        return Periods(self.total_steps, train.log_every, train.eval_every or epoch, train.checkpoint_every)
 
     @property
     def convolves(self) -> bool:
@@ -133,9 +133,14 @@ class Experiment(abc.ABC):
         """The names of what is measured."""
         return ()
 
+    @property
     @abc.abstractmethod
+    def carry_shapes(self) -> Any:
+        """What a step carries, with shapes and dtypes in place of arrays; computes nothing."""
+
     def state_shapes(self) -> TrainState:
-        """A new training state with shapes and dtypes in place of arrays; computes nothing."""
+        """A new training state of `carry_shapes`."""
+        return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.carry_shapes)
 
     @abc.abstractmethod
     def parameter_table(self) -> str:
@@ -295,10 +300,10 @@ class NetworkExperiment(Experiment):
             return rescaled(made, self.init_factors)
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
 
-    def state_shapes(self) -> TrainState:
+    @property
+    def carry_shapes(self) -> NetworkState:
         state = lambda variables: state_of(*without_boxes(variables), self.optimizer, self.config.train.ema_decay)
-        new = lambda variables: new_state(state(variables), self.averaged, self.course)
-        return jax.eval_shape(new, dict(self.variables))
+        return jax.eval_shape(state, dict(self.variables))
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
@@ -336,8 +341,9 @@ class StepExperiment(Experiment):
     def averaged(self) -> tuple[str, ...]:
         return self.user.averaged
 
-    def state_shapes(self) -> TrainState:
-        return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.user.shapes)
+    @property
+    def carry_shapes(self) -> Any:
+        return self.user.shapes
 
     def parameter_table(self) -> str:
         """Path, shape and type of every array of the state."""

@@ -17,6 +17,7 @@ from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
+from depthmup_flax.networks.user_code import takes
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.storage.sweep_records import CONTINUOUS
@@ -118,7 +119,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         return StepExperiment(**common, user=user)
     _require_no_hyper(config)
     for name in ("branch_multiplier", "gamma0"):
-        if config.parametrization[name] is not None and not network.takes_rule:
+        if config.parametrization[name] is not None and not takes(network.named, "rule"):
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
             raise _refused(
                 config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"

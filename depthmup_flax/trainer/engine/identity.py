@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from depthmup_flax.config.fields import ANOTHER_CODE, names_users_code
 from depthmup_flax.storage.files import read_json, write_atomically
@@ -37,11 +36,24 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
     ``values`` replace hyperparameters of the experiment; ``which`` tells the programs of a sweep apart. Programs of
     other versions of JAX, or for another platform, have other names: they cannot be compared.
     """
-    config = experiment.config
+    config, dataset = experiment.config, experiment.dataset
     if not names_users_code(config):
         return {}
+    tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
+    test = next(iter(tests), None)
+    # Arrays, as in training: of a rule, the width is a number there and a word otherwise.
+    hyper = jax.tree.map(jnp.asarray, {**experiment.hyperparameters, **values})
+
+    def program(key: jax.Array, batch: Any, test: Any) -> Any:
+        carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)
+        carry, metrics = experiment.task.step(carry, experiment.prepare(key, batch), hyper, key)
+        state = new_state(carry, experiment.averaged)
+        return carry, metrics, None if test is None else experiment.evaluate(hyper)(state, test)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    traced = jax.make_jaxpr(program)(key, batch_shapes(config, dataset), test)
     named = (jax.__version__, jax.default_backend(), *(str(config.model.get(field)) for field in _EXECUTION), which)
-    return {" ".join(named).strip(): jaxprs.digest(_traced(experiment, values))}
+    return {" ".join(named).strip(): jaxprs.digest(traced)}
 
 
 def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: bool) -> None:
@@ -56,21 +68,3 @@ def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: boo
         raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER_CODE}")
     if changed or now.keys() - stored.keys():
         write_atomically(path, json_text(stored | now))
-
-
-def _traced(experiment: Experiment, values: Hyper) -> core.ClosedJaxpr:
-    dataset = experiment.dataset
-    tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
-    test = next(iter(tests), None)
-    # Arrays, as in training: of a rule, the width is a number there and a word otherwise.
-    hyper = jax.tree.map(jnp.asarray, {**experiment.hyperparameters, **values})
-
-    def program(key: jax.Array, batch: Any, test: Any) -> Any:
-        carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)
-        carry, metrics = experiment.task.step(carry, experiment.prepare(key, batch), hyper, key)
-        state = new_state(carry, experiment.averaged)
-        return carry, metrics, None if test is None else experiment.evaluate(hyper)(state, test)
-
-    return jax.make_jaxpr(program)(
-        jax.eval_shape(lambda: jax.random.key(0)), batch_shapes(experiment.config, dataset), test
-    )

@@ -83,16 +83,10 @@ def summary(result: Json) -> str:
     elif result["status"] == DIVERGED:
         text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
     else:
-        loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
-        text = f"completed: {result['steps']} steps, train loss {loss}{evaluation_text(result)}"
+        mean = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
+        text = f"completed: {result['steps']} steps, train loss {mean}"
+        for split in (TEST, VALIDATION):
+            loss, accuracy = result.get(f"{split}_loss"), result.get(f"{split}_accuracy")
+            text += "" if loss is None else f", {split} loss {loss:.4f}"
+            text += "" if accuracy is None else f", {split} accuracy {accuracy:.1%}"
     return f"{text}, {result['wall_time_s']:.0f} s"
-
-
-def evaluation_text(result: Json) -> str:
-    """``, test loss 0.1234, test accuracy 97.3%``: what there is of it."""
-    text = ""
-    for split in (TEST, VALIDATION):
-        loss, accuracy = result.get(f"{split}_loss"), result.get(f"{split}_accuracy")
-        text += "" if loss is None else f", {split} loss {loss:.4f}"
-        text += "" if accuracy is None else f", {split} accuracy {accuracy:.1%}"
-    return text

@@ -41,11 +41,6 @@ class UserNetwork:
         """The class or function."""
         return resolve(self.config.name, "model.name")
 
-    @property
-    def takes_rule(self) -> bool:
-        """Whether the model is given the parametrization."""
-        return "rule" in parameters(self.named)
-
     def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
         """The class or function with all its arguments but random keys; by default with the config's sizes."""
         sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
