@@ -317,15 +317,11 @@ def set_size(config: ConfigDict, width: int, depth: int) -> None:
 
 
 def closest_field(config: ConfigDict, name: str) -> str | None:
-    """The field that ends with ``name``, else the closest one, else the one whose last part is closest.
-
-    The axes of a sweep come first, as they replace the fields of its base.
-    """
+    """The field that ends with ``name``, else the one whose last part is closest; axes of a sweep before its base."""
     known = sorted(field_paths(config), key=lambda path: not path.startswith("grids."))
     ending = [path for path in known if f".{path}".endswith(f".{name}")]
     by_end = {path.rpartition(".")[2]: path for path in reversed(known)}
-    near = ending[0] if ending else closest(name, known) if "." in name else None
-    return near or by_end.get(closest(name.rpartition(".")[2], by_end) or "")
+    return ending[0] if ending else by_end.get(closest(name.rpartition(".")[2], by_end) or "")
 
 
 def unknown_field(config: ConfigDict, path: str) -> str:
@@ -433,9 +429,3 @@ def differences(stored: object, current: object, path: str = "") -> list[str]:
     for key in sorted(stored.keys() | current.keys()):
         result += differences(stored.get(key, unset), current.get(key, unset), f"{path}.{key}" if path else key)
     return result
-
-
-def listed(differences: Sequence[str], most: int = 5) -> str:
-    """The first ``most`` of `differences`, and the number of others, for a sentence."""
-    more = len(differences) - most
-    return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")

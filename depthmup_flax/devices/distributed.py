@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from depthmup_flax.util.errors import Busy, InputError, RunStopped
+from depthmup_flax.util.errors import Busy, InputError, RunStopped, listed
 from depthmup_flax.util.types import Json
 
 T = TypeVar("T")
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
-_MOST_NAMED = 5  # differences in a sentence
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -109,14 +108,13 @@ def require_same(facts: Mapping[str, object]) -> None:
     of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
     differing = []
     for name in dict.fromkeys(name for theirs in of_all for name in theirs):
-        values = [repr(theirs.get(name)) for theirs in of_all]
-        if len(set(values)) > 1:
-            having = {value: values.index(value) for value in values[::-1]}  # -> the first process
-            found = sorted(having.items(), key=lambda item: item[1])
-            differing.append(f"{name} is " + ", ".join(f"{value} in process {first}" for value, first in found))
+        first: dict[str, int] = {}  # value -> the first process that has it
+        for process, theirs in enumerate(of_all):
+            first.setdefault(repr(theirs.get(name)), process)
+        if len(first) > 1:
+            differing.append(f"{name} is " + ", ".join(f"{value} in process {i}" for value, i in first.items()))
     if differing:
-        more = [f"and {len(differing) - _MOST_NAMED} more differ"] * (len(differing) > _MOST_NAMED)
-        raise InputError(f"the processes are not the same run: {'; '.join([*differing[:_MOST_NAMED], *more])}.")
+        raise InputError(f"the processes are not the same run: {listed(differing)}.")
 
 
 def everywhere(condition: bool) -> bool:

@@ -26,7 +26,6 @@ def require_equal_copies(state: ArrayTree) -> None:
         return
     mesh = leaves[0].sharding.mesh
     table = np.asarray(jax.device_get(_of_each_device(leaves, mesh, tuple(leaf.sharding.spec for leaf in leaves))))
-    found: list[tuple[str, list[jax.Device], int]] = []  # array, devices that differ, equal copies on others
     for path, leaf, column in zip(paths, leaves, table.T, strict=True):
         number = dict(zip(mesh.devices.flat, column.tolist(), strict=True))
         holders: dict[str, list[jax.Device]] = {}
@@ -34,20 +33,18 @@ def require_equal_copies(state: ArrayTree) -> None:
             holders.setdefault(str(part), []).append(device)
         for devices in holders.values():
             majority, count = Counter(number[device] for device in devices).most_common(1)[0]
-            equal = count if 2 * count > len(devices) else 0
-            if count < len(devices):
-                found.append((path_name(path), [d for d in devices if not equal or number[d] != majority], equal))
-    if not found:
-        return
-    name, devices, equal = found[0]
-    where = " and ".join(f"device {device.id} of process {device.process_index}" for device in devices)
-    than = f"the {equal} equal copies on other devices" if equal else "each other"
-    more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""
-    raise RunStopped(
-        f"the copies of {name.removeprefix('carry/')}{more} on {where} differ from {than}: a device has computed or "
-        "stored a wrong number, so no checkpoint is written. Check that machine or leave it out, and rerun the command "
-        "to resume from the last checkpoint. To turn this comparison off: train.compare_replicas=False."
-    )
+            if count == len(devices):
+                continue
+            most = 2 * count > len(devices)
+            differing = [device for device in devices if not most or number[device] != majority]
+            where = " and ".join(f"device {device.id} of process {device.process_index}" for device in differing)
+            than = f"the {count} equal copies on other devices" if most else "each other"
+            raise RunStopped(
+                f"the copies of {path_name(path).removeprefix('carry/')} on {where} differ from {than}: a device has "
+                "computed or stored a wrong number, so no checkpoint is written. Check that machine or leave it out, "
+                "and rerun the command to resume from the last checkpoint. To turn this comparison off: "
+                "train.compare_replicas=False."
+            )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

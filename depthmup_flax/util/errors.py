@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
@@ -50,6 +50,12 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is closest to ``name``, ignoring case; ``None`` if none is close."""
     by_lower = {other.lower(): other for other in known}
     return next((by_lower[similar] for similar in difflib.get_close_matches(str(name).lower(), by_lower, n=1)), None)
+
+
+def listed(differences: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` differences, and the number of others, for a sentence."""
+    more = len(differences) - most
+    return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")
 
 
 def shown(value: object) -> str:

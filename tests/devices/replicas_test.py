@@ -59,7 +59,6 @@ def sentences(path):
         "none": said(),
         "one of eight": said(whole=[5]),
         "one of four": said(rows=[int(ids[1, 0])]),
-        "two arrays": said(whole=[5], rows=[5]),
         "half": said(whole=range(4)),
         "a part that only one device holds": said(parts=[3]),
     }
@@ -85,7 +84,6 @@ def test_equal_copies_pass_and_so_does_a_part_without_a_copy(said):
     [
         ("one of eight", "the copies of whole on device 5 of process 0 differ from the 7 equal copies"),
         ("one of four", "differ from the 3 equal copies on other devices"),
-        ("two arrays", "the copies of rows (and 1 more arrays) on device 5 of process 0 differ"),
         ("half", "and device 7 of process 0 differ from each other"),
     ],
 )

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import changed_code, listed, run_differences, to_json
+from depthmup_flax.config.fields import changed_code, run_differences, to_json
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
@@ -37,7 +37,7 @@ from depthmup_flax.storage.sweep_records import (
 from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import code_version, differences, listed, require_same_circumstances, run_differences
+from depthmup_flax.config.fields import code_version, differences, require_same_circumstances, run_differences
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -36,7 +36,7 @@ from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
 from depthmup_flax.trainer.engine.lanes import Cohort, Shrink, cohorts, lane_mesh, train
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch, Json
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import listed, require_same_circumstances, run_differences, to_json
+from depthmup_flax.config.fields import require_same_circumstances, run_differences, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
@@ -20,7 +20,7 @@ from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer, saved_steps
-from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.errors import InputError, RunStopped, listed
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -69,22 +69,22 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
         for name in ("config.json", _DATA):
             if not (directory / name).exists():
                 raise InputError(f"{str(directory)!r} holds a run without its {name}: restore it, or set overwrite.")
-    stored = directory / "config.json"
+    stored, holds = directory / "config.json", f"workdir {str(directory)!r} holds a run"
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
         with reading(stored, GARBLED):
-            require_same_circumstances(before, now, f"workdir {str(directory)!r} holds a run")
+            require_same_circumstances(before, now, holds)
             differing = run_differences(before, now)
         if differing:
             raise InputError(
-                f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "
-                "choose another directory, or set overwrite to delete that run."
+                f"{holds} with another config ({listed(differing)}): choose another directory, or set overwrite to "
+                "delete that run."
             )
         path = directory / _DATA
         before = read_json(path, GARBLED) if path.exists() else {}
         stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")
     compare = stored.exists() and not config.train.same_code
-    identity.require_same(directory, programs, f"workdir {str(directory)!r} holds a run", compare=compare)
+    identity.require_same(directory, programs, holds, compare=compare)
 
 
 def write_data(directory: pathlib.Path, data: Json) -> None:
