@@ -223,7 +223,6 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     experiment, mesh = build(runs[0].config), lane_mesh()
     data = put_train_data(experiment.dataset, mesh)
     program = LaneProgram(experiment, runs, mesh, lanes, True, data)
-    program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))
     inputs = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
@@ -241,6 +240,9 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
             state = program.take(state, placed, call)
         jax.block_until_ready(state)
 
+    run(2)
+    program.call_length.adapt(1 / timed(run, 1))  # as training does after single steps
+    call = next(program.calls(placed, 0))
     measure = repeated(run, seconds)
     return lambda: {"seconds": measure()["seconds"] / int(call.count), **facts}
 

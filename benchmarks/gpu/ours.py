@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.gpu.cases import Case
-from benchmarks.timing import RATE, repeated
+from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax.config import default_config, from_file
 from depthmup_flax.data import Dataset, LoadOnce, TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
@@ -64,7 +64,6 @@ def _lanes(case: Case, seconds: float) -> Measure:
     mesh = lane_mesh(jax.devices()[:1])
     data = put_train_data(group.experiment.dataset, mesh)
     program = GroupPrograms(group, mesh, data).for_runs(group.runs, len(group.runs))
-    program.seconds_per_run_step(group.runs)  # sets the number of steps in a call
     lanes = program.place(group.runs)
     state, call = program.init(lanes), next(program.calls(lanes, 0))
 
@@ -74,6 +73,9 @@ def _lanes(case: Case, seconds: float) -> Measure:
             state = program.take(state, lanes, call)
         jax.block_until_ready(state)
 
+    run(2)
+    program.call_length.adapt(1 / timed(run, 1))  # as training does after single steps
+    call = next(program.calls(lanes, 0))
     measure = repeated(run, seconds)
     alone = ShardedProgram(group.experiment, sharding.make_mesh(devices=jax.devices()[:1]), data)
     facts = {

@@ -39,17 +39,10 @@ def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
     parser.flag("--out", help="Directory for page and figures; default DIR/report, or DIR/report_LOSS.")
-    parser.flag(
-        "--tolerance",
-        type=float,
-        default=TOLERANCE,
-        help="Regret that counts as small, as a share of what the base learned; 0 to 1.",
-    )
-    parser.flag(
-        "--loss",
-        choices=list(LOSSES),
-        help="Which loss: of the end of training, or after it; default: the sweep's objective.",
-    )
+    small = "Regret that counts as small, as a share of what the base learned; 0 to 1."
+    parser.flag("--tolerance", type=float, default=TOLERANCE, help=small)
+    which = "Which loss: of the end of training, or after it; default: the sweep's objective."
+    parser.flag("--loss", choices=list(LOSSES), help=which)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -92,12 +92,10 @@ def compile_sweep(
     lanes: int | None,
     memory: float | None,
 ) -> PlannedStep:
-    """The step of the most expensive structural group of a sweep.
+    """The step of the most expensive structural group of a sweep; each device trains lanes of its own.
 
     Args:
-      config: the sweep.
-      devices: each trains lanes of its own, without communication.
-      load: see `depthmup_flax.data.blank.PlannedData`.
+      config, devices, load: see `compile_run`.
       lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
       memory: bytes of a device; ``None`` if not known.
     """

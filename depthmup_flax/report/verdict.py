@@ -133,13 +133,7 @@ class Verdict:
 
 
 def verdicts(analysis: Analysis, tolerance: float = TOLERANCE, other: Analysis | None = None) -> list[Verdict]:
-    """One per variant and axis with more than one size.
-
-    Args:
-      analysis: of the loss that is judged.
-      tolerance: the regret that is small, as a share of what the base learned; see `Yardstick`.
-      other: the same sweep by another loss.
-    """
+    """One per variant and axis with more than one size; ``other`` is the same sweep by another loss."""
     by_other = {(one.variant, one.axis): one.verdict for one in (verdicts(other, tolerance) if other else ())}
     results = []
     for variant in analysis.variants:

@@ -39,10 +39,9 @@ from depthmup_flax.search.forecast.forecasting import DEFAULT, TargetForecast, f
 from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
+from depthmup_flax.search.tune import tuning
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
-from depthmup_flax.search.tune.tuning import prepare_objective
-from depthmup_flax.search.tune.tuning import tune as tune_proxy
 from depthmup_flax.storage.files import absolute, as_path
 from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
@@ -263,7 +262,7 @@ class Study:
             search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
-        best = tune_proxy(config, search, workdir, objective=self.objective, **options)
+        best = tuning.tune(config, search, workdir, objective=self.objective, **options)
         self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
         return best
 
@@ -372,7 +371,9 @@ class Study:
     def _compared(self) -> tuple[ConfigDict, str]:
         """The config of the runs of grids, and the loss by which they are compared."""
         config = self.config()
-        return config, prepare_objective(self.objective, config, build_experiment(self.config(), load=self._load))
+        return config, tuning.prepare_objective(
+            self.objective, config, build_experiment(self.config(), load=self._load)
+        )
 
     def _axes(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Dotted field -> values, the learning rate first."""

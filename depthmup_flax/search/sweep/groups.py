@@ -81,13 +81,8 @@ def dry_run(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
     lines += Table(("axis", "values"), axes, "<<").lines
     part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
-    if not groups:
-        return "\n".join(lines)
-    rows, steps = [], 0
-    for group in groups:
-        experiment = group.experiment
-        numbers = (len(group.runs), experiment.total_steps, experiment.parameters)
-        rows.append((*(f"{number:,}" for number in numbers), group.label))
-        steps += len(group.runs) * experiment.total_steps
+    numbers = lambda group: (len(group.runs), group.experiment.total_steps, group.experiment.parameters)
+    rows = [(*map("{:,}".format, numbers(group)), group.label) for group in groups]
     lines += Table(("runs", "steps", "parameters", "group"), rows, ">>><").lines
+    steps = sum(len(group.runs) * group.experiment.total_steps for group in groups)
     return "\n".join([*lines, f"{steps:,} steps in all"])

@@ -49,12 +49,11 @@ class SweepProgress:
             self._cost += (len(group.runs) - len(recorded)) * group.experiment.cost
             self._count(recorded)
 
-    def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
-        """Shows what the group trains, and its measured speed."""
+    def start(self, group: Group, runs: int, program: LaneProgram) -> None:
+        """Shows what the group trains, and how."""
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
-        speed = f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step"
-        log.info("%s: %d runs of %s; %s", group.label, runs, of, speed)
+        log.info("%s: %d runs of %s; %d at a time%s", group.label, runs, of, program.per_device, devices)
 
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""

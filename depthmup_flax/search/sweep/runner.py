@@ -203,7 +203,7 @@ class _Runner:
             if not (runs := self._left(group)):
                 return
         program = choose_program(programs, runs, self.lanes)
-        self.progress.start(group, len(runs), program, program.seconds_per_run_step(runs))
+        self.progress.start(group, len(runs), program)
         self.unfinished.delete()
         if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
             self.ahead = self.compiler.submit(own_surroundings()(self._compiled), following)

@@ -51,11 +51,8 @@ def default_names(config: ConfigDict) -> list[str]:
 def tuned_ranges(config: ConfigDict, named: Iterable[tuple[str, Any]], octaves: int) -> dict[str, Range]:
     """Dotted field -> its range; the learning rate is always among them.
 
-    Args:
-      config: of the proxy.
-      named: last parts of fields, or fields, each with its lowest and highest value or ``None``: some octaves on each
-        side of the config's value.
-      octaves: of the learning rate.
+    ``named`` are fields, or their last parts, each with its lowest and highest value or ``None``: some octaves on each
+    side of the config's value; ``octaves`` are those of the learning rate.
     """
     if not 1 <= octaves <= _MOST_OCTAVES:
         raise InputError(f"octaves is {octaves}: use a whole number from 1 to {_MOST_OCTAVES}.")

@@ -110,17 +110,10 @@ def require_presets(names: Sequence[str], target: ConfigDict) -> None:
 def compare_presets(
     target: ConfigDict, names: Sequence[str], seeds: Sequence[int], directory: pathlib.Path, load: LoadOnce
 ) -> str:
-    """Trains ``target`` under its own preset and under ``names``, as a sweep in ``directory``; returns a table.
+    """Trains ``target`` with the tuned values under its own preset and others, as a sweep; returns a table.
 
     At the proxy's size all width and depth ratios are 1, so that every preset is the same network: the search on the
     proxy was a search for each of them.
-
-    Args:
-      target: the large network with the tuned values; every run is trained on one device.
-      names: of presets.
-      seeds: of the runs of each.
-      directory: keeps the records.
-      load: the data.
     """
     base = target.copy_and_resolve_references()
     base.mesh = default_config().mesh

@@ -156,23 +156,17 @@ def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int 
 def require_mup(preset: str) -> None:
     """Raises `InputError` for a preset whose width rule is not muP's."""
     if PRESETS[preset].width != "mup":
-        raise InputError(
-            f"parametrization.preset is {preset!r}, whose hyperparameters do not transfer: use 'depth_mup'."
-        )
+        raise InputError(f"parametrization.preset is {preset!r}, which does not transfer: use 'depth_mup'.")
 
 
 def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment) -> str:
     """The objective of a search, one of `OBJECTIVES`; sets in ``proxy`` what runs need to measure it.
 
     ``validation`` holds out `FRACTION` of the training examples; the number of steps stays that of all of them.
-    ``auto`` is ``validation`` where a run passes over a set of examples, which it may memorize. It is ``train`` for
-    batches without end, whose examples are all new, and where examples cannot be held out: for a training step of the
-    user's own without an evaluation, and for batches of nearly the whole set.
+    ``auto`` is ``validation`` where a run passes over a set of examples, which it may memorize; it is ``train`` for
+    batches without end, whose examples are all new, and where examples cannot be held out.
 
-    Args:
-      objective: of `OBJECTIVE_CHOICES`.
-      proxy: the config of the search's runs, changed in place.
-      experiment: what ``proxy``, or its target, describes without held-out examples.
+    ``experiment`` is what ``proxy``, or its target, describes without held-out examples.
     """
     if objective not in OBJECTIVE_CHOICES:
         raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), OBJECTIVE_CHOICES)}")

@@ -37,9 +37,6 @@ from depthmup_flax.util.types import ArrayTree, Batch
 _AXIS = "lanes"
 LANES = P(_AXIS)
 
-# Calls in a measurement of speed, and the seconds after which it ends.
-WARM_CALLS, TIMED_CALLS, TIMED_S = 2, 20, 0.3
-
 
 @dataclasses.dataclass(frozen=True)
 class LaneRun:
@@ -206,25 +203,6 @@ class LaneProgram(Program):
             metrics = jax.device_get(self._evaluated(state, lanes.values, batches))
         return [lane.means(f"{dataset.evaluated}_") for lane in unstacked(metrics)]
 
-    def seconds_per_run_step(self, runs: Sequence[LaneRun]) -> float:
-        """The measured time of a training step divided by the number of lanes."""
-        lanes = self.place(cohorts(runs, self.per_device, self.mesh.size)[0])
-        # Zeros take as long as networks, whose initialization would have to be compiled first.
-        state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
-        times: list[float] = []
-        with contextlib.closing(self.calls(lanes, 0)) as calls:
-            for i, call in zip(range(WARM_CALLS + TIMED_CALLS), calls, strict=False):
-                started = time.perf_counter()
-                state = jax.block_until_ready(self.take(state, lanes, call))
-                seconds = time.perf_counter() - started
-                times.append(seconds / call.count)
-                if i == WARM_CALLS - 1:
-                    self.call_length.adapt(call.count / seconds)
-                    ends = time.perf_counter() + TIMED_S
-                elif i >= WARM_CALLS and time.perf_counter() > ends:
-                    break
-        return float(np.median(times[WARM_CALLS:])) / self.capacity
-
     def _laid_out(self, runs: Sequence[LaneRun]) -> Lanes:
         """`place` on the host."""
         runs_K, lane_of = lay_out(runs, self.per_device, self.mesh.size, self.one_seed)
@@ -384,7 +362,7 @@ def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) 
                 alive = cohort.end_slice()
                 if not alive:
                     break
-                # A resumed cohort starts with single steps, and the load of the machine varies.
+                # A program starts with single steps, and the load of the machine varies.
                 cohort.program.call_length.adapt((cohort.step - since) / (time.perf_counter() - started))
                 since, started = cohort.step, time.perf_counter()
                 few = cohort.step < periods.total and len(alive) <= cohort.program.capacity / 2

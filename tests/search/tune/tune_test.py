@@ -119,7 +119,7 @@ def target_config():
     [
         ({}, (64, 8), "proxy.width is 64"),
         ({}, (32, 8), "proxy.width is 32 and proxy.depth 8"),
-        ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
+        ({"parametrization.preset": "sp"}, (8, 2), "does not transfer"),
         ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
     ],
 )
