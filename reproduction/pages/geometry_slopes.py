@@ -1,6 +1,6 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python -m reproduction.pages.geometry_slopes          # prints the tables of docs/optimizers.md; Muon LAMB: of these
+python -m reproduction.pages.geometry_slopes          # prints the tables of reproduction/pages/optimizers.md; Muon LAMB: of these
 python -m reproduction.pages.geometry_slopes --write  # replaces them
 
 Measured is the change of the last block's stream, root mean square, after steps in which hidden matrices alone train;
@@ -32,7 +32,7 @@ from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 from depthmup_flax.rule.parametrization import Role
 
-DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
+DOCUMENT = pathlib.Path(__file__).with_name("optimizers.md")
 SEEDS = 6
 DEPTHS = (4, 8, 16)
 AXES = ("width", "depth", "both")  # both: as powers of the width

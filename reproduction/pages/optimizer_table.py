@@ -1,6 +1,6 @@
-"""The tables of docs/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
+"""The tables of reproduction/pages/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
 
-python -m reproduction.pages.optimizer_table             # measures them and replaces those of docs/optimizers.md
+python -m reproduction.pages.optimizer_table             # measures them and replaces those of reproduction/pages/optimizers.md
 python -m reproduction.pages.optimizer_table Directions  # one of them
 """
 
@@ -26,7 +26,7 @@ from depthmup_flax.rule.direction_traits import TRAITS, Traits
 from depthmup_flax.rule.parametrization import Geometry
 from reproduction.pages.optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
-DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
+DOCUMENT = pathlib.Path(__file__).with_name("optimizers.md")
 TABLES = ("Directions", "Wrappers", "Refused", "Finished optimizers")
 
 # Arguments of transformations that have required ones, or whose defaults do nothing in four steps; as they are printed.
@@ -275,7 +275,7 @@ def markdown(title, names):
 
 
 def in_document():
-    """Title -> rows of cells without the head, as docs/optimizers.md has them."""
+    """Title -> rows of cells without the head, as reproduction/pages/optimizers.md has them."""
     cells = lambda line: line.removeprefix("| ").removesuffix(" |").split(" | ")
     found = re.findall(r"^<!-- (.+?) -->\n(.*?)<!-- end -->$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     return {title: [cells(line) for line in text.splitlines()[2:]] for title, text in found if title in TABLES}

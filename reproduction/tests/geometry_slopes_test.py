@@ -1,4 +1,4 @@
-"""The tables of exponents by geometry in docs/optimizers.md, and some of their rows measured again."""
+"""The tables of exponents by geometry in reproduction/pages/optimizers.md, and some of their rows measured again."""
 
 import itertools
 import re
