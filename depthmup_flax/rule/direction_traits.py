@@ -49,7 +49,7 @@ _LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters,
 _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
-# The optax function that makes a transformation -> its traits. Tests measure every row; reproduction/pages/optimizers.md prints them.
+# The optax function that makes a transformation -> its traits. Tests measure every row.
 # A new one is a row here; a wrapper that hides its parts also needs `_children` or `parts_of`, and one that only some
 # parameters see `_ALTERNATIVES`.
 # Names that are not here, of a later optax or another library, are read by `update_dependence`, given parameters.

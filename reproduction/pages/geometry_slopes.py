@@ -1,6 +1,6 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python -m reproduction.pages.geometry_slopes          # prints the tables of reproduction/pages/optimizers.md; Muon LAMB: of these
+python -m reproduction.pages.geometry_slopes          # prints the tables of optimizers.md; Muon LAMB: of these
 python -m reproduction.pages.geometry_slopes --write  # replaces them
 
 Measured is the change of the last block's stream, root mean square, after steps in which hidden matrices alone train;

@@ -1,6 +1,6 @@
-"""The tables of reproduction/pages/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
+"""The tables of optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
 
-python -m reproduction.pages.optimizer_table             # measures them and replaces those of reproduction/pages/optimizers.md
+python -m reproduction.pages.optimizer_table             # measures them and replaces those of optimizers.md
 python -m reproduction.pages.optimizer_table Directions  # one of them
 """
 
@@ -275,7 +275,7 @@ def markdown(title, names):
 
 
 def in_document():
-    """Title -> rows of cells without the head, as reproduction/pages/optimizers.md has them."""
+    """Title -> rows of cells without the head, as optimizers.md has them."""
     cells = lambda line: line.removeprefix("| ").removesuffix(" |").split(" | ")
     found = re.findall(r"^<!-- (.+?) -->\n(.*?)<!-- end -->$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     return {title: [cells(line) for line in text.splitlines()[2:]] for title, text in found if title in TABLES}

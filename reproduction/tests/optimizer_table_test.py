@@ -1,4 +1,4 @@
-"""The tables of optimizers against the installed optax: every transformation, and the exponents as they are measured."""
+"""The tables of optimizers against the installed optax: all transformations, and the exponents as they are measured."""
 
 import math
 import pathlib
