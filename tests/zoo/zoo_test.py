@@ -10,7 +10,7 @@ from zoo import carried, outcomes
 from zoo.catalog import KINDS
 from zoo.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "your_model.md"
+DOCS = pathlib.Path(__file__).parents[2] / "reproduction" / "pages" / "audit.md"
 # What some people write and the audit does not judge.
 LIMITS = (
     "streams/wavenet", "branches/talking", "branches/relu_scores", "branches/linear_attention", "sums/einsum",
