@@ -11,7 +11,7 @@ import optax
 
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
 from depthmup_flax.trainer.engine.network_task import network_task, our_functions
-from depthmup_flax.trainer.engine.task import Metrics, TrainState, TrainStep, batch_key, counted, new_state, step_key
+from depthmup_flax.trainer.engine.task import Stepped, TrainState, batch_key, counted, new_state, step_key
 from depthmup_flax.util.types import Batch
 
 
@@ -22,7 +22,7 @@ def make_train_step(
     prepare: Callable[[jax.Array | None, Batch], tuple[Any, Any]],
     seed: int,
     log_every: int = 1,
-) -> tuple[Callable[..., TrainState], TrainStep]:
+) -> tuple[Callable[..., TrainState], Callable[[TrainState, Batch], Stepped]]:
     """``init(input_spec)`` and ``step(state, batch)``; ``prepare`` makes of a key and a batch inputs and targets."""
     task = lambda example: network_task(
         lambda hyper: (our_functions(model), optimizer, lambda *_: None), example, CROSS_ENTROPY
@@ -31,7 +31,7 @@ def make_train_step(
     def init(example: Any) -> TrainState:
         return new_state(task(example).init(jax.random.key(seed), {}), CROSS_ENTROPY.averaged)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch) -> Stepped:
         prepared = prepare(batch_key(seed, state.step), batch)
         carry, metrics = task(None).step(state.carry, prepared, {}, step_key(seed, state.step))
         return counted(state, carry, metrics, log_every, 0), metrics

@@ -90,7 +90,7 @@ def measures(
     return dict(sorted(means.items()))
 
 
-def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None) -> list[ArrayTree]:
+def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None) -> tuple[ArrayTree, ...]:
     """About `SAMPLE` numbers of each array, of which `measures` gives nearly the same; matrices of Muon stay whole.
 
     A step need not keep the others of its updates.
@@ -102,7 +102,7 @@ def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTre
         axis = int(np.argmax(x.shape)) if x.ndim else 0
         return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, x.shape[axis]), axis) if stride > 1 else x
 
-    return [map_info(part, info, tree) for tree in trees]
+    return tuple(map_info(part, info, tree) for tree in trees)
 
 
 def _mean_square(x: jax.Array) -> jax.Array:

@@ -112,11 +112,11 @@ class WandbRun:
 
 
 class RunLog:
-    """Metrics and progress of a run. Only process 0 has them: in others every call is a no-op.
+    """Metrics and progress of a run: a bar on a terminal, plain lines elsewhere. Only process 0 has them.
 
     Rows are appended to ``metrics.jsonl``, which is on disk when a call returns, and passed to other writers: one that
     raises is left out from then on, with a warning. In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded
-    before each checkpoint and at the end.
+    before each checkpoint and at the end. Speed is measured since the previous line, without evaluations.
 
     Args:
       experiment: what is trained; ``train.writers`` names the writers.
@@ -129,12 +129,13 @@ class RunLog:
     def __init__(
         self, experiment: Experiment, own: Sequence[Writer], directory: pathlib.Path, first_step: int, evaluated: bool
     ) -> None:
-        self._open, self._unit = distributed.is_first(), experiment.dataset.unit
-        self._evaluated = experiment.dataset.evaluated
-        self._progress = Progress(experiment, first_step, silent=not self._open)
-        self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
+        self._experiment, self._unit = experiment, experiment.dataset.unit  # images or tokens
+        self._units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
+        self.restart(first_step)
+        self._open = distributed.is_first()
         if not self._open:
             return
+        self._bar = progress.bar(experiment.total_steps)
         self._directory, self._local = directory, directory  # where files that grow are written
         if is_bucket(directory):
             self._local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-"))
@@ -156,17 +157,42 @@ class RunLog:
         if "wandb" in names:
             self._add("wandb", lambda: WandbRun(directory, experiment.config))
 
+    def restart(self, step: int) -> None:
+        """Measures speed from ``step`` on (after the first call, which compiles)."""
+        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock, for an evaluation."""
+        self._seconds += time.perf_counter() - self._since
+        yield
+        self._since = time.perf_counter()
+
     def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
-        units_per_s = self._progress.update(step, metrics["train_loss"], metrics.get("train_accuracy"))
-        self._write(step, metrics if units_per_s is None else {**metrics, f"{self._unit}_per_s": units_per_s})
-        return units_per_s and units_per_s / self._progress.units_per_step
+        steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
+        rate = steps * self._units_per_step / seconds if steps and seconds else None
+        self.restart(step)
+        if self._open:
+            total, shown = self._experiment.total_steps, f"  loss {metrics['train_loss']:.4f}"
+            shown += _accuracy(metrics.get("train_accuracy"), " ")
+            if rate is not None:
+                left_s = (total - step) * self._units_per_step / rate
+                shown += f"  {rate:,.0f} {self._unit}/s  ETA {progress.clock(left_s)}"
+            if self._bar is not None:
+                self._bar.show(step, f"step {step}/{total}{shown}")
+            else:
+                log.info("step %d/%d  epoch %.1f%s", step, total, step / self._experiment.epoch_steps, shown)
+            self._write(step, metrics if rate is None else {**metrics, f"{self._unit}_per_s": rate})
+        return rate and rate / self._units_per_step
 
     def test(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows and writes an evaluation."""
-        self._write(step, metrics)
-        on, accuracy = self._evaluated, metrics.get(f"{self._evaluated}_accuracy")
-        self.note(f"step {step}  {on} loss {metrics[f'{on}_loss']:.4f}{_accuracy(accuracy, f'  {on}')}")
+        if self._open:
+            on = self._experiment.dataset.evaluated
+            accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
+            log.info("step %d  %s loss %.4f%s", step, on, metrics[f"{on}_loss"], accuracy)
+            self._write(step, metrics)
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
@@ -176,8 +202,9 @@ class RunLog:
 
     def close(self) -> None:
         """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
-        self._progress.close()
         if self._open:
+            if self._bar is not None:
+                self._bar.close()
             self._for_each_writer(lambda writer: writer.close())
             self._rows.close()
             self.upload()
@@ -186,11 +213,10 @@ class RunLog:
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row; values that are not finite become null (JSON has no NaN)."""
-        if self._open:
-            row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
-            self._rows.write(json.dumps(row) + "\n")
-            self._rows.flush()
-            self._for_each_writer(lambda writer: writer.write_scalars(step, dict(metrics)))
+        row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
+        self._rows.write(json.dumps(row) + "\n")
+        self._rows.flush()
+        self._for_each_writer(lambda writer: writer.write_scalars(step, dict(metrics)))
 
     def _add(self, name: str, make: Callable[[], Writer]) -> None:
         with self._surviving(name):
@@ -209,56 +235,6 @@ class RunLog:
             lost = "some metrics are lost to %s (%s: %s). metrics.jsonl has all of them."
             log.warning(lost, name, type(error).__name__, error)
             self._writers.pop(name, None)
-
-
-class Progress:
-    """Shows steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
-
-    Speed is measured since the previous line, without evaluations; time left assumes that speed.
-    """
-
-    def __init__(self, experiment: Experiment, first_step: int, *, silent: bool) -> None:
-        self._total, self._steps_per_epoch = experiment.total_steps, experiment.epoch_steps
-        self._unit = experiment.dataset.unit  # images or tokens
-        self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
-        self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
-        self._silent, self._bar = silent, None if silent else progress.bar(self._total)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock, for an evaluation."""
-        self._seconds += time.perf_counter() - self._since
-        yield
-        self._since = time.perf_counter()
-
-    def restart(self, step: int) -> None:
-        """Measures speed from ``step`` on (after the first call, which compiles)."""
-        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
-
-    def update(self, step: int, loss: float, accuracy: float | None) -> float | None:
-        """Shows the progress; returns units per second, ``None`` while the speed is unknown."""
-        steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
-        rate = steps * self.units_per_step / seconds if steps and seconds else None
-        self.restart(step)
-        losses = f"  loss {loss:.4f}{_accuracy(accuracy, ' ')}"
-        if rate is not None:
-            left_s = (self._total - step) * self.units_per_step / rate
-            losses += f"  {rate:,.0f} {self._unit}/s  ETA {progress.clock(left_s)}"
-        if self._bar is not None:
-            self._bar.show(step, f"step {step}/{self._total}{losses}")
-        else:
-            self.note(f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}{losses}")
-        return rate
-
-    def note(self, text: str) -> None:
-        """Shows a line, above the bar."""
-        if not self._silent:
-            log.info("%s", text)
-
-    def close(self) -> None:
-        """Ends the bar."""
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _accuracy(value: float | None, before: str) -> str:

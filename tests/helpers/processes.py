@@ -202,13 +202,6 @@ def sweep(config, workdir, **kwargs):
     return 0
 
 
-def sweeps(config, lanes):
-    """Several sweeps after one another: ``lanes`` maps work directories to lanes."""
-    for workdir, number in lanes.items():
-        sweep(config, workdir, lanes=number)
-    return 0
-
-
 def _run_command(command, cwd, out, error):
     for path, stream in ((out, 1), (error, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)

@@ -35,7 +35,7 @@ def test_names_of_user_code_are_told_from_ours(name):
     assert is_import_path(name)
 
 
-@pytest.mark.parametrize("name", ["mlp", "", "a.b", "a:", ":b", "a b:c", "a:b:c", "gs://bucket", None, "1a:b"])
+@pytest.mark.parametrize("name", ["mlp", "a:", ":b", "a b:c", "a:b:c", "gs://bucket", None])
 def test_other_names_are_no_import_paths(name):
     assert not is_import_path(name)
 

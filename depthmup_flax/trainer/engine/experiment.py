@@ -6,11 +6,12 @@ import abc
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -34,8 +35,8 @@ from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network_task import (
     COURSE,
-    Measure,
     NetworkState,
+    Record,
     network_task,
     our_functions,
     state_of,
@@ -242,10 +243,10 @@ class NetworkExperiment(Experiment):
     def task(self) -> Task:
         own, train = self.hyperparameters, self.config.train
 
-        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Measure]:
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Record]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
             if not fields:
-                return self.functions(self.rule), self.optimizer, self._measuring(self.rule)
+                return self.functions(self.rule), self.optimizer, functools.partial(self._record, self.rule)
             changed, of_rule = self.config.copy_and_resolve_references(), {}
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
@@ -256,32 +257,32 @@ class NetworkExperiment(Experiment):
                         set_field(changed, path, value)
             rule = self.rule.replace(**of_rule)
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
-            return self.functions(rule), optimizer, self._measuring(rule)
+            return self.functions(rule), optimizer, functools.partial(self._record, rule)
 
-        def sample(*trees: ArrayTree) -> Sequence[ArrayTree]:
-            whole = self.config.mesh.fsdp != 1  # a part of an array that is split over devices would be sent
-            return trees if whole else sampled(self.info, trees, self._updates.get("geometry"))
-
-        return network_task(
-            network,
-            self.dataset.input_spec,
-            self.loss,
-            accumulate=train.accumulate,
-            ema_decay=train.ema_decay,
-            sample=sample,
-        )
+        spec, loss = self.dataset.input_spec, self.loss
+        return network_task(network, spec, loss, accumulate=train.accumulate, ema_decay=train.ema_decay)
 
     @property
     def averaged(self) -> tuple[str, ...]:
         return self.loss.averaged
 
     def _measured(self) -> tuple[str, ...]:
-        params, _ = without_boxes(self.variables)
-        return tuple(jax.eval_shape(self._measuring(self.rule), params, params, params))
+        return tuple(jax.eval_shape(lambda x: self._measures(self.rule, x, x, x), without_boxes(self.variables)[0]))
 
-    def _measuring(self, rule: Parametrization) -> Measure:
+    def _measures(self, rule: Parametrization, *trees: ArrayTree) -> dict[str, jax.Array]:
         known = {name: self._updates.get(name) for name in ("degree", "geometry")}
-        return lambda *trees: measures(self.info, rule, *trees, **known)
+        return measures(self.info, rule, *trees, **known)
+
+    def _record(self, rule: Parametrization, course: Any, *trees: ArrayTree) -> Any:
+        """See `network_task.Record`."""
+        rows, now = course
+        if self.config.mesh.fsdp == 1:  # else a part of an array that is split over devices would be sent
+            # All that the branch keeps from being computed in place.
+            trees = sampled(self.info, trees, self._updates.get("geometry"))
+        measured = lambda trees: {
+            name: jnp.where(now, x.astype(jnp.float32), rows[name]) for name, x in self._measures(rule, *trees).items()
+        }
+        return jax.lax.cond(now.any(), measured, lambda _: rows, trees)
 
     @functools.cached_property
     def _updates(self) -> Json:

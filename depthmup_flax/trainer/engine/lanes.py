@@ -146,7 +146,8 @@ class LaneProgram(Program):
         self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
         self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
         started = time.perf_counter()
-        self._init = jax.jit(self._on_devices(self._init_lanes, LANES), compiler_options=self._drawing)
+        init = lambda values_V: _mapped(experiment.init, per_device)(values_V.values_K)
+        self._init = jax.jit(self._on_devices(init, LANES), compiler_options=self._drawing)
         self._evaluate = jax.jit(self._on_devices(self._evaluate_lanes, LANES, LANES, P()))
         self.abstract_state = self._placed(jax.eval_shape(self._init, self._abstract_values), LANES)
         call = StepsCall(P(), self._split)  # type: ignore[arg-type]
@@ -213,16 +214,14 @@ class LaneProgram(Program):
             distinct = list(dict.fromkeys(here))
             seed_place_K += [distinct.index(seed) for seed in here]
             seeds_DU += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
-        columns = {name: np.array([run.hyperparameters[name] for run in runs_K]) for name in self._names}
-        values = LaneValues(
-            {name: column.astype(_dtype(column)) for name, column in columns.items()},
-            np.array(seed_place_K, np.int32),
-            np.array(seeds_DU, np.int32),
+        values_K = {}
+        for name in self._names:
+            column = np.array([run.hyperparameters[name] for run in runs_K])
+            whole = np.issubdtype(column.dtype, np.integer)
+            values_K[name] = column.astype(np.int32 if whole else jnp.result_type(float))
+        return Lanes(
+            runs_K, lane_of, LaneValues(values_K, np.array(seed_place_K, np.int32), np.array(seeds_DU, np.int32))
         )
-        return Lanes(runs_K, lane_of, values)
-
-    def _init_lanes(self, values_V: LaneValues) -> TrainState:
-        return _mapped(self.experiment.init, self.per_device)(values_V.values_K)
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: StepsCall, data: Batch | None) -> TrainState:
         def take(state: TrainState) -> TrainState:
@@ -267,10 +266,6 @@ class LaneProgram(Program):
 def unstacked(tree: ArrayTree) -> list[Any]:
     """The tree of each lane, from arrays with a leading axis of lanes."""
     return [jax.tree.map(lambda x, lane=lane: x[lane], tree) for lane in range(len(jax.tree.leaves(tree)[0]))]
-
-
-def _dtype(column: np.ndarray) -> Any:
-    return np.int32 if np.issubdtype(column.dtype, np.integer) else jnp.result_type(float)
 
 
 def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:

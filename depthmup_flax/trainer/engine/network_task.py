@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -32,18 +32,17 @@ class NetworkState:
     ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
 
 
-# Gradients, updates and parameters of a step -> what `Course` names.
-Measure = Callable[[ArrayTree, ArrayTree, ArrayTree], Metrics]
+# The course so far and which of its rows a step takes; gradients, updates and parameters of the step -> the course.
+Record = Callable[[Any, ArrayTree, ArrayTree, ArrayTree], Any]
 
 
 def network_task(
-    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation, Measure]],
+    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation, Record]],
     example: Any,
     loss: Loss,
     *,
     accumulate: int = 1,
     ema_decay: float = 0.0,
-    sample: Callable[..., Sequence[ArrayTree]] = lambda *trees: trees,
 ) -> Task:
     """Trains a network by the gradient of a loss.
 
@@ -55,8 +54,6 @@ def network_task(
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
         BatchNorm normalizes each part by itself, and each part has its own dropout masks.
-      sample: of the three trees of `Measure`, what is measured where a step is given a ``course``: the rows so far, and
-        which of them it takes.
       ema_decay: above 0, an evaluation has the metrics of the parameters' exponential average, too: ``ema_loss``.
     """
 
@@ -68,7 +65,7 @@ def network_task(
     def step(
         state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, course: Any = None
     ) -> tuple[NetworkState, Metrics]:
-        (model, optimizer, measure), (inputs, targets) = network(hyper), batch
+        (model, optimizer, record), (inputs, targets) = network(hyper), batch
 
         def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
             apply = lambda params: model.apply(params, collections, inputs, train=True, key=key)
@@ -88,12 +85,7 @@ def network_task(
             grads = jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         if course is not None:
-            rows, now = course
-            trees = sample(grads, updates, state.params)  # all that the branch keeps from being computed in place
-            taken = lambda *trees: {
-                name: jnp.where(now, x.astype(jnp.float32), rows[name]) for name, x in measure(*trees).items()
-            }
-            metrics = {**metrics, COURSE: jax.lax.cond(now.any(), taken, lambda *_: rows, *trees)}
+            metrics = {**metrics, COURSE: record(course, grads, updates, state.params)}
         params = optax.apply_updates(state.params, updates)
         ema = optax.ema(ema_decay).update(params, state.ema)[1] if ema_decay else ()
         return NetworkState(params, collections, opt_state, ema), metrics

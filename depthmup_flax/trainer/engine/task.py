@@ -160,7 +160,6 @@ class Course:
 
 
 Stepped = tuple[TrainState, Metrics]
-TrainStep = Callable[[TrainState, Any], Stepped]
 
 
 def new_state(carry: Any, averaged: Collection[str], course: Course = Course()) -> TrainState:

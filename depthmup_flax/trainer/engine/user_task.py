@@ -16,6 +16,7 @@ from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import digest
 from depthmup_flax.util.types import ArrayTree, Scalar
 
 
@@ -134,18 +135,12 @@ def fitted(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
 
 def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> None:
     """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
-    first, second = (jax.make_jaxpr(lambda *given: function(*given))(*arguments) for _ in range(2))
-    same = str(first.jaxpr) == str(second.jaxpr) and len(first.consts) == len(second.consts)
-    if not same or not all(map(_are_equal, first.consts, second.consts)):
+    first, second = (digest(jax.make_jaxpr(lambda *given: function(*given))(*arguments)) for _ in range(2))
+    if first != second:
         raise InputError(
             f"{name} is not a pure function: two calls with the same arguments compute different things. Use only its "
             "arguments, and take random numbers from jax.random with the key that it is given."
         )
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    a, b = (jax.random.key_data(x) if _is_key(x) else x for x in (a, b))
-    return bool(np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.inexact)))
 
 
 def _is_array(x: Any) -> bool:
