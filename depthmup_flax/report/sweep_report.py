@@ -79,7 +79,7 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    of_csv = paths[0].suffix == ".csv" if len(paths) == 1 else False
+    of_csv = [path.suffix for path in paths] == [".csv"]
     sweep = read_csv(paths[0]) if of_csv else first_round(read_sweep(paths))
     if out is None:
         out = (paths[0].with_suffix("") if of_csv else paths[0]) / (f"report_{loss}" if loss else "report")
@@ -87,10 +87,10 @@ def make_report(
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""
     if all(map(importlib.util.find_spec, _DRAWN_BY)):
-        from depthmup_flax.report import figures, page
+        from depthmup_flax.report import figures
 
         pictured = figures.drawn(analysis)
-        html, notebook = page.pages(data, analysis, pictured)
+        html, notebook = tables.as_pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
         log.warning(

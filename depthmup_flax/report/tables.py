@@ -1,10 +1,12 @@
-"""An analysis as data for programs and as plain text, with notes on what limits it."""
+"""An analysis as data for programs, as plain text and as a page, with notes on what limits it."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.report import optimum as opt
@@ -350,3 +352,25 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
     flags = {flag for row in analysis.rows for flag in row.flags}
     lines += [f"{flag}: {text.format(x=analysis.scale.name)}." for flag, text in _MEANINGS.items() if flag in flags]
     return lines
+
+
+def as_pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[str, bytes]]]) -> tuple[str, str]:
+    """The page of an analysis, and what a notebook shows of it, in the notebook's own style.
+
+    ``figures`` are captions and files.
+    """
+    import jinja2  # an optional dependence
+
+    text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+    parts = sections(data, analysis)
+    svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
+    shown, cell = [Section(pictures=svg), *parts], [Section(pictures=png), *parts[:-2]]
+    render = lambda sections, whole: template.render(title=data["headline"], sections=sections, whole=whole)
+    return render(shown, True).strip() + "\n", render(cell, False).strip() + "\n"
+
+
+def _picture(caption: str, files: Mapping[str, bytes], kind: str) -> tuple[str, str, str]:
+    """One of a figure's files for a `Section`."""
+    content = next(content for name, content in files.items() if name.endswith(f".{kind}"))
+    return caption, {"svg": "svg+xml"}.get(kind, kind), base64.b64encode(content).decode()

@@ -1,4 +1,4 @@
-"""How equations of a jaxpr hold other jaxprs, one interpreter for all who read or evaluate jaxprs, and a digest."""
+"""How equations of a jaxpr hold other jaxprs, one interpreter for all who read them, a count of operations, and a digest."""
 
 from __future__ import annotations
 
@@ -147,6 +147,35 @@ class Interpreter(Generic[Value]):
             if joined == carry:
                 return [*carry, *results[len(carry) :]]
             carry = joined
+
+
+def count_flops(jaxpr: Any) -> int:
+    """Floating-point operations of the matrix products and convolutions, on all devices together.
+
+    A multiplication and an addition count as two. The body of a scan counts once per iteration, unlike in XLA's
+    ``cost_analysis``; that of a loop of unknown length counts once.
+    """
+    return sum(map(_flops_of, opened(jaxpr)[0].eqns))
+
+
+def _flops_of(equation: Any) -> int:
+    params = equation.params
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        left = equation.invars[0].aval.shape
+        return 2 * equation.outvars[0].aval.size * math.prod(left[i] for i in contracted)
+    if equation.primitive.name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        output_features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        # Zeros between the entries, in the gradient of a convolution with strides, need no operations.
+        products = equation.outvars[0].aval.size * math.prod(kernel) // math.prod(params["lhs_dilation"])
+        return 2 * products // output_features
+    if equation.primitive.name == "cond":  # one branch runs
+        branches = params["branches"]
+        if params.get("branches_platforms"):  # the last is the default
+            branches = branches[-1:]
+        return max(count_flops(branch) for branch in branches)
+    return sum(times * count_flops(inner) for inner, times in repeated_jaxprs(equation))
 
 
 def digest(jaxpr: core.ClosedJaxpr) -> str:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.models import ViT
-from depthmup_flax.util.flops import count_flops
+from depthmup_flax.util.jaxprs import count_flops
 
 
 def test_flops_are_two_per_multiplication_of_products_and_convolutions():

@@ -145,7 +145,6 @@ class LaneProgram(Program):
         self._leading = mesh.size * self._seeds_per_device, experiment.config.train.batch_size
         self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
         self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
-        started = time.perf_counter()
         init = lambda values_V: _mapped(experiment.init, per_device)(values_V.values_K)
         self._init = jax.jit(self._on_devices(init, LANES), compiler_options=self._drawing)
         self._evaluate = jax.jit(self._on_devices(self._evaluate_lanes, LANES, LANES, P()))
@@ -153,7 +152,6 @@ class LaneProgram(Program):
         call = StepsCall(P(), self._split)  # type: ignore[arg-type]
         self._steps = jax.jit(self._on_devices(self._take_steps, LANES, LANES, call, P()), donate_argnums=0)
         self.compiled = self.traced().lower().compile()
-        self.compile_s = time.perf_counter() - started
 
     @property
     def bytes_per_device(self) -> int:
