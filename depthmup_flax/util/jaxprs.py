@@ -1,4 +1,4 @@
-"""How equations of a jaxpr hold other jaxprs, one interpreter for all who read them, a count of operations, and a digest."""
+"""How equations of a jaxpr hold others, an interpreter for all who read jaxprs, a count of operations, a digest."""
 
 from __future__ import annotations
 
