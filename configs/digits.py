@@ -2,9 +2,9 @@
 
     depthmup train --config=digits --workdir=runs/digits
 
-10 seconds on 2 CPU cores, mostly imports and compilation. Test accuracy 97.5 % +- 0.6 (n = 5 seeds, standard
-deviation; of 297 test images, one is 0.3 %). At the base, width 64 and depth 8, rates from 5e-4 to 4e-3 give 96 to 97 %
-(one seed). Four times as deep and wide as the base, at the same rate:
+10 seconds on 2 CPU cores, mostly imports and compilation. Test accuracy 97.8 % +- 0.3 (n = 5 seeds, standard
+deviation; of 297 test images, one is 0.3 %). At the base, width 64 and depth 4, rates from 5e-4 to 4e-3 give 97.0 to
+97.6 % (one seed). Four times as wide and eight times as deep as the base, at the same rate, 97.6 % (one seed):
 
     depthmup train --config=digits --workdir=runs/deep --config.model.width=256 --config.model.depth=32
 """
@@ -17,7 +17,7 @@ from depthmup_flax.config import default_config
 def get_config() -> ConfigDict:
     """The configuration."""
     config = default_config("res_mlp")
-    config.model.update(width=128, depth=16, base_width=64, base_depth=8)
+    config.model.update(width=128, depth=16, base_width=64, base_depth=4)
     config.optimizer.learning_rate = 1e-3
     config.train.update(epochs=30.0, batch_size=32, log_every=92, eval_every=230)
     return config

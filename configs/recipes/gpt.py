@@ -14,7 +14,7 @@ from depthmup_flax.config import default_config
 def get_config() -> ConfigDict:
     """The configuration."""
     config = default_config("gpt")
-    config.model.update(width=128, depth=8, base_width=32, base_depth=2, num_heads=4)
+    config.model.update(width=128, depth=6, base_width=32, base_depth=2, num_heads=4)
     config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True)
     config.data.update(name="tokens:data", context=64, augment="shift")
     config.optimizer.update(name="muonh", learning_rate=0.02, schedule="wsd", warmup_steps=30)
