@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Collection
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,7 +18,7 @@ from depthmup_flax.nn.blocks import REMAT, LayerConfig, TransformerConfig
 from depthmup_flax.nn.layers import STEM, Readout, normal
 from depthmup_flax.nn.transformer import MLPS, Transformer
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.types import Dtype
 
 _Config = TypeVar("_Config", bound=LayerConfig)
@@ -90,8 +89,7 @@ class ResidualNetwork(nn.Module):
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), 0 if field.default == 0 else 1
             if field.type == "int":
-                whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-                require(whole and value >= least, f"{field.name} is {value!r}: use a whole number of at least {least}.")
+                require_number(f"model.{field.name}", value, least=least, whole=True)
             elif field.type == "bool":
                 require(isinstance(value, (bool, np.bool_)), f"{field.name} is {value!r}: use True or False.")
             elif "Dtype" in str(field.type) and value not in (None, ""):

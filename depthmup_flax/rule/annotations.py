@@ -7,8 +7,6 @@ The axes say which dimensions grow, hence the parameter's `Role`; sharding rules
 
 import contextlib
 import dataclasses
-import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -17,7 +15,7 @@ import jax
 from flax import struct
 
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.errors import InputError, require_number, shown
 from depthmup_flax.util.types import ArrayTree
 
 AxisNames = tuple[str | None, ...]
@@ -73,8 +71,7 @@ def residual_scope(depth_ratio: float) -> Iterator[None]:
 
     `ResidualBranch` enters it. Use it around ``self.param`` in ``setup``, which runs before the branch.
     """
-    if not isinstance(depth_ratio, numbers.Real) or not 0 < depth_ratio < math.inf:
-        raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
+    require_number("depth_ratio", depth_ratio, above=0)
     with _branch_depth_ratio(float(depth_ratio)):
         yield
 

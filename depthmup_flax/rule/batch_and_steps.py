@@ -23,11 +23,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import warnings
 from collections.abc import Mapping
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.table import Table
 
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
@@ -51,15 +50,11 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps"):
-            _require_whole(name, getattr(self, name))
+            require_number(name, getattr(self, name), least=1, whole=True)
+        below = {"momentum": 1, "b1": 1, "b2": 1, "warmup_steps": self.steps}
         for name, value in vars(self).items():
-            below = 1 if name in ("momentum", "b1", "b2") else math.inf
-            if not isinstance(value, numbers.Real) or not 0 <= float(value) < below:
-                raise InputError(f"{name} is {value!r}: use a number from 0 to below {below}.")
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
-        if not self.warmup_steps < self.steps:
-            raise InputError(f"warmup_steps is {self.warmup_steps}: use fewer than steps, {self.steps}.")
+            require_number(name, value, least=0, below=below.get(name, math.inf))
+        require_number("learning_rate", self.learning_rate, above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +92,12 @@ def rescaled_hyperparameters(
     if not isinstance(tuned, Hyperparameters):
         raise InputError(f"tuned is {tuned!r}: use dm.Hyperparameters(learning_rate=..., batch_size=..., steps=...).")
     rule = _rule_of(optimizer)
-    batch_size = tuned.batch_size if batch_size is None else _require_whole("batch_size", batch_size)
+    batch_size = tuned.batch_size if batch_size is None else batch_size
+    require_number("batch_size", batch_size, least=1, whole=True)
     if steps is None:
         steps = max(1, round(tuned.steps * tuned.batch_size / batch_size))
-    k, d = _ratios(tuned, batch_size, _require_whole("steps", steps))
+    require_number("steps", steps, least=1, whole=True)
+    k, d = _ratios(tuned, batch_size, steps)
     effective = k**rule.batch * d**rule.duration  # of eta, or of eta / (1 - momentum)
     averages = {name: max(0.0, _beta(getattr(tuned, name), k)) for name in rule.averages}
     momentum = averages.get("momentum", tuned.momentum)
@@ -161,12 +158,6 @@ def concerns(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "
 def rescaling_table(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam") -> str:
     """Each hyperparameter before and after, with the reason; then `concerns`."""
     warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer)]
-    table = Table(("", "tuned", "target", "why"), rescaling_rows(tuned, target, optimizer), "<>><")
-    return "\n".join([*table.lines, *warned])
-
-
-def rescaling_rows(tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam") -> list[tuple[str, ...]]:
-    """The rows of `rescaling_table`."""
     rule, (k, d) = _rule_of(optimizer), _ratios(tuned, target.batch_size, target.steps)
     kept = "the same number of examples"
     momentum = ", and (1 - momentum)" if target.momentum != tuned.momentum else ""
@@ -185,7 +176,8 @@ def rescaling_rows(tuned: Hyperparameters, target: Hyperparameters, optimizer: s
         if before or after:
             short = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in (before, after))
             rows.append((name, *short, why))
-    return rows
+    table = Table(("", "tuned", "target", "why"), rows, "<>><")
+    return "\n".join([*table.lines, *warned])
 
 
 def _rule_of(optimizer: str) -> OptimizerRule:
@@ -206,9 +198,3 @@ def _ratios(tuned: Hyperparameters, batch_size: int, steps: int) -> tuple[float,
 def _beta(beta: float, k: float) -> float:
     """Beta whose average covers the same number of examples; below 0 if a step has more."""
     return 1 - (1 - beta) * k if beta else 0.0
-
-
-def _require_whole(name: str, value: object) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
-    return int(value)

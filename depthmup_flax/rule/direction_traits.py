@@ -146,7 +146,7 @@ def homogeneity(inner: optax.GradientTransformation) -> int | None:
 def require_direction(inner: optax.GradientTransformation, rule: Parametrization) -> None:
     """Raises `InputError` unless ``inner`` is a direction that ``rule`` allows, as far as its parts tell.
 
-    Other people's transformations pass; `checked_at_init` reads them.
+    Other people's transformations pass; `check_direction` has them read.
     """
     if not isinstance(rule, Parametrization):
         raise InputError(f"rule is {rule!r}: use depthmup_flax.get_parametrization(name).")
@@ -167,18 +167,6 @@ def require_direction(inner: optax.GradientTransformation, rule: Parametrization
             f"optimizers: SGD's learning rate would grow as r^{alpha - gamma:g} with the depth ratio r. Use "
             "parametrization.preset='depth_mup', which scales only the block with SGD, or an Adam-like optimizer."
         )
-
-
-def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``inner``; if `TRAITS` does not list all parts, its ``init`` calls `require_function_of_own_gradients`."""
-    if all(part.name in TRAITS for part in parts_of(inner.update)):
-        return inner
-
-    def init(params: ArrayTree) -> ArrayTree:
-        require_function_of_own_gradients(inner, params)
-        return inner.init(params)
-
-    return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(inner).update)
 
 
 def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -318,14 +306,35 @@ def check_direction(
     rule: Parametrization,
     geometry: str | ArrayTree | None,
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
-    """``inner``, whose ``init`` reads updates that `TRAITS` does not list, and path -> geometry of its updates.
+    """``inner``, and path -> geometry of its updates: as `TRAITS` say or, of other people's, as ``geometry`` says.
+
+    Without a ``geometry``, the ``init`` of what `TRAITS` does not list calls `require_function_of_own_gradients`.
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter.
     """
     require_direction(inner, rule)
-    kinds = geometries(inner, info, geometry)
-    return (checked_at_init(inner) if geometry is None else inner), kinds
+    known = geometry_of(inner)
+    if geometry is None and known is None:
+        raise InputError(
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
+            f"one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
+        )
+    kinds = named_geometries(info, geometry if geometry is not None else known)
+    foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
+    for path, leaf in flatten_info(info).items():
+        kind = kinds[path]
+        if known not in (None, kind) and not foreign:
+            raise InputError(f"geometry is '{kind}', but the updates of inner are '{known}': leave geometry out.")
+        _require_fit(path, leaf, kind)
+    if geometry is not None or not foreign:
+        return inner, kinds
+
+    def init(params: ArrayTree) -> ArrayTree:
+        require_function_of_own_gradients(inner, params)
+        return inner.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(inner).update), kinds
 
 
 # They apply what they wrap to some parameters only.
@@ -335,7 +344,7 @@ _ALTERNATIVES = ("partition", "masked", "conditionally_mask")
 def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
     """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
 
-    Parts that are not listed count as entrywise (`checked_at_init` reads them).
+    Parts that are not listed count as entrywise (`check_direction` has them read).
     """
     geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
     for part in parts:
@@ -350,32 +359,6 @@ def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
         if traits.geometry is not None or traits.degree == 0:
             geometry = traits.geometry or Geometry.SIGN
     return geometry
-
-
-def geometries(
-    inner: optax.GradientTransformation, info: InfoTree, geometry: str | ArrayTree | None = None
-) -> Mapping[str, Geometry]:
-    """Path -> geometry of the updates of ``inner``: as `TRAITS` say or, of other people's, as ``geometry`` says.
-
-    ``geometry``: one for all parameters, or a tree with the structure of ``info``. `InputError` if there is no such
-    geometry, or it does not fit ``inner`` or a parameter.
-    """
-    known = geometry_of(inner)
-    if geometry is None and known is None:
-        raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
-            "one of 'linear', 'sign', 'orthogonal', 'two_sided', 'rotated' and 'norm_matched' for each parameter. For "
-            "Muon, use depthmup_flax.muon."
-        )
-    named = named_geometries(info, geometry if geometry is not None else known)
-    foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
-    for path, leaf in flatten_info(info).items():
-        name = named[path]
-        if known is not None and not foreign and known is not name:
-            what = f"but the updates of inner are {str(known)!r}"
-            raise InputError(f"geometry is {str(name)!r}, {what}: leave geometry out.")
-        _require_fit(path, leaf, name)
-    return named
 
 
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:

@@ -7,7 +7,6 @@ are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the wi
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 _PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")  # of optax
@@ -191,12 +190,10 @@ def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consist
     """Raises `InputError` for a setting that is out of range; traced arrays pass."""
     if preconditioning not in _PRECONDITIONINGS:
         raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
-    if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
-        raise InputError(f"beta is {beta}: use a number of at least 0 and below 1, such as 0.95.")
-    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
-        raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
-    if isinstance(consistent_rms, numbers.Real) and not 0 < consistent_rms < math.inf:
-        raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
+    require_number("beta", beta, least=0, below=1)
+    require_number("ns_steps", ns_steps, least=1, whole=True)
+    if consistent_rms is not None:
+        require_number("consistent_rms", consistent_rms, above=0)
 
 
 def require_matrices(info: InfoTree) -> None:

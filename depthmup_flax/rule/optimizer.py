@@ -44,7 +44,7 @@ from depthmup_flax.rule.info_trees import (
     with_decay,
 )
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 log = logging.getLogger(__name__)
@@ -107,27 +107,17 @@ def depthmup(
     """
     info = with_decay(info, mask)
     first, *others = _scaled(inner, info, rule, geometry)
-    if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
-        raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
-    _require_at_least_0("learning_rate", learning_rate, schedule=True)
-    _require_at_least_0("weight_decay", weight_decay)
-    if isinstance(clip_rms, numbers.Real) and not float(clip_rms) > 0:
-        raise InputError(f"clip_rms is {clip_rms}: use a number above 0, or None for no clipping.")
+    if not callable(learning_rate):
+        require_number("learning_rate", learning_rate, least=0)
+    require_number("weight_decay", weight_decay, least=0)
+    require_number("decay_width_exponent", decay_width_exponent)
+    if clip_rms is not None:
+        require_number("clip_rms", clip_rms, above=0)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
         parts += _decays(weight_decay, decay_width_exponent, info)
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
-
-
-def _require_at_least_0(name: str, value: ScalarOrSchedule, *, schedule: bool = False) -> None:
-    """Raises `InputError` for anything else; arrays, which may be traced, and schedules pass."""
-    if isinstance(value, numbers.Real):
-        right = 0 <= float(value) < math.inf
-    else:
-        right = hasattr(value, "dtype") or (schedule and callable(value))
-    if not right:
-        raise InputError(f"{name} is {value!r}: use a number of at least 0{', or a schedule' * schedule}.")
 
 
 def sgd(
@@ -206,13 +196,8 @@ def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
     ``where`` precedes an argument's name in the sentence, such as ``optimizer.kwargs.``.
     """
     for name, value in arguments.items():
-        if not isinstance(value, (numbers.Real, str)):
-            continue
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-        if name in AVERAGES and not 0 <= number < 1:
-            raise InputError(f"{where}{name} is {value!r}: use a number of at least 0 and below 1, such as 0.9.")
-        if name in _EPSILONS and not 0 <= number < math.inf:
-            raise InputError(f"{where}{name} is {value!r}: use a small number of at least 0, such as 1e-8.")
+        if name in (*AVERAGES, *_EPSILONS) and value is not None:
+            require_number(where + name, value, least=0, below=1 if name in AVERAGES else math.inf)
 
 
 def decay_factor(info: ParamInfo, width_exponent: float) -> float:
@@ -250,8 +235,7 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     and so is their root mean square. At the base model it is
     ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
-    if not hasattr(threshold, "dtype") and not (isinstance(threshold, numbers.Real) and threshold > 0):
-        raise InputError(f"threshold is {threshold!r}: use a number above 0.")
+    require_number("threshold", threshold, above=0)
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params

@@ -38,30 +38,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from depthmup_flax.util.errors import InputError, did_you_mean, shown
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number, shown
 from depthmup_flax.util.types import Scalar
-
-
-def require_finite(
-    name: str, value: Any, *, static: bool = False, above: float | None = None, at_least: float | None = None
-) -> None:
-    """Raises `InputError` unless a field is a number in its range; a traced array passes, unless ``static``."""
-    if not isinstance(value, numbers.Real):
-        if static or not hasattr(value, "dtype"):
-            raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
-        return
-    if not math.isfinite(value):
-        raise InputError(f"parametrization.{name} is {value}: it must be finite.")
-    if above is not None and value <= above:
-        raise InputError(f"parametrization.{name} is {value}: it must be above {above:g}.")
-    if at_least is not None and value < at_least:
-        raise InputError(f"parametrization.{name} is {value}: it must be at least {at_least:g}.")
-
-
-def require_ratio(size: str, value: Any) -> None:
-    """Raises `InputError` unless a ratio of a ``size``, width or depth, is above 0; arrays pass."""
-    if not (0 < float(value) < math.inf if isinstance(value, numbers.Real) else hasattr(value, "dtype")):
-        raise InputError(f"{size}_ratio is {value!r}: use {size} / base_{size}, a number above 0.")
 
 
 class Role(enum.StrEnum):
@@ -301,19 +279,12 @@ class Parametrization:
     inner_gamma: Scalar | None = None
 
     def __post_init__(self) -> None:
-        require_finite("alpha", self.alpha)
-        if isinstance(self.alpha, numbers.Real) and self.alpha < 0:
-            raise InputError(f"parametrization.alpha is {self.alpha}: use 0 or more; below 0 branches grow with depth.")
-        for name in ("gamma", "gamma0_width_exponent"):
-            require_finite(name, getattr(self, name))
-        if self.inner_gamma is not None:
-            require_finite("inner_gamma", self.inner_gamma)
         if not hasattr(self.width, "dtype") and self.width not in tuple(_WIDTH_POWERS):
             raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
-        require_finite("gamma0", self.gamma0, above=0.0)
-        require_finite("branch_multiplier", self.branch_multiplier)
-        for role in Role:
-            require_finite(f"{role}_lr_factor", self.lr_factor(role), at_least=0.0)
+        not_negative = {"alpha", *(f"{role}_lr_factor" for role in Role)}
+        for name, value in self.numbers().items():
+            least, above = 0 if name in not_negative else -math.inf, 0 if name == "gamma0" else -math.inf
+            require_number(f"parametrization.{name}", value, least=least, above=above)
 
     @property
     def width_power(self) -> Scalar:
@@ -331,7 +302,7 @@ class Parametrization:
         ``uses``, n, is how often each layer is used over the base model's, as in a looped transformer, and r counts
         layers alone: branches with the same weights add up in one direction (arXiv:2606.18524), at alpha = 0 untreated.
         """
-        require_ratio("depth", depth_ratio)
+        require_number("depth_ratio", depth_ratio, above=0)
         return self.branch_multiplier * _power(depth_ratio, -self.alpha) / self._of_uses(uses)
 
     def _of_uses(self, uses: float) -> Scalar:
@@ -363,9 +334,8 @@ class Parametrization:
 
         It is ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
         """
-        for name, dim in (("head_dim", head_dim), ("base_head_dim", base_head_dim)):
-            if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
-                raise InputError(f"{name} is {dim!r}: use a whole number of at least 1.")
+        require_number("head_dim", head_dim, least=1, whole=True)
+        require_number("base_head_dim", base_head_dim, least=1, whole=True)
         return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
 
     def forward_multiplier(self, info: ParamInfo) -> Scalar:
@@ -409,7 +379,7 @@ class Parametrization:
 
     def _width(self, ratio: float, exponent: float = 1) -> Scalar:
         """A power of a width ratio."""
-        require_ratio("width", ratio)
+        require_number("width_ratio", ratio, above=0)
         return _power(ratio, exponent * self.width_power) if exponent else 1.0
 
 

@@ -1,8 +1,11 @@
 """Exceptions that end a command with one sentence, exit codes, suggestions of names, and text that is safe to print."""
 
 import difflib
+import math
+import numbers
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class InputError(ValueError):
@@ -56,6 +59,25 @@ def listed(differences: Sequence[str], most: int = 5) -> str:
     """The first ``most`` differences, and the number of others, for a sentence."""
     more = len(differences) - most
     return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")
+
+
+def require_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    whole: bool = False,
+) -> None:
+    """Raises `InputError` unless ``value`` is a finite number in its range; arrays, which may be traced, pass."""
+    is_number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
+    in_range = lambda: math.isfinite(value) and least <= value < below and value > above
+    if not (in_range() if is_number else hasattr(value, "dtype") and not whole):
+        bounds = {"of at least": least, "above": above, "below": below}
+        limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound))
+        kind = "whole number" if whole else "number" if limits else "finite number"
+        raise InputError(f"{name} is {value!r}: use a {f'{kind} {limits}'.strip()}.")
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from depthmup_flax.rule.parametrization import require_finite
+from depthmup_flax.util.errors import require_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,8 @@ def classify(alpha: float, gamma: float) -> Classification:
     of order 1. By its letter alpha > 1 with gamma = 0 has it, although outputs stand still. Layerwise linear: a block's
     output is to first order linear in what training adds to its weights; the network as a whole is not.
     """
-    require_finite("alpha", alpha, static=True)
-    require_finite("gamma", gamma, static=True)
+    require_number("alpha", alpha)
+    require_number("gamma", gamma)
     at_least = lambda x, bound: x > bound or math.isclose(x, bound, abs_tol=1e-9)
     total = alpha + gamma
     stable_at_init = at_least(alpha, 0.5)

@@ -101,9 +101,9 @@ def test_decay_that_would_remove_more_than_a_weight_warns():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda t: dm.rescaled_hyperparameters(t, batch_size=0), "batch_size is 0: use a whole number of at least 1."),
-        (lambda t: dm.Hyperparameters(0.0, 1, 10), "learning_rate is 0.0: use a positive number."),
-        (lambda t: dm.Hyperparameters(1e-3, 1, 10, warmup_steps=10), "fewer than steps, 10."),
+        (lambda t: dm.rescaled_hyperparameters(t, batch_size=0), "batch_size is 0"),
+        (lambda t: dm.Hyperparameters(0.0, 1, 10), "learning_rate is 0.0"),
+        (lambda t: dm.Hyperparameters(1e-3, 1, 10, warmup_steps=10), "warmup_steps is 10"),
         (lambda t: dm.rescaled_hyperparameters(t, steps=20, optimizer="lion"), "use one of sgd, momentum, adam"),
     ],
 )

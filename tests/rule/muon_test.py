@@ -177,7 +177,7 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
     [
         (lambda: dm.depthmup(optax.contrib.scale_by_muon(), {"b": VECTOR}, RULE, 0.1), "parameter 'b' of shape (8,)"),
         (lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE), "parameter 'q' of shape"),
-        (lambda: dm.muon(0.1, {}, RULE, ns_steps=0), "ns_steps is 0: use a whole number of at least 1."),
+        (lambda: dm.muon(0.1, {}, RULE, ns_steps=0), "ns_steps is 0"),
         (lambda: dm.muon(0.1, {}, RULE, preconditioning="shatten"), "is 'shatten': did you mean 'schatten'?"),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": hidden((8, 8))}, RULE, 0.1, geometry="orthogonal"),

@@ -186,8 +186,6 @@ def test_decay_of_a_hidden_matrix_follows_its_own_width_ratio_to_the_exponent(ex
     kept = {name: float(value[0]) for name, value in run(optimizer, params, no_grads).items()}
     others = dict.fromkeys(("stem", "readout", "as wide as the base"), 1 - eta * decay)
     assert kept == pytest.approx({"hidden": 1 - eta * decay * factor, "bias": 1.0, **others})
-    with pytest.raises(dm.InputError, match="decay_width_exponent is nan: use a finite number"):
-        dm.adamw(eta, info, RULE, weight_decay=decay, decay_width_exponent=math.nan)
 
 
 def test_schedules_multiply_eta_alone_and_decay_follows_them():
@@ -424,18 +422,16 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
         (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
         (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
-        (lambda: dm.adamw(0.1, INFO, RULE, b1=2.0), "b1 is 2.0: use a number of at least 0 and below 1, such as 0.9."),
-        (lambda: dm.adamw(0.1, INFO, RULE, eps=-1e-8), "eps is -1e-08: use a small number of at least 0"),
-        (lambda: dm.sgd(0.1, INFO, RULE, momentum=1), "momentum is 1: use a number of at least 0 and below 1"),
-        (lambda: direction("rmsprop", decay=math.nan), "optimizer.kwargs.decay is nan: use a number of at least 0"),
-        (lambda: dm.sgd(-0.1, INFO, RULE), "learning_rate is -0.1: use a number of at least 0, or a schedule."),
-        (lambda: dm.adamw(0.1, INFO, RULE, weight_decay="0.1"), "weight_decay is '0.1': use a number of at least 0."),
+        (lambda: dm.adamw(0.1, INFO, RULE, b1=2.0), "b1 is 2.0"),
+        (lambda: direction("rmsprop", decay=math.nan), "optimizer.kwargs.decay is nan"),
+        (lambda: dm.sgd(-0.1, INFO, RULE), "learning_rate is -0.1"),
+        (lambda: dm.adamw(0.1, INFO, RULE, weight_decay="0.1"), "weight_decay is '0.1'"),
         (lambda: dm.adamw(0.1, RULE, INFO), "info is Parametrization"),
         (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(2)), "info has 'Dense_2/kernel'"),
         (lambda: dm.sgd(0.1, LAYERS, RULE).init(layers(4)), "'Dense_3/kernel' is not in info"),
         (lambda: dm.param_table(PARAMS, RULE), "info is dict"),
-        (lambda: dm.sgd(0.1, INFO, RULE, weight_decay=math.inf), "weight_decay is inf: use a number of at least 0."),
-        (lambda: dm.sgd(0.1, INFO, RULE, clip_rms=0), "clip_rms is 0: use a number above 0, or None for no clipping."),
+        (lambda: dm.sgd(0.1, INFO, RULE, clip_rms=0), "clip_rms is 0"),
+        (lambda: dm.adamw(0.1, INFO, RULE, decay_width_exponent=math.nan), "decay_width_exponent is nan"),
         (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
         (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "rule is 0.1: use depthmup_flax.get_"),
         (

@@ -133,13 +133,13 @@ def test_role_constants_multiply_their_role_alone():
         (lambda: get_parametrization("depth_mpu"), "parametrization.preset is 'depth_mpu': did you mean 'depth_mup'?"),
         (lambda: get_parametrization(alhpa=0.5), "parametrization has no field 'alhpa': did you mean 'alpha'?"),
         (lambda: Parametrization(alpha=-0.5), "parametrization.alpha is -0.5"),
-        (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan: it must be finite"),
+        (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan"),
         (lambda: Parametrization(width="wide"), "parametrization.width is 'wide': use 'mup' or 'standard'"),
-        (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0: it must be above 0"),
+        (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0"),
         (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),
-        (lambda: RULE.residual_multiplier("4"), "depth_ratio is '4': use depth / base_depth, a number above 0."),
-        (lambda: RULE.attention_scale("8", 4), "head_dim is '8': use a whole number of at least 1."),
-        (lambda: RULE.readout_multiplier(0.0), "width_ratio is 0.0: use width / base_width, a number above 0."),
+        (lambda: RULE.residual_multiplier("4"), "depth_ratio is '4'"),
+        (lambda: RULE.attention_scale("8", 4), "head_dim is '8'"),
+        (lambda: RULE.readout_multiplier(0.0), "width_ratio is 0.0"),
     ],
 )
 def test_bad_parametrization_is_named(call, message):
