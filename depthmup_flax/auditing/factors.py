@@ -33,8 +33,9 @@ from depthmup_flax.util.primitives import (
 class Numbers:
     """The numbers of a graph. Those that are unknown are drawn between 0.3 and 0.7, so a keep rate is one, too.
 
+    A random mask is the mean of its entries, its keep rate, so a mask over its keep rate is 1.
+
     Attributes:
-      masks: a random mask -> the mean of its entries, its keep rate; 1 for a mask over its keep rate.
       drawn: whether a number is unknown.
     """
 
@@ -42,70 +43,52 @@ class Numbers:
         self._nodes, self._kinds, self._seed = graph.nodes, kinds, seed
         self._known: dict[int, float | None] = {}
         self._random: set[int] = set()
-        self._factors: dict[int, float | None] = {}
-        self.masks: dict[int, float] = {}
         self.drawn = False
 
     def of(self, i: int) -> float | None:
-        """The number that all entries of a constant are, or that a random mask is multiplied by; else ``None``.
+        """The number that all entries of a constant are, or the mean of a random mask; else ``None``.
 
         It is called for all constants of a graph, in its order.
         """
-        node, kind = self._nodes[i], self._kinds[i]
+        node = self._nodes[i]
         result = node.value
         if node.op in DRAWS or any(j in self._random for j in node.inputs):
             self._random.add(i)
-            result = self._of_mask(i, node)
-        elif result is None and kind in (CONST, STATE):
-            result = self._computed(i, node)
-        self._factors[i] = result
+            result = self._mean(node)
+        elif result is None and self._kinds[i] in (CONST, STATE):
+            result = self._folded(node)
+            if result is None and math.prod(node.shape) == 1:
+                result, self.drawn = random.Random(f"{self._seed} {i}").uniform(0.3, 0.7), True
+        self._known[i] = result
         return result
 
-    def _of_mask(self, i: int, node: Node) -> float | None:
-        """The number that a mask is multiplied by, apart from its keep rate; ``None`` of other random arrays."""
-        mean = self._mean(node)
-        if mean is not None:
-            self.masks[i] = mean
-            return 1.0
-        mask = next((j for j in node.inputs if j in self.masks), None)
-        if mask is None or node.op not in SAME_PLACE | MOVES | SCALES:
-            return None
-        self.masks[i], factor = self.masks[mask], self._factors[mask] or 1.0
-        other = next((self._number(j) for j in node.inputs if j != mask), None)
-        if node.op in SCALES and other:
-            other = 1 / other if node.op == "div" else other
-            if math.isclose(other * self.masks[i], 1, rel_tol=1e-5):
-                self.masks[i] = 1.0
-            else:
-                factor *= other
-        return factor
+    def is_mask(self, i: int) -> bool:
+        """Whether an array is a random mask of a known mean."""
+        return i in self._random and self._known[i] is not None
 
-    def _computed(self, i: int, node: Node) -> float | None:
-        values = list(map(self._number, node.inputs))
-        count = math.prod(self._nodes[node.inputs[0]].shape) / max(math.prod(node.shape), 1) if node.inputs else 1.0
-        value = folded(node.op, node.params, values, count)
-        if value is None and math.prod(node.shape) == 1:
-            value, self.drawn = random.Random(f"{self._seed} {i}").uniform(0.3, 0.7), True
-        self._known[i] = value
-        return value
-
-    def _number(self, i: int) -> float | None:
+    def number(self, i: int) -> float | None:
+        """The number of an array that `of` was called for, or of any other constant."""
         return self._known.get(i, self._nodes[i].value)
 
+    def _folded(self, node: Node) -> float | None:
+        count = math.prod(self._nodes[node.inputs[0]].shape) / max(math.prod(node.shape), 1) if node.inputs else 1.0
+        return folded(node.op, node.params, list(map(self.number, node.inputs)), count)
+
     def _mean(self, node: Node) -> float | None:
-        """The mean of a mask that compares uniform random numbers with a number."""
+        """The mean of a mask that compares uniform random numbers with a number, or is made of such masks."""
         if node.op in LESS | GREATER:
             place = next((k for k, j in enumerate(node.inputs) if j not in self._random), None)
-            bound = None if place is None else self._number(node.inputs[place])
+            bound = None if place is None else self.number(node.inputs[place])
             is_below = (node.op in LESS) == (place == 1)  # the mask is where the random number is less
             return bound if bound is None or is_below else 1 - bound
         if node.op == "floor":  # of a keep rate plus a random number
             inner = self._nodes[node.inputs[0]]
-            rates = [self._number(j) for j in inner.inputs if j not in self._random]
+            rates = [self.number(j) for j in inner.inputs if j not in self._random]
             return rates[0] if inner.op == "add" and rates else None
-        if node.op == "not" and node.inputs[0] in self.masks:
-            return 1 - self.masks[node.inputs[0]]
-        return None
+        mean = self.number(node.inputs[0]) if node.op == "not" else None
+        if mean is not None:
+            return 1 - mean
+        return self._folded(node) if node.op in SAME_PLACE | MOVES | SCALES | SUMS else None
 
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
@@ -113,7 +96,6 @@ Terms: TypeAlias = Mapping[int, frozenset[float]]
 
 _SMALL = 1e-2  # the largest epsilon in a norm
 _MOST_TERMS = 64
-_NEAR = 8  # operations between a mask and the division by its keep rate
 
 # The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
 # means of squares together.
@@ -254,7 +236,7 @@ class ForwardFactors:
       before: node of a product -> the factor of its input, if all terms of that have one.
       parts: a product of two activations -> the terms of both with their factors.
       of_param: an array of parameters or constants -> the constant factor in it; NaN for one unknown number.
-      numbers: of single numbers and random masks.
+      numbers: of constants and random masks.
     """
 
     def __init__(self, graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity, seed: int):
@@ -264,7 +246,6 @@ class ForwardFactors:
         self.before: dict[int, float] = {}
         self.parts: dict[int, Terms] = {}
         self.of_param: dict[int, float] = {}
-        self.masked: dict[int, float] = {}  # behind a random mask -> its keep rate, if it is not divided by that
         needed, at = graph.needed(), uses.by_node()
         for i, node in enumerate(graph.nodes):
             if not needed[i]:
@@ -321,12 +302,10 @@ class ForwardFactors:
         """The terms of an operation's result; ``None`` if the result is a term of its own."""
         node, terms, roots = self.graph.nodes[i], [self.terms[j] for j in reads], self.shape.roots
         others = [j for j in node.inputs if j not in reads]
-        if node.op in ("select_n", "cond") and len(reads) == 1 and node.inputs[0] in self.numbers.masks:
-            kept = self.numbers.masks[node.inputs[0]]
-            return self._masked(i, reads[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
+        if node.op in ("select_n", "cond") and len(reads) == 1 and self.numbers.is_mask(node.inputs[0]):
+            kept = self.of_param[node.inputs[0]]
+            return scaled(terms[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
         if node.op in SUMS or node.op in LINEAR:
-            if len(reads) == 1 and reads[0] in self.masked:
-                self.masked[i] = self.masked[reads[0]]
             return _union(terms)
         if node.op == "reduce_sum":
             return scaled(terms[0], _summed(self.graph, i, reads[0]))
@@ -340,42 +319,13 @@ class ForwardFactors:
             value = self.of_param[others[-1]] if others else 1.0
             if value == 0 or math.isinf(value) or (node.op == "div" and node.inputs[0] != reads[0]):
                 return None
-            if others and others[-1] in self.numbers.masks and node.op == "mul":
-                return scaled(self._masked(i, reads[0], self.numbers.masks[others[-1]]), value)
-            factor, kept = 1 / value if node.op == "div" else value, self.masked.get(reads[0], 1.0)
-            if kept != 1 and math.isclose(factor * kept, 1, rel_tol=1e-5):  # a mask's keep rate behind the mask
-                return terms[0]
-            self.masked[i] = kept
-            return scaled(terms[0], factor)
+            return scaled(terms[0], 1 / value if node.op == "div" else value)
         # Queries and keys may be parts of one product.
         different = node.op == "dot_general" or (node.op == "mul" and roots[reads[0]] != roots[reads[1]])
         if len(reads) == 2 and reads[0] != reads[1] and different:
             a, b = terms
             self.parts[i] = _union([scaled(a, common(b)), scaled(b, common(a))])
         return None
-
-    def _masked(self, i: int, j: int, kept: float) -> Terms:
-        """The terms of node ``j`` behind a random mask: without the keep rate that they were divided by before.
-
-        A mask without its keep rate has no factor either.
-        """
-        at: int | None = j
-        for _ in range(_NEAR):
-            at, factor = self._multiplied(at) if at is not None else (None, 1.0)
-            if math.isclose(factor * kept, 1, rel_tol=1e-5):
-                return scaled(self.terms[j], kept)
-        self.masked[i] = kept
-        return self.terms[j]
-
-    def _multiplied(self, i: int) -> tuple[int | None, float]:
-        """The one array that a linear operation reads, and the number that it is multiplied by there."""
-        node = self.graph.nodes[i]
-        reads = [j for j in node.inputs if j not in self.of_param]
-        others = [self.of_param[j] for j in node.inputs if j in self.of_param]
-        if len(reads) != 1 or node.op not in SAME_PLACE | MOVES | SCALES:
-            return None, 1.0
-        value = others[-1] if others and node.op in SCALES else 1.0
-        return reads[0], 1 / value if node.op == "div" and value else value
 
     def _inside(self, node: Node, kind: str) -> float:
         """The constant factor in an array of parameters or constants."""

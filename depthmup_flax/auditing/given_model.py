@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
-from depthmup_flax.networks.adapters import Call, Function, Linen, abstract, adapter_of
+from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.util.errors import InputError, shown
@@ -87,34 +85,3 @@ def selected(result: Any, output: Output) -> Any:
     except (KeyError, IndexError, TypeError) as error:
         names = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else shapes_of(result)
         raise InputError(f"output is {output!r}, but the model returns {names}: name one of its results.") from error
-
-
-_MOST_FIELDS = 4
-
-
-def with_base_width(
-    model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
-) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of ``model`` with the width of ``base`` and its own depth, if their fields say what the width is.
-
-    These are the fields that, with the base model's values, keep the paths of the parameters and change the shapes.
-    """
-    if not isinstance(model, nn.Module) or type(model) is not type(base):
-        return None
-    fields = [f.name for f in dataclasses.fields(model) if f.init and f.name not in ("parent", "name")]
-    changed = [name for name in fields if getattr(model, name) != getattr(base, name)]
-    own = _shapes(model, x, kwargs)
-    for size in range(min(len(changed), _MOST_FIELDS), 0, -1):
-        for names in itertools.combinations(changed, size):
-            try:
-                shapes = _shapes(model.clone(**{name: getattr(base, name) for name in names}), x, kwargs)
-            except Exception:
-                continue
-            if shapes.keys() == own.keys() and shapes != own:
-                return shapes
-    return None
-
-
-def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    params, _ = Linen(model).shapes(jax.tree.map(abstract, x), Call(kwargs=kwargs))
-    return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}

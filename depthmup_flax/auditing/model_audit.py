@@ -20,7 +20,7 @@ from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead
 from depthmup_flax.auditing.counterparts import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
-from depthmup_flax.auditing.given_model import Model, Output, as_model, with_base_width
+from depthmup_flax.auditing.given_model import Model, Output, as_model
 from depthmup_flax.auditing.parameter_trees import series
 from depthmup_flax.auditing.relative_factors import DepthRatios, depth_ratios
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
@@ -87,9 +87,7 @@ def audit(
     facts, base_facts, again = traced_pair(mine.graph, base_model.graph)
     layers = layer_axes(facts.uses)
     pairs = matched(mine.shapes, base_model.shapes, layers, facts.places(), base_facts.places())
-    unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
-    exact = with_base_width(model, base, x, kwargs) if unsure else None
-    base_shapes = exact or base_sizes(mine.shapes, base_model.shapes, pairs, layers)
+    base_shapes = base_sizes(mine.shapes, base_model.shapes, pairs, layers)
     growing = {
         path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
         for path in pairs
@@ -104,7 +102,7 @@ def audit(
     fixed = compared.fixed_branches()
     facts, base_facts = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base_facts))
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
-    strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()
+    strange = contradictions(mine.shapes, base_shapes, doubtful(mine.shapes, base_model.shapes, pairs, layers))
     for path in strange & infos.keys():
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]

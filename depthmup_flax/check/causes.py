@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from depthmup_flax.auditing.audit_report import summary
+from depthmup_flax.auditing.audit_report import Finding, summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
@@ -15,36 +15,21 @@ from depthmup_flax.check.records import BRANCHES, EVERYTHING
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, factor_text
 
 
-@dataclasses.dataclass(frozen=True)
-class Cause:
-    """Why a check fails.
-
-    Attributes:
-      name: short, for programs: a finding of the audit, such as ``missing_branch_multiplier``, or one of the rule.
-      layers: paths of the parameters, or groups of them.
-      text: what is wrong and what to do.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    text: str
-
-
-def causes_in_rule(axis: str, rule: Parametrization) -> list[Cause]:
+def causes_in_rule(axis: str, rule: Parametrization) -> list[Finding]:
     """The cause over an axis that right networks and optimizers have, too."""
     gamma = rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
     if axis == "depth" and (rule.alpha < 0.5 or rule.alpha + gamma < 1):
         text = (
             f"alpha = {float(rule.alpha):g}, gamma = {float(gamma):g} is unstable; depth needs alpha >= 1/2 (TP6 Claim "
-            "7.1) and alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'."
+            "7.1) and alpha + gamma >= 1 (Claim 7.2)."
         )
-        return [Cause("rule_not_stable_in_depth", (BRANCHES,), text)]
+        return [Finding("rule_not_stable_in_depth", (BRANCHES,), text, "'depth_mup'")]
     if axis == "width" and rule.width != "mup":
-        text = "the rule's width factors are 'standard', not 'mup': use 'depth_mup' or 'mup'."
-        return [Cause("rule_without_width", (EVERYTHING,), text)]
+        text = "the rule's width factors are 'standard', not 'mup'."
+        return [Finding("rule_without_width", (EVERYTHING,), text, "'depth_mup' or 'mup'")]
     if axis == "width" and rule.gamma0_width_exponent < 0:
-        text = "gamma0 falls with width, so features stop moving (B24 C.1): use gamma0_width_exponent=0."
-        return [Cause("lazy_rule", (EVERYTHING,), text)]
+        text = "gamma0 falls with width, so features stop moving (B24 C.1)."
+        return [Finding("lazy_rule", (EVERYTHING,), text, "gamma0_width_exponent=0")]
     return []
 
 
@@ -57,7 +42,7 @@ class Reading:
       unjudged: parameters about which the audit could not judge something.
     """
 
-    causes: tuple[Cause, ...]
+    causes: tuple[Finding, ...]
     unjudged: frozenset[str]
 
     @property
@@ -92,7 +77,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     except Exception:  # the measurements count even if the model cannot be read
         return None
     has_branches = any(leaf.in_branch for leaf in info.values())
-    findings = [(f.name, f.paths, f"{f.text} Write: {f.code}") for f in result.findings if f.certain]
+    findings = [finding for finding in result.findings if finding.certain]
     wrong: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
         given = info.get(row.path)
@@ -108,15 +93,13 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             position = ("outside of branches", "inside")
             wrong.setdefault((position[given.in_branch], position[row.in_branch]), []).append(row.path)
     for (said, read), where in wrong.items():
-        text = f"info has {summary(where)} as {said}; the trace reads {read}. Write: info = audit.info"
-        findings.append(("wrong_info", tuple(where), text))
+        text = f"info has {summary(where)} as {said}; the trace reads {read}."
+        findings.append(Finding("wrong_info", tuple(where), text, "info = audit.info"))
     # What is not about some parameters is about all.
     places = [one.paths or [row.path for row in result.rows] for one in result.not_judged]
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
-    return Reading(
-        tuple(Cause(name, renamed(paths), f"read from the code over {axis}: {text}") for name, paths, text in findings),
-        frozenset(renamed(path for paths in places for path in paths)),
-    )
+    told = lambda f: dataclasses.replace(f, paths=renamed(f.paths), text=f"read from the code over {axis}: {f.text}")
+    return Reading(tuple(map(told, findings)), frozenset(renamed(path for paths in places for path in paths)))
 
 
 def groups_alone(layers: Layers, readings: Iterable[Reading | None]) -> frozenset[str] | None:

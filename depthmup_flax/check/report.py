@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.auditing.audit_report import summary
-from depthmup_flax.check.causes import Cause, Reading
+from depthmup_flax.auditing.audit_report import Finding, summary
+from depthmup_flax.check.causes import Reading
 from depthmup_flax.check.judgment import (
     CONVERGES,
     DECAY,
@@ -52,7 +52,7 @@ class Report:
 
     records: list[Record]  # all measured numbers
     quantities: list[Quantity]  # exponents and verdicts
-    causes: list[Cause]  # of failures; findings of the audit fail the check themselves
+    causes: list[Finding]  # of failures; findings of the audit fail the check themselves
     rule: Parametrization
     seeds: int  # networks per size
     tolerance: float  # largest exponent that counts as flat
@@ -106,9 +106,9 @@ class Report:
         what = "cause" if self.failures else "FAIL, though these sizes do not show it"
         for cause in self.causes:
             yield ""
-            yield f"{what} ({cause.name}): {cause.text}"
-            more = f" and {len(cause.layers) - _SHOWN_LAYERS} more" * (len(cause.layers) > _SHOWN_LAYERS)
-            yield f"at {', '.join(cause.layers[:_SHOWN_LAYERS])}{more}"
+            yield f"{what} ({cause.name}): {cause.text} Write: {cause.code}"
+            more = f" and {len(cause.paths) - _SHOWN_LAYERS} more" * (len(cause.paths) > _SHOWN_LAYERS)
+            yield f"at {', '.join(cause.paths[:_SHOWN_LAYERS])}{more}"
         for note in self.notes:
             yield ""
             yield f"note: {note}"
@@ -224,7 +224,7 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
 def notes(
     table: Table,
     quantities: Sequence[Quantity],
-    causes: Sequence[Cause],
+    causes: Sequence[Finding],
     readings: Mapping[str, Reading | None],
     tolerance: float,
 ) -> tuple[str, ...]:

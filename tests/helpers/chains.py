@@ -113,8 +113,8 @@ def check(axis, *, sizes=None, make_optimizer=None, seeds=3, source=None, **wron
 
 
 def causes(report):
-    """Name -> layers."""
-    return {cause.name: cause.layers for cause in report.causes}
+    """Name -> paths."""
+    return {cause.name: cause.paths for cause in report.causes}
 
 
 def failed(report, kind, name):
