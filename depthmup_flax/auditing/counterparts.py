@@ -118,24 +118,20 @@ def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Ma
     return result
 
 
-def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> set[str]:
-    """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
+def contradictions(
+    model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]], sizes: Shapes
+) -> set[str]:
+    """Paths with a size that does not grow there but grows in others: the match may be a layer of another width.
+
+    Their counterparts in the base model have several shapes; ``sizes`` are the `base_sizes`.
+    """
     if model.keys() == base.keys():
         return set()
     shapes = {name: {base[path] for path in paths} for name, paths in grouped(base, series).items()}
-    return {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
-
-
-def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
-    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
-    grows = {
-        n
-        for path in model
-        if path not in paths
-        for n, base_n in zip(model[path], base[path], strict=True)
-        if n != base_n
-    }
-    return {p for p in paths if any(n == base_n and n in grows for n, base_n in zip(model[p], base[p], strict=True))}
+    doubtful = {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
+    sides = lambda path: zip(model[path], sizes[path], strict=True)
+    grows = {n for path in model.keys() - doubtful for n, base_n in sides(path) if n != base_n}
+    return {path for path in doubtful if any(n == base_n and n in grows for n, base_n in sides(path))}
 
 
 def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Audit, Row, summary
 from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead
-from depthmup_flax.auditing.counterparts import base_sizes, contradictions, doubtful, matched, width_ratio
+from depthmup_flax.auditing.counterparts import base_sizes, contradictions, matched, width_ratio
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.given_model import Model, Output, as_model
@@ -102,7 +102,7 @@ def audit(
     fixed = compared.fixed_branches()
     facts, base_facts = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base_facts))
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
-    strange = contradictions(mine.shapes, base_shapes, doubtful(mine.shapes, base_model.shapes, pairs, layers))
+    strange = contradictions(mine.shapes, base_model.shapes, pairs, layers, base_shapes)
     for path in strange & infos.keys():
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]

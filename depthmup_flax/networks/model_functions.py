@@ -91,7 +91,7 @@ class ModelFunctions:
     def auditable(self) -> tuple[Any, dict[str, Any]]:
         """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call.
 
-        A Linen module is itself, with its annotations, and fields that say what the width is.
+        A Linen module is itself, with its annotations.
         """
         module = self.linen
         return (self, {}) if module is None else (module, Call(train=True).options(type(module).__call__))

@@ -21,7 +21,7 @@ class Kind:
     """A model of any size.
 
     Attributes:
-      make: `Scales` -> a network of a `Scope`, or what `audit` takes if ``naming`` is ``None``.
+      make: (`Scope`, batch, `Scales`) -> outputs; or, if ``naming`` is ``None``, `Scales` -> what `audit` takes.
       x: the batch.
       naming: how its parameters are kept (`scope.NAMINGS`).
       size: of the audited model.
@@ -31,7 +31,7 @@ class Kind:
       arguments: of `audit`.
     """
 
-    make: Callable[[Scales], Any]
+    make: Callable[..., Any]
     x: Any
     naming: str | None = "nested"
     rule: dm.Parametrization = RULE
@@ -43,8 +43,9 @@ class Kind:
 
     def model(self, e: Scales) -> Any:
         """What `audit` takes."""
-        made = self.make(e)
-        return made if self.naming is None else as_pair(made, self.x, NAMINGS[self.naming])
+        if self.naming is None:
+            return self.make(e)
+        return as_pair(lambda p, x: self.make(p, x, e), self.x, NAMINGS[self.naming])
 
     def scales(self, width: int, depth: int, mistake: str = "") -> Scales:
         """Multipliers of a size, with a fault, or with several: ``none+no_readout``."""

@@ -20,7 +20,7 @@ from .outsider import OUTSIDER
 from .places import PLACES
 from .residual import RESIDUAL
 from .scales import LOOPED_RULE, A, Scales
-from .scope import NAMINGS, Net, Scope
+from .scope import NAMINGS, Scope
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
 from .styles import STYLES
@@ -110,29 +110,21 @@ def _ends() -> dict[str, Kind]:
     }
 
 
-def looped(e: Scales) -> Net:
+def looped(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """One block, used at every depth."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = stacks.read(p, x, e)
-        for i in range(e.depth):
-            h = streams.add(e, h, mlp(p / "block", stacks.rms(p / "block", h), e), "mlp", i)
-        return stacks.write(p, h, e)
-
-    return net
+    h = stacks.read(p, x, e)
+    for i in range(e.depth):
+        h = streams.add(e, h, mlp(p / "block", stacks.rms(p / "block", h), e), "mlp", i)
+    return stacks.write(p, h, e)
 
 
-def looped_scan(e: Scales) -> Net:
+def looped_scan(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """The same in ``lax.scan``."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        q = p / "block"
-        weights = Scope({}, {("norm",): q("norm", e.width), ("up",): q("up", e.width, 2 * e.width),
-                             ("down",): q("down", 2 * e.width, e.width)})  # fmt: skip
-        body = lambda h, _: (streams.add(e, h, mlp(weights, stacks.rms(weights, h), e), "mlp", None), None)
-        return stacks.write(p, jax.lax.scan(body, stacks.read(p, x, e), length=e.depth)[0], e)
-
-    return net
+    q = p / "block"
+    weights = Scope({}, {("norm",): q("norm", e.width), ("up",): q("up", e.width, 2 * e.width),
+                         ("down",): q("down", 2 * e.width, e.width)})  # fmt: skip
+    body = lambda h, _: (streams.add(e, h, mlp(weights, stacks.rms(weights, h), e), "mlp", None), None)
+    return stacks.write(p, jax.lax.scan(body, stacks.read(p, x, e), length=e.depth)[0], e)
 
 
 def _streams() -> dict[str, Kind]:

@@ -14,7 +14,7 @@ from flax import nnx
 
 from .cases import Kind
 from .scales import Scales
-from .scope import Net, Scope
+from .scope import Scope
 
 Dense = functools.partial(nn.Dense, use_bias=False)
 
@@ -93,62 +93,49 @@ def norm(p: Scope, x: jax.Array) -> jax.Array:
     return (x - mu) / jnp.sqrt(var + 1e-5) * p("scale", x.shape[-1]) + p("offset", x.shape[-1])
 
 
-def fourier_operator(e: Scales) -> Net:
+def fourier_operator(p: Scope, u: jax.Array, e: Scales) -> jax.Array:
     """FNO: a product in Fourier space beside a linear layer, with real and imaginary weights."""
-
-    def net(p: Scope, u: jax.Array) -> jax.Array:
-        x = linear(p / "lift", u, e.width)
-        for i in range(e.depth):
-            q = p / f"fourier_{i}"
-            modes = jnp.fft.rfft(x, axis=1)[:, :3]
-            w = q("real", 3, e.width, e.width) + 1j * q("imag", 3, e.width, e.width)
-            mixed = jnp.fft.irfft(jnp.einsum("bki,kio->bko", modes, w), u.shape[1], axis=1)
-            x = x + e.branch("fourier", i) * L.gelu(mixed + linear(q / "skip", x, e.width))
-        return e.readout() * linear(p / "project", x, 1)
-
-    return net
+    x = linear(p / "lift", u, e.width)
+    for i in range(e.depth):
+        q = p / f"fourier_{i}"
+        modes = jnp.fft.rfft(x, axis=1)[:, :3]
+        w = q("real", 3, e.width, e.width) + 1j * q("imag", 3, e.width, e.width)
+        mixed = jnp.fft.irfft(jnp.einsum("bki,kio->bko", modes, w), u.shape[1], axis=1)
+        x = x + e.branch("fourier", i) * L.gelu(mixed + linear(q / "skip", x, e.width))
+    return e.readout() * linear(p / "project", x, 1)
 
 
-def egnn(e: Scales) -> Net:
+def egnn(p: Scope, batch: Any, e: Scales) -> jax.Array:
     """Coordinates (three numbers) and features of atoms change in turn, from distances."""
-
-    def net(p: Scope, batch: Any) -> jax.Array:
-        x, atoms = batch
-        h = e.embedding() * p("atom_table", 5, e.width)[atoms]
-        for i in range(e.depth):
-            q = p / f"egnn_{i}"
-            y = norm(q / "ln", h)
-            difference = x[:, :, None] - x[:, None]
-            distance = jnp.sum(difference**2, -1, keepdims=True)
-            pairs = y[:, :, None] @ q("left", e.width, e.width) + y[:, None] @ q("right", e.width, e.width)
-            m = L.silu(pairs + distance @ q("distance", 1, e.width))
-            pull = jnp.tanh(m @ q("phi_x", e.width, 1))
-            x = x + e.branch("coordinates", i) * (difference * pull).mean(2)
-            h = h + e.branch("features", i) * linear(q / "phi_h", L.silu(linear(q / "m", m.mean(2), e.width)), e.width)
-        return e.readout() * linear(p / "energy", h.mean(1), 1)
-
-    return net
+    x, atoms = batch
+    h = e.embedding() * p("atom_table", 5, e.width)[atoms]
+    for i in range(e.depth):
+        q = p / f"egnn_{i}"
+        y = norm(q / "ln", h)
+        difference = x[:, :, None] - x[:, None]
+        distance = jnp.sum(difference**2, -1, keepdims=True)
+        pairs = y[:, :, None] @ q("left", e.width, e.width) + y[:, None] @ q("right", e.width, e.width)
+        m = L.silu(pairs + distance @ q("distance", 1, e.width))
+        pull = jnp.tanh(m @ q("phi_x", e.width, 1))
+        x = x + e.branch("coordinates", i) * (difference * pull).mean(2)
+        h = h + e.branch("features", i) * linear(q / "phi_h", L.silu(linear(q / "m", m.mean(2), e.width)), e.width)
+    return e.readout() * linear(p / "energy", h.mean(1), 1)
 
 
-def deep_o_net(e: Scales) -> Net:
+def deep_o_net(p: Scope, batch: Any, e: Scales) -> jax.Array:
     """Two networks whose inner product is the output: the readout has no weight of its own."""
 
-    def net(p: Scope, batch: Any) -> jax.Array:
-        def body(q: Scope, z: jax.Array) -> jax.Array:
-            z = linear(q / "in", z, e.width)
-            for i in range(e.depth):
-                z = z + e.branch("block", i) * linear(
-                    q / f"out_{i}", jnp.tanh(linear(q / f"hid_{i}", z, e.width)), e.width
-                )
-            return linear(q / "last", z, e.width)
+    def body(q: Scope, z: jax.Array) -> jax.Array:
+        z = linear(q / "in", z, e.width)
+        for i in range(e.depth):
+            z = z + e.branch("block", i) * linear(q / f"out_{i}", jnp.tanh(linear(q / f"hid_{i}", z, e.width)), e.width)
+        return linear(q / "last", z, e.width)
 
-        u, y = batch
-        return (body(p / "branch_net", u) * body(p / "trunk_net", y)).sum(-1) * e.readout()
-
-    return net
+    u, y = batch
+    return (body(p / "branch_net", u) * body(p / "trunk_net", y)).sum(-1) * e.readout()
 
 
-def griffin(e: Scales) -> Net:
+def griffin(p: Scope, tokens: jax.Array, e: Scales) -> jax.Array:
     """Two recurrent layers for each layer of local attention."""
 
     def recurrent(q: Scope, y: jax.Array) -> jax.Array:
@@ -169,82 +156,65 @@ def griffin(e: Scales) -> Net:
         s = jnp.where((t[:, None] >= t) & (t[:, None] - t < 3), s, -1e9)
         return jnp.einsum("bhts,bsd->bthd", L.softmax(s), v).reshape(y.shape) @ q("o", n, n)
 
-    def net(p: Scope, tokens: jax.Array) -> jax.Array:
-        table = p("embedder", 11, e.width)
-        x = e.embedding() * 4.0 * table[tokens]
-        for i in range(e.depth):
-            for j in range(3):
-                q = p / f"blocks_{3 * i + j}"
-                y = norm(q / "temporal_norm", x)
-                y = local(q / "attention", y) if j == 2 else recurrent(q / "recurrent", y)
-                x = x + e.branch("attention" if j == 2 else "recurrent", i) * y
-                y = norm(q / "channel_norm", x)
-                y = (L.gelu(y @ q("gate", e.width, 3 * e.width)) * (y @ q("up", e.width, 3 * e.width))) @ q(
-                    "down", 3 * e.width, e.width
-                )
-                x = x + e.branch("mlp", i) * y
-        return 30.0 * jnp.tanh(e.readout() * (norm(p / "final_norm", x) @ table.T) / 30.0)
-
-    return net
-
-
-def sasrec(e: Scales) -> Net:
-    """Items of a session; logits are products with the table of items, candidates alone."""
-
-    def net(p: Scope, batch: Any) -> jax.Array:
-        items, candidates = batch
-        table = p("items", 13, e.width)
-        x = e.embedding() * table[items] * 4.0 + p("positions", items.shape[1], e.width)
-        for i in range(e.depth):
-            q = p / f"b{i}"
-            y, d = norm(q / "ln1", x), e.width // 2
-            split = lambda z: z.reshape(*z.shape[:2], 2, -1).transpose(0, 2, 1, 3)
-            a = split(linear(q / "q", y, e.width)) @ split(linear(q / "k", x, e.width)).swapaxes(-1, -2) * e.heads(d)
-            a = L.softmax(jnp.where(jnp.tri(items.shape[1]) > 0, a, -jnp.inf))
-            mixed = (a @ split(linear(q / "v", x, e.width))).transpose(0, 2, 1, 3).reshape(x.shape)
-            x = x + e.branch("attention", i) * linear(q / "o", mixed, e.width)
-            x = x + e.branch("ffn", i) * linear(
-                q / "w2", L.relu(linear(q / "w1", norm(q / "ln2", x), e.width)), e.width
+    table = p("embedder", 11, e.width)
+    x = e.embedding() * 4.0 * table[tokens]
+    for i in range(e.depth):
+        for j in range(3):
+            q = p / f"blocks_{3 * i + j}"
+            y = norm(q / "temporal_norm", x)
+            y = local(q / "attention", y) if j == 2 else recurrent(q / "recurrent", y)
+            x = x + e.branch("attention" if j == 2 else "recurrent", i) * y
+            y = norm(q / "channel_norm", x)
+            y = (L.gelu(y @ q("gate", e.width, 3 * e.width)) * (y @ q("up", e.width, 3 * e.width))) @ q(
+                "down", 3 * e.width, e.width
             )
-        return e.readout() * jnp.einsum("btn,bcn->btc", norm(p / "ln", x), table[candidates])
+            x = x + e.branch("mlp", i) * y
+    return 30.0 * jnp.tanh(e.readout() * (norm(p / "final_norm", x) @ table.T) / 30.0)
 
-    return net
+
+def sasrec(p: Scope, batch: Any, e: Scales) -> jax.Array:
+    """Items of a session; logits are products with the table of items, candidates alone."""
+    items, candidates = batch
+    table = p("items", 13, e.width)
+    x = e.embedding() * table[items] * 4.0 + p("positions", items.shape[1], e.width)
+    for i in range(e.depth):
+        q = p / f"b{i}"
+        y, d = norm(q / "ln1", x), e.width // 2
+        split = lambda z: z.reshape(*z.shape[:2], 2, -1).transpose(0, 2, 1, 3)
+        a = split(linear(q / "q", y, e.width)) @ split(linear(q / "k", x, e.width)).swapaxes(-1, -2) * e.heads(d)
+        a = L.softmax(jnp.where(jnp.tri(items.shape[1]) > 0, a, -jnp.inf))
+        mixed = (a @ split(linear(q / "v", x, e.width))).transpose(0, 2, 1, 3).reshape(x.shape)
+        x = x + e.branch("attention", i) * linear(q / "o", mixed, e.width)
+        x = x + e.branch("ffn", i) * linear(q / "w2", L.relu(linear(q / "w1", norm(q / "ln2", x), e.width)), e.width)
+    return e.readout() * jnp.einsum("btn,bcn->btc", norm(p / "ln", x), table[candidates])
 
 
-def deep_cross(e: Scales) -> Net:
+def deep_cross(p: Scope, features: jax.Array, e: Scales) -> jax.Array:
     """DCN-v2: every layer multiplies the first features by a linear map of the last ones."""
-
-    def net(p: Scope, features: jax.Array) -> jax.Array:
-        first = x = linear(p / "embed", features, e.width)
-        for i in range(e.depth):
-            x = x + e.branch("cross", i) * first * linear(p / f"cross_{i}", x, e.width)
-        return e.readout() * linear(p / "logit", x, 1)
-
-    return net
+    first = x = linear(p / "embed", features, e.width)
+    for i in range(e.depth):
+        x = x + e.branch("cross", i) * first * linear(p / f"cross_{i}", x, e.width)
+    return e.readout() * linear(p / "logit", x, 1)
 
 
-def point_transformer(e: Scales) -> Net:
+def point_transformer(p: Scope, xyz: jax.Array, e: Scales) -> jax.Array:
     """Attention by vectors over the nearest neighbors of a point."""
-
-    def net(p: Scope, xyz: jax.Array) -> jax.Array:
-        x = linear(p / "in", xyz, e.width)
-        near = jnp.argsort(jnp.sum((xyz[:, :, None] - xyz[:, None]) ** 2, -1), -1)[..., :3]
-        take = jax.vmap(lambda z, k: z[k])
-        offsets = xyz[:, :, None] - take(xyz, near)
-        for i in range(e.depth):
-            q = p / f"pt_{i}"
-            y = norm(q / "ln", x)
-            position = linear(q / "p2", L.relu(linear(q / "p1", offsets, e.width)), e.width)
-            weights = linear(q / "q", y, e.width)[:, :, None] - take(linear(q / "k", y, e.width), near) + position
-            weights = L.softmax(linear(q / "g2", L.relu(linear(q / "g1", weights, e.width)), e.width), axis=2)
-            mixed = (weights * (take(linear(q / "v", y, e.width), near) + position)).sum(2)
-            x = x + e.branch("point", i) * linear(q / "o", mixed, e.width)
-        return e.readout() * linear(p / "out", x.max(1), 6)
-
-    return net
+    x = linear(p / "in", xyz, e.width)
+    near = jnp.argsort(jnp.sum((xyz[:, :, None] - xyz[:, None]) ** 2, -1), -1)[..., :3]
+    take = jax.vmap(lambda z, k: z[k])
+    offsets = xyz[:, :, None] - take(xyz, near)
+    for i in range(e.depth):
+        q = p / f"pt_{i}"
+        y = norm(q / "ln", x)
+        position = linear(q / "p2", L.relu(linear(q / "p1", offsets, e.width)), e.width)
+        weights = linear(q / "q", y, e.width)[:, :, None] - take(linear(q / "k", y, e.width), near) + position
+        weights = L.softmax(linear(q / "g2", L.relu(linear(q / "g1", weights, e.width)), e.width), axis=2)
+        mixed = (weights * (take(linear(q / "v", y, e.width), near) + position)).sum(2)
+        x = x + e.branch("point", i) * linear(q / "o", mixed, e.width)
+    return e.readout() * linear(p / "out", x.max(1), 6)
 
 
-def vq_vae(e: Scales) -> Net:
+def vq_vae(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Two stacks around codes of four numbers, chosen from a table; the gradient goes past the choice."""
 
     def stack(p: Scope, x: jax.Array) -> jax.Array:
@@ -253,14 +223,11 @@ def vq_vae(e: Scales) -> Net:
             x = x + e.branch("res", i) * linear(q / "b", L.relu(linear(q / "a", L.relu(x), e.width // 2)), e.width)
         return L.relu(x)
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        z = linear(p / "pre_vq", stack(p / "encoder", linear(p / "in", x, e.width)), 4)
-        codes = p("codebook", 8, 4)
-        nearest = jnp.argmin(jnp.sum((z[:, :, None] - codes) ** 2, -1), -1)
-        z = z + jax.lax.stop_gradient(codes[nearest] - z)
-        return e.readout() * linear(p / "out", stack(p / "decoder", linear(p / "post_vq", z, e.width)), 12)
-
-    return net
+    z = linear(p / "pre_vq", stack(p / "encoder", linear(p / "in", x, e.width)), 4)
+    codes = p("codebook", 8, 4)
+    nearest = jnp.argmin(jnp.sum((z[:, :, None] - codes) ** 2, -1), -1)
+    z = z + jax.lax.stop_gradient(codes[nearest] - z)
+    return e.readout() * linear(p / "out", stack(p / "decoder", linear(p / "post_vq", z, e.width)), 12)
 
 
 X, TOKENS = jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), jnp.int32)

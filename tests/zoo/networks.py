@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .branches import attention, dense, mlp
 from .scales import HEADS, Scales
-from .scope import Net, Scope
+from .scope import Scope
 from .stacks import CLASSES, NORMS, VOCABULARY, read, rms, write
 from .streams import add, cross
 
 
-def perceiver(e: Scales, repeat: bool = True) -> Net:
+def perceiver(p: Scope, x: jax.Array, e: Scales, repeat: bool = True) -> jax.Array:
     """Learned latents read inputs of fixed size, in every block or once."""
 
     def block(p: Scope, x: tuple[jax.Array, jax.Array], i: int) -> tuple[jax.Array, jax.Array]:
@@ -24,18 +24,23 @@ def perceiver(e: Scales, repeat: bool = True) -> Net:
         h = add(e, h, attention(p / "attention", rms(p, h, "norm_a"), e), "attention", i)
         return add(e, h, mlp(p / "mlp", rms(p, h, "norm_m"), e), "mlp", i), inputs
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = jnp.broadcast_to(p("latents", 4, e.width), (x.shape[0], 4, e.width))
-        if not repeat:
-            h = h + cross(p / "first", rms(p, h, "start_norm"), x, e)
-        h, _ = p.unrolled(e.depth, block, (h, x))
-        return write(p, h.mean(1), e)
-
-    return net
+    h = jnp.broadcast_to(p("latents", 4, e.width), (x.shape[0], 4, e.width))
+    if not repeat:
+        h = h + cross(p / "first", rms(p, h, "start_norm"), x, e)
+    h, _ = p.unrolled(e.depth, block, (h, x))
+    return write(p, h.mean(1), e)
 
 
-def encoder_decoder(e: Scales, norm: str = "rms", place: str = "pre", bias: bool = False, tied: bool = False,
-                    decoder: int = 1) -> Net:  # fmt: skip
+def encoder_decoder(
+    p: Scope,
+    tokens: jax.Array,
+    e: Scales,
+    norm: str = "rms",
+    place: str = "pre",
+    bias: bool = False,
+    tied: bool = False,
+    decoder: int = 1,
+) -> jax.Array:
     """Two stacks; the decoder reads what the encoder returns. ``bias``: a table that all layers share (T5)."""
     normed = NORMS[norm]
 
@@ -44,52 +49,46 @@ def encoder_decoder(e: Scales, norm: str = "rms", place: str = "pre", bias: bool
         x = add(e, x, y, name, i, c)
         return x if place == "pre" else normed(p, x, f"norm_{name}")
 
-    def net(p: Scope, tokens: jax.Array) -> jax.Array:
-        table = p("embed", VOCABULARY, e.width)
-        deep = e.depth * (1 if e.r == 1 else decoder)
-        c = float(e.rule.residual_multiplier(deep / 2))
-        distance = jnp.abs(jnp.arange(tokens.shape[1])[:, None] - jnp.arange(tokens.shape[1]))
-        shared = {k: p(f"bias_{k}", 6, HEADS)[distance].transpose(2, 0, 1) if bias else None for k in ("enc", "dec")}
+    table = p("embed", VOCABULARY, e.width)
+    deep = e.depth * (1 if e.r == 1 else decoder)
+    c = float(e.rule.residual_multiplier(deep / 2))
+    distance = jnp.abs(jnp.arange(tokens.shape[1])[:, None] - jnp.arange(tokens.shape[1]))
+    shared = {k: p(f"bias_{k}", 6, HEADS)[distance].transpose(2, 0, 1) if bias else None for k in ("enc", "dec")}
 
-        def encode(p: Scope, x: jax.Array, i: int) -> jax.Array:
-            look = lambda y: cross(p / "attention", y, y, e, shared["enc"])
-            x = sublayer(p, x, "encoder", i, None, look)
-            return sublayer(p, x, "encoder_mlp", i, None, lambda y: mlp(p / "mlp", y, e))
+    def encode(p: Scope, x: jax.Array, i: int) -> jax.Array:
+        look = lambda y: cross(p / "attention", y, y, e, shared["enc"])
+        x = sublayer(p, x, "encoder", i, None, look)
+        return sublayer(p, x, "encoder_mlp", i, None, lambda y: mlp(p / "mlp", y, e))
 
-        memory = p.unrolled(e.depth, encode, e.embedding() * table[tokens], "encoder")
-        memory = normed(p, memory, "encoder_norm") if place == "pre" else memory
+    memory = p.unrolled(e.depth, encode, e.embedding() * table[tokens], "encoder")
+    memory = normed(p, memory, "encoder_norm") if place == "pre" else memory
 
-        def decode(p: Scope, x: jax.Array, i: int) -> jax.Array:
-            x = sublayer(p, x, "decoder", i, c, lambda y: cross(p / "attention", y, y, e, shared["dec"]))
-            x = sublayer(p, x, "cross", i, c, lambda y: cross(p / "cross", y, memory, e))
-            return sublayer(p, x, "decoder_mlp", i, c, lambda y: mlp(p / "mlp", y, e))
+    def decode(p: Scope, x: jax.Array, i: int) -> jax.Array:
+        x = sublayer(p, x, "decoder", i, c, lambda y: cross(p / "attention", y, y, e, shared["dec"]))
+        x = sublayer(p, x, "cross", i, c, lambda y: cross(p / "cross", y, memory, e))
+        return sublayer(p, x, "decoder_mlp", i, c, lambda y: mlp(p / "mlp", y, e))
 
-        x = p.unrolled(deep, decode, e.embedding() * table[tokens[:, ::-1]], "decoder")
-        x = normed(p, x, "decoder_norm") if place == "pre" else x
-        return e.readout() * (x @ table.T if tied else dense(p, "head", x, CLASSES))
-
-    return net
+    x = p.unrolled(deep, decode, e.embedding() * table[tokens[:, ::-1]], "decoder")
+    x = normed(p, x, "decoder_norm") if place == "pre" else x
+    return e.readout() * (x @ table.T if tied else dense(p, "head", x, CLASSES))
 
 
-def unet(e: Scales) -> Net:
+def unet(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Blocks at two lengths, a skip around the shorter one; the width doubles there."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
         return add(e, x, mlp(p / "mlp", rms(p, x), e), "mlp", i)
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        x = read(p, x, e)
-        skip = (p / "down").unrolled(e.depth, block, x)
-        x = dense(p, "shrink", skip.reshape(x.shape[0], -1, 2 * e.width), 2 * e.width)
-        x = (p / "middle").unrolled(e.depth, block, x)
-        x = dense(p, "grow", x, 2 * e.width).reshape(skip.shape)
-        x = dense(p, "join", jnp.concatenate([x, skip], -1), e.width)
-        return write(p, (p / "up").unrolled(e.depth, block, x), e)
-
-    return net
+    x = read(p, x, e)
+    skip = (p / "down").unrolled(e.depth, block, x)
+    x = dense(p, "shrink", skip.reshape(x.shape[0], -1, 2 * e.width), 2 * e.width)
+    x = (p / "middle").unrolled(e.depth, block, x)
+    x = dense(p, "grow", x, 2 * e.width).reshape(skip.shape)
+    x = dense(p, "join", jnp.concatenate([x, skip], -1), e.width)
+    return write(p, (p / "up").unrolled(e.depth, block, x), e)
 
 
-def towers(e: Scales, shared: bool = False, similarity: bool = True, unit: bool = False) -> Net:
+def towers(p: Scope, x: jax.Array, e: Scales, shared: bool = False, similarity: bool = True, unit: bool = False) -> Any:
     """Two networks of one batch each (CLIP), or one network of two (siamese)."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
@@ -101,47 +100,37 @@ def towers(e: Scales, shared: bool = False, similarity: bool = True, unit: bool 
         features = e.readout() * dense(p, "projection", rms(p, h.mean(1), "end_norm"), 8)
         return features / jnp.linalg.norm(features, axis=-1, keepdims=True) if unit else features
 
-    def net(p: Scope, x: jax.Array) -> Any:
-        first = p / "tower" if shared else p / "text"
-        a, b = tower(first, x), tower(first if shared else p / "image", x[:, ::-1])
-        return a @ b.T * p("temperature") if similarity else (a, b)
-
-    return net
+    first = p / "tower" if shared else p / "text"
+    a, b = tower(first, x), tower(first if shared else p / "image", x[:, ::-1])
+    return a @ b.T * p("temperature") if similarity else (a, b)
 
 
-def autoencoder(e: Scales) -> Net:
+def autoencoder(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Two stacks around a latent array of fixed size."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
         return add(e, x, mlp(p / "mlp", rms(p, x), e), "mlp", i)
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = (p / "encoder").unrolled(e.depth, block, read(p, x, e))
-        code = dense(p, "narrow", rms(p, h, "code_norm"), 3)
-        return write(p, (p / "decoder").unrolled(e.depth, block, dense(p, "wide", code, e.width)), e)
-
-    return net
+    h = (p / "encoder").unrolled(e.depth, block, read(p, x, e))
+    code = dense(p, "narrow", rms(p, h, "code_norm"), 3)
+    return write(p, (p / "decoder").unrolled(e.depth, block, dense(p, "wide", code, e.width)), e)
 
 
-def stages(e: Scales, projected: bool = True) -> Net:
+def stages(p: Scope, x: jax.Array, e: Scales, projected: bool = True) -> jax.Array:
     """The width doubles half-way, by a projection (ResNet's shortcut, or between stages: Swin's merging)."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        x = read(p, x, e)
-        for i in range(e.depth):
-            q, n = p / f"block_{i}", e.width * (1 + (i >= e.depth // 2))
-            if n != x.shape[-1] and not projected:
-                x = dense(p, "merge", rms(p, x, "merge_norm"), n)
-            y = dense(q, "second", jax.nn.gelu(dense(q, "first", rms(q, x), n)), n)
-            if n != x.shape[-1]:
-                x = dense(q, "shortcut", x, n)
-            x = add(e, x, y, "mlp", i)
-        return write(p, x, e)
-
-    return net
+    x = read(p, x, e)
+    for i in range(e.depth):
+        q, n = p / f"block_{i}", e.width * (1 + (i >= e.depth // 2))
+        if n != x.shape[-1] and not projected:
+            x = dense(p, "merge", rms(p, x, "merge_norm"), n)
+        y = dense(q, "second", jax.nn.gelu(dense(q, "first", rms(q, x), n)), n)
+        if n != x.shape[-1]:
+            x = dense(q, "shortcut", x, n)
+        x = add(e, x, y, "mlp", i)
+    return write(p, x, e)
 
 
-def images(e: Scales) -> Net:
+def images(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Convolutions over images ``[B, H, W, 3]``."""
 
     def conv(p: Scope, name: str, x: jax.Array, features: int) -> jax.Array:
@@ -153,44 +142,34 @@ def images(e: Scales) -> Net:
         y = conv(p, "first", jax.nn.gelu(rms(p, x)), e.width)
         return add(e, x, conv(p, "second", jax.nn.gelu(y), e.width), "conv", i)
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        x = p.unrolled(e.depth, block, conv(p, "stem", x, e.width))
-        return write(p, x.mean((1, 2)), e)
-
-    return net
+    x = p.unrolled(e.depth, block, conv(p, "stem", x, e.width))
+    return write(p, x.mean((1, 2)), e)
 
 
-def ensemble(e: Scales) -> Net:
+def ensemble(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Two critics of one form under ``vmap`` (SimBa)."""
+    stem, head = p("stem", 2, x.shape[-1], e.width), p("head", 2, e.width, 1)
+    ups = [p(f"up_{i}", 2, e.width, 4 * e.width) for i in range(e.depth)]
+    downs = [p(f"down_{i}", 2, 4 * e.width, e.width) for i in range(e.depth)]
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        stem, head = p("stem", 2, x.shape[-1], e.width), p("head", 2, e.width, 1)
-        ups = [p(f"up_{i}", 2, e.width, 4 * e.width) for i in range(e.depth)]
-        downs = [p(f"down_{i}", 2, 4 * e.width, e.width) for i in range(e.depth)]
+    def critic(stem: jax.Array, head: jax.Array, ups: Any, downs: Any) -> jax.Array:
+        h = x @ stem
+        for i, (up, down) in enumerate(zip(ups, downs, strict=True)):
+            y = jax.nn.relu(NORMS["unscaled"](p, h) @ up) @ down
+            h = add(e, h, y, "mlp", i)
+        return e.readout() * h @ head
 
-        def critic(stem: jax.Array, head: jax.Array, ups: Any, downs: Any) -> jax.Array:
-            h = x @ stem
-            for i, (up, down) in enumerate(zip(ups, downs, strict=True)):
-                y = jax.nn.relu(NORMS["unscaled"](p, h) @ up) @ down
-                h = add(e, h, y, "mlp", i)
-            return e.readout() * h @ head
-
-        return jax.vmap(critic)(stem, head, ups, downs)
-
-    return net
+    return jax.vmap(critic)(stem, head, ups, downs)
 
 
-def masked_autoencoder(e: Scales) -> Net:
+def masked_autoencoder(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """The encoder reads some tokens; a learned token stands for the others in the decoder."""
 
     def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
         return add(e, x, attention(p / "attention", rms(p, x), e), "attention", i)
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = read(p, x, e) + p("positions", x.shape[1], e.width)
-        seen = (p / "encoder").unrolled(e.depth, block, h[:, jnp.array([0, 2, 5])])
-        full = jnp.broadcast_to(p("mask", e.width), h.shape)
-        full = full.at[:, jnp.array([0, 2, 5])].set(dense(p, "bridge", seen, e.width))
-        return write(p, (p / "decoder").unrolled(e.depth, block, full + p("positions_2", x.shape[1], e.width)), e)
-
-    return net
+    h = read(p, x, e) + p("positions", x.shape[1], e.width)
+    seen = (p / "encoder").unrolled(e.depth, block, h[:, jnp.array([0, 2, 5])])
+    full = jnp.broadcast_to(p("mask", e.width), h.shape)
+    full = full.at[:, jnp.array([0, 2, 5])].set(dense(p, "bridge", seen, e.width))
+    return write(p, (p / "decoder").unrolled(e.depth, block, full + p("positions_2", x.shape[1], e.width)), e)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .cases import Kind
 from .fresh import linear, norm
 from .scales import LOOPED_RULE, Scales
-from .scope import Net, Scope
+from .scope import Scope
 
 L = jax.nn
 
@@ -38,7 +38,7 @@ def wkv(p: Scope, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.lax.scan(step, (zero, zero, zero - 1e38), (k.swapaxes(0, 1), v.swapaxes(0, 1)))[1].swapaxes(0, 1)
 
 
-def rwkv(e: Scales) -> Net:
+def rwkv(p: Scope, tokens: jax.Array, e: Scales) -> jax.Array:
     """Mixtures of a token with the one before it, under a scan over layers."""
     n = e.width
 
@@ -55,36 +55,30 @@ def rwkv(e: Scales) -> Net:
         gate = L.sigmoid(e.inner() * mixed(q / "ffn", "r", y))
         return x + e.branch("channel") * (gate * (k @ (q / "ffn")("value", 4 * n, n)))
 
-    def net(p: Scope, tokens: jax.Array) -> jax.Array:
-        x = p.scanned(e.depth, block, norm(p / "ln0", p("emb", 11, n)[tokens]))
-        return e.readout() * (norm(p / "ln_out", x) @ p("head", n, 11))
-
-    return net
+    x = p.scanned(e.depth, block, norm(p / "ln0", p("emb", 11, n)[tokens]))
+    return e.readout() * (norm(p / "ln_out", x) @ p("head", n, 11))
 
 
-def mesh_graph_net(e: Scales) -> Net:
+def mesh_graph_net(p: Scope, graph: Any, e: Scales) -> jax.Array:
     """Streams of nodes and edges, whose branches end in norms."""
     n = e.width
 
     def mlp(q: Scope, x: jax.Array) -> jax.Array:
         return norm(q / "ln", e.before() * linear(q / "second", L.relu(linear(q / "first", x, n)), n))
 
-    def net(p: Scope, graph: Any) -> jax.Array:
-        h, edges = (mlp(p / name, graph[name]) for name in ("nodes", "edges"))
-        senders, receivers = graph["senders"], graph["receivers"]
-        for i in range(e.depth):
-            q = p / f"processor_{i}"
-            y = mlp(q / "edge", jnp.concatenate([edges, h[senders], h[receivers]], -1))
-            edges = edges + e.branch("edge", i) * y
-            sums = jax.ops.segment_sum(edges, receivers, h.shape[0])
-            h = h + e.branch("node", i) * mlp(q / "node", jnp.concatenate([h, sums], -1))
-        hidden = L.relu(linear(p / "decode_first", h, n))
-        return e.readout() * (hidden @ p("decode", n, 3)) + p("decode_bias", 3)
-
-    return net
+    h, edges = (mlp(p / name, graph[name]) for name in ("nodes", "edges"))
+    senders, receivers = graph["senders"], graph["receivers"]
+    for i in range(e.depth):
+        q = p / f"processor_{i}"
+        y = mlp(q / "edge", jnp.concatenate([edges, h[senders], h[receivers]], -1))
+        edges = edges + e.branch("edge", i) * y
+        sums = jax.ops.segment_sum(edges, receivers, h.shape[0])
+        h = h + e.branch("node", i) * mlp(q / "node", jnp.concatenate([h, sums], -1))
+    hidden = L.relu(linear(p / "decode_first", h, n))
+    return e.readout() * (hidden @ p("decode", n, 3)) + p("decode_bias", 3)
 
 
-def style_gan(e: Scales) -> Net:
+def style_gan(p: Scope, z: jax.Array, e: Scales) -> jax.Array:
     """Every example has kernels of its own: a code multiplies their inputs, and a norm follows."""
     n = e.width
 
@@ -97,54 +91,43 @@ def style_gan(e: Scales) -> Net:
                                 dimension_numbers=("NHWC", "HWIO", "NHWC"))  # fmt: skip
         return jax.vmap(lambda x, kernel: one(x[None], kernel)[0])(x, kernels)
 
-    def net(p: Scope, z: jax.Array) -> jax.Array:
-        w = linear(p / "mapping_0", z, n)
-        w = L.leaky_relu(e.outer() * linear(p / "mapping_1", L.leaky_relu(w), n))
-        x = jnp.broadcast_to(p("const", 4, 4, n), (z.shape[0], 4, 4, n))
-        for i in range(e.depth):
-            q = p / f"block_{i}"
-            y = L.leaky_relu(convolved(q / "conv0", L.leaky_relu(x), w, n) + q("bias0", n))
-            x = x + e.branch("block", i) * (convolved(q / "conv1", y, w, n) + q("bias1", n))
-        return e.readout() * convolved(p / "rgb", x, w, 3, 1) + p("rgb_bias", 3)
-
-    return net
+    w = linear(p / "mapping_0", z, n)
+    w = L.leaky_relu(e.outer() * linear(p / "mapping_1", L.leaky_relu(w), n))
+    x = jnp.broadcast_to(p("const", 4, 4, n), (z.shape[0], 4, 4, n))
+    for i in range(e.depth):
+        q = p / f"block_{i}"
+        y = L.leaky_relu(convolved(q / "conv0", L.leaky_relu(x), w, n) + q("bias0", n))
+        x = x + e.branch("block", i) * (convolved(q / "conv1", y, w, n) + q("bias1", n))
+    return e.readout() * convolved(p / "rgb", x, w, 3, 1) + p("rgb_bias", 3)
 
 
-def n_beats(e: Scales) -> Net:
+def n_beats(p: Scope, past: jax.Array, e: Scales) -> jax.Array:
     """Streams of a fixed size: each block takes its part from the past, and adds to the forecast."""
     n = e.width
-
-    def net(p: Scope, past: jax.Array) -> jax.Array:
-        forecast = jnp.zeros((past.shape[0], 6))
-        for i in range(e.depth):
-            q = p / f"block_{i}"
-            y = L.relu(linear(q / "fc1", L.relu(linear(q / "fc0", past, n)), n))
-            past = past - e.branch("backcast", i) * (y @ q("backcast", n, 24))
-            forecast = forecast + e.branch("forecast", i) * e.readout() * (y @ q("forecast", n, 6))
-        return forecast
-
-    return net
+    forecast = jnp.zeros((past.shape[0], 6))
+    for i in range(e.depth):
+        q = p / f"block_{i}"
+        y = L.relu(linear(q / "fc1", L.relu(linear(q / "fc0", past, n)), n))
+        past = past - e.branch("backcast", i) * (y @ q("backcast", n, 24))
+        forecast = forecast + e.branch("forecast", i) * e.readout() * (y @ q("forecast", n, 6))
+    return forecast
 
 
-def heun(e: Scales) -> Net:
+def heun(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A neural ODE by Heun's method: one block of weights, called twice a step."""
     n = e.width
+    first, second = (p("f1", n, 2 * n), p("time", 2 * n)), (p("f2", 2 * n, n), p("b2", n))
 
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        first, second = (p("f1", n, 2 * n), p("time", 2 * n)), (p("f2", 2 * n, n), p("b2", n))
+    def field(t: jax.Array, h: jax.Array) -> jax.Array:
+        return jnp.tanh(h @ first[0] + t * first[1]) @ second[0] + second[1]
 
-        def field(t: jax.Array, h: jax.Array) -> jax.Array:
-            return jnp.tanh(h @ first[0] + t * first[1]) @ second[0] + second[1]
+    def step(h: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
+        dt = e.branch("step")
+        k1 = field(t, h)
+        return h + dt / 2 * (k1 + field(t + dt, h + dt * k1)), None
 
-        def step(h: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
-            dt = e.branch("step")
-            k1 = field(t, h)
-            return h + dt / 2 * (k1 + field(t + dt, h + dt * k1)), None
-
-        h, _ = jax.lax.scan(step, linear(p / "stem", x, n), jnp.arange(e.depth) / e.depth)
-        return e.readout() * linear(p / "head", h, 3)
-
-    return net
+    h, _ = jax.lax.scan(step, linear(p / "stem", x, n), jnp.arange(e.depth) / e.depth)
+    return e.readout() * linear(p / "head", h, 3)
 
 
 F, X, TOKENS = jnp.float32, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((2, 6), jnp.int32)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from .branches import attention, dense, heads_of, mlp
 from .cases import Kind
 from .scales import Scales
-from .scope import Net, Scope
-from .stacks import CLASSES, TOKENS, VECTORS, read, rms, stack, write
+from .scope import Scope
+from .stacks import CLASSES, TOKENS, VECTORS, Net, read, rms, stack, write
 from .streams import add
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -30,14 +30,10 @@ def residual(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     return p.unrolled(e.depth, lambda q, h, i: add(e, h, mlp(q, rms(q, h), e), "mlp", i), x)
 
 
-def features(bend: Callable[[jax.Array], jax.Array], e: Scales) -> Net:
+def features(bend: Callable[[jax.Array], jax.Array], p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A layer of features in front of the stream."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        y = bend(e.batch() * x @ p("features", x.shape[-1], e.width) + p("phase", e.width))
-        return write(p, residual(p, dense(p, "stem", e.bent() * y, e.width), e), e)
-
-    return net
+    y = bend(e.batch() * x @ p("features", x.shape[-1], e.width) + p("phase", e.width))
+    return write(p, residual(p, dense(p, "stem", e.bent() * y, e.width), e), e)
 
 
 def bent_branch(bend: Callable[[jax.Array], jax.Array]) -> Callable[[Scope, jax.Array, Scales], jax.Array]:
@@ -71,104 +67,70 @@ def mixed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", e.bent() * jnp.einsum("bhts,bshd->bthd", weights, v).reshape(y.shape), n)
 
 
-def towers(e: Scales) -> Net:
+def towers(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """The product of two networks, one of which ends in a multiplied layer (DeepONet)."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        a, b = (
-            dense(q, "last", residual(q, read(q, z, e), e), e.width) for q, z in ((p / "a", x), (p / "b", x[:, ::-1]))
-        )
-        return (e.outer() * a * b).sum(-1) * e.readout()
-
-    return net
+    a, b = (dense(q, "last", residual(q, read(q, z, e), e), e.width) for q, z in ((p / "a", x), (p / "b", x[:, ::-1])))
+    return (e.outer() * a * b).sum(-1) * e.readout()
 
 
-def concatenated(e: Scales) -> Net:
+def concatenated(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A layer that reads the multiplied batch beside a nonlinearity of it."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        y = jnp.concatenate([e.batch() * x, jnp.sin(x)], -1)
-        return write(p, residual(p, dense(p, "stem", y, e.width), e), e)
-
-    return net
+    y = jnp.concatenate([e.batch() * x, jnp.sin(x)], -1)
+    return write(p, residual(p, dense(p, "stem", y, e.width), e), e)
 
 
-def image(e: Scales) -> Net:
+def image(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A convolution of the multiplied batch."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        kernel = p("stem", 3, x.shape[-1], e.width)
-        y = jax.lax.conv_general_dilated(e.batch() * x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-        return write(p, residual(p, y + p("bias", e.width), e), e)
-
-    return net
+    kernel = p("stem", 3, x.shape[-1], e.width)
+    y = jax.lax.conv_general_dilated(e.batch() * x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    return write(p, residual(p, y + p("bias", e.width), e), e)
 
 
-def one_hot(e: Scales) -> Net:
+def one_hot(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Tokens as multiplied unit vectors."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        return write(p, residual(p, dense(p, "stem", e.batch() * jax.nn.one_hot(x, 11), e.width), e), e)
-
-    return net
+    return write(p, residual(p, dense(p, "stem", e.batch() * jax.nn.one_hot(x, 11), e.width), e), e)
 
 
-def fourier(e: Scales) -> Net:
+def fourier(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Fixed waves of the batch, multiplied."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        waves = x[..., None] * 2.0 ** jnp.arange(3)
-        y = jnp.concatenate([jnp.sin(waves), jnp.cos(waves)], -1).reshape(*x.shape[:-1], -1)
-        return write(p, residual(p, dense(p, "stem", e.batch() * y, e.width), e), e)
-
-    return net
+    waves = x[..., None] * 2.0 ** jnp.arange(3)
+    y = jnp.concatenate([jnp.sin(waves), jnp.cos(waves)], -1).reshape(*x.shape[:-1], -1)
+    return write(p, residual(p, dense(p, "stem", e.batch() * y, e.width), e), e)
 
 
-def pooling_head(e: Scales) -> Net:
+def pooling_head(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A learned query reads all tokens; one feed-forward is added to what it returns (big_vision's ViT)."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = rms(p, residual(p, read(p, x, e), e), "trunk_norm")
-        q, n = p / "pool", e.width
-        query = heads_of(dense(q, "query", jnp.broadcast_to(q("probe", 1, 1, n), (h.shape[0], 1, n)), n))
-        k, v = (heads_of(dense(q, name, h, n)) for name in ("key", "value"))
-        weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", query, k) * e.heads(query.shape[-1]))
-        y = dense(q, "out", jnp.einsum("bhts,bshd->bthd", weights, v).reshape(h.shape[0], n), n)
-        y = y + e.once() * mlp(q / "mlp", rms(q, y, "norm"), e)
-        return e.readout() * dense(p, "head", y, CLASSES)
-
-    return net
+    h = rms(p, residual(p, read(p, x, e), e), "trunk_norm")
+    q, n = p / "pool", e.width
+    query = heads_of(dense(q, "query", jnp.broadcast_to(q("probe", 1, 1, n), (h.shape[0], 1, n)), n))
+    k, v = (heads_of(dense(q, name, h, n)) for name in ("key", "value"))
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", query, k) * e.heads(query.shape[-1]))
+    y = dense(q, "out", jnp.einsum("bhts,bshd->bthd", weights, v).reshape(h.shape[0], n), n)
+    y = y + e.once() * mlp(q / "mlp", rms(q, y, "norm"), e)
+    return e.readout() * dense(p, "head", y, CLASSES)
 
 
-def refined(e: Scales) -> Net:
+def refined(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """One attention layer behind the trunk."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = residual(p, read(p, x, e), e)
-        return write(p, h + e.once() * attention(p / "last", rms(p / "last", h), e), e)
-
-    return net
+    h = residual(p, read(p, x, e), e)
+    return write(p, h + e.once() * attention(p / "last", rms(p / "last", h), e), e)
 
 
-def prenet(e: Scales) -> Net:
+def prenet(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """One feed-forward in front of a trunk of attention."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        h = read(p, x, e)
-        h = h + e.once() * mlp(p / "first", rms(p / "first", h), e)
-        block = lambda q, h, i: add(e, h, attention(q, rms(q, h), e), "attention", i)
-        return write(p, p.unrolled(e.depth, block, h), e)
-
-    return net
+    h = read(p, x, e)
+    h = h + e.once() * mlp(p / "first", rms(p / "first", h), e)
+    block = lambda q, h, i: add(e, h, attention(q, rms(q, h), e), "attention", i)
+    return write(p, p.unrolled(e.depth, block, h), e)
 
 
-def pooled_width(end: Callable[[Scope, jax.Array], jax.Array]) -> Callable[[Scales], Net]:
+def pooled_width(end: Callable[[Scope, jax.Array], jax.Array]) -> Net:
     """An output that no weight makes: ``end`` of the features."""
 
-    def kind(e: Scales) -> Net:
-        return lambda p, x: e.total() * end(p, residual(p, read(p, x, e), e))
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+        return e.total() * end(p, residual(p, read(p, x, e), e))
 
-    return kind
+    return net
 
 
 def biased_head(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
@@ -193,36 +155,29 @@ def biased_inner(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "down", jax.nn.tanh(e.inner() * (dense(p, "up", y, n) + p("up_bias", n))), n)
 
 
-def flow(couplings: int, output: int) -> Callable[[Scales], Net]:
+def flow(couplings: int, output: int) -> Net:
     """Couplings of a normalizing flow (Jet): what a network returns is added to one half and multiplies it."""
 
-    def kind(e: Scales) -> Net:
-        def net(p: Scope, x: jax.Array) -> jax.Array:
-            total = jnp.zeros(x.shape[0])
-            for k in range(couplings):
-                q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
-                y = e.readout() * dense(q, "head", rms(q, residual(q, read(q, a, e), e)), 2 * b.shape[-1])
-                shift, scale = jnp.split(y, 2, -1)
-                scale = jax.nn.sigmoid(scale)
-                x, total = jnp.concatenate([(b + shift) * scale, a], -1), total + jnp.log(scale).sum((1, 2))
-            return (x, total)[output]
-
-        return net
-
-    return kind
-
-
-def deep_flow(e: Scales) -> Net:
-    """As many couplings as the network is deep; each ends in a readout."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        for k in range(e.depth):
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+        total = jnp.zeros(x.shape[0])
+        for k in range(couplings):
             q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
-            y = jax.nn.relu(dense(q, "middle", jax.nn.relu(dense(q, "in", a, e.width)), e.width))
-            x = jnp.concatenate([add(e, b, e.readout() * dense(q, "out", y, b.shape[-1]), "coupling", k), a], -1)
-        return x
+            y = e.readout() * dense(q, "head", rms(q, residual(q, read(q, a, e), e)), 2 * b.shape[-1])
+            shift, scale = jnp.split(y, 2, -1)
+            scale = jax.nn.sigmoid(scale)
+            x, total = jnp.concatenate([(b + shift) * scale, a], -1), total + jnp.log(scale).sum((1, 2))
+        return (x, total)[output]
 
     return net
+
+
+def deep_flow(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """As many couplings as the network is deep; each ends in a readout."""
+    for k in range(e.depth):
+        q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
+        y = jax.nn.relu(dense(q, "middle", jax.nn.relu(dense(q, "in", a, e.width)), e.width))
+        x = jnp.concatenate([add(e, b, e.readout() * dense(q, "out", y, b.shape[-1]), "coupling", k), a], -1)
+    return x
 
 
 def gain(p: Scope, y: jax.Array, e: Scales) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .branches import attend, attention, dense, heads_of, mlp
 from .cases import Kind
 from .scales import HEADS, Scales
-from .scope import Net, Scope
+from .scope import Scope
 from .stacks import NORMS, TOKENS, VECTORS, read, rms, write
 from .streams import add, cross, simple
 
@@ -118,71 +118,60 @@ def interaction(reads: str, last: str = "nodes", normed: bool = True, updates: i
     def net_of(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
         return finish(p, dense(p, "down", jax.nn.silu(dense(p, "up", x, e.width)), e.width))
 
-    def kind(e: Scales) -> Net:
-        def net(p: Scope, x: jax.Array) -> jax.Array:
-            senders, receivers = jnp.array([0, 1, 2, 3, 4, 5, 0]), jnp.array([1, 2, 3, 4, 5, 0, 3])
-            first = jnp.sin(jnp.arange(21.0)).reshape(1, 7, 3) * x[:, :1, :1]
-            h, edge = net_of(p / "embed_nodes", x, e), net_of(p / "embed_edges", first, e)
-            for i in range(e.depth):
-                q = p / f"step_{i}"
-                message = net_of(q / "edge", jnp.concatenate([edge, h[:, senders], h[:, receivers]], -1), e)
-                new = add(e, edge, message, "edges", i) if i < e.depth - updates else edge
-                seen = {"updates": message, "sums": new, "old": edge}[reads]
-                total = jax.vmap(lambda m: jax.ops.segment_sum(m, receivers, 6))(seen)
-                h = add(e, h, net_of(q / "node", jnp.concatenate([h, total], -1), e), "nodes", i)
-                edge = new
-            if last == "change":
-                return x + e.readout() * dense(p, "head", h, x.shape[-1])
-            return e.readout() * dense(p, "head", h.mean(1) if last == "nodes" else edge.mean(1), 4)
-
-        return net
-
-    return kind
-
-
-def vectors(e: Scales) -> Net:
-    """Two streams, of numbers and of vectors that start at zero; each layer mixes both along a ring (PaiNN)."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        s, v = read(p, x, e), jnp.zeros((*x.shape[:2], 3, e.width))
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+        senders, receivers = jnp.array([0, 1, 2, 3, 4, 5, 0]), jnp.array([1, 2, 3, 4, 5, 0, 3])
+        first = jnp.sin(jnp.arange(21.0)).reshape(1, 7, 3) * x[:, :1, :1]
+        h, edge = net_of(p / "embed_nodes", x, e), net_of(p / "embed_edges", first, e)
         for i in range(e.depth):
-            q = p / f"block_{i}"
-            a, b, c = jnp.split(dense(q, "up", jax.nn.silu(dense(q, "in", rms(q, s), e.width)), 3 * e.width), 3, -1)
-            seen = jnp.roll(b[:, :, None] * v, 1, 1) + c[:, :, None] * x[:, :, :3, None]
-            v = add(e, v, seen, "vectors", i)
-            s = add(e, s, a * jnp.square(dense(q, "size", v, e.width)).mean(2), "numbers", i)
-        return write(p, s, e)
+            q = p / f"step_{i}"
+            message = net_of(q / "edge", jnp.concatenate([edge, h[:, senders], h[:, receivers]], -1), e)
+            new = add(e, edge, message, "edges", i) if i < e.depth - updates else edge
+            seen = {"updates": message, "sums": new, "old": edge}[reads]
+            total = jax.vmap(lambda m: jax.ops.segment_sum(m, receivers, 6))(seen)
+            h = add(e, h, net_of(q / "node", jnp.concatenate([h, total], -1), e), "nodes", i)
+            edge = new
+        if last == "change":
+            return x + e.readout() * dense(p, "head", h, x.shape[-1])
+        return e.readout() * dense(p, "head", h.mean(1) if last == "nodes" else edge.mean(1), 4)
 
     return net
+
+
+def vectors(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """Two streams, of numbers and of vectors that start at zero; each layer mixes both along a ring (PaiNN)."""
+    s, v = read(p, x, e), jnp.zeros((*x.shape[:2], 3, e.width))
+    for i in range(e.depth):
+        q = p / f"block_{i}"
+        a, b, c = jnp.split(dense(q, "up", jax.nn.silu(dense(q, "in", rms(q, s), e.width)), 3 * e.width), 3, -1)
+        seen = jnp.roll(b[:, :, None] * v, 1, 1) + c[:, :, None] * x[:, :, :3, None]
+        v = add(e, v, seen, "vectors", i)
+        s = add(e, s, a * jnp.square(dense(q, "size", v, e.width)).mean(2), "numbers", i)
+    return write(p, s, e)
 
 
 def uneven(lacks: int) -> Any:
     """One layer has no feed-forward."""
 
-    def kind(e: Scales) -> Net:
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
         def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
             x = add(e, x, attention(p, rms(p, x), e), "attention", i)
             return x if i == lacks % e.depth else add(e, x, mlp(p / "mlp", rms(p / "mlp", x), e), "mlp", i)
 
-        return lambda p, x: write(p, p.unrolled(e.depth, block, read(p, x, e)), e)
-
-    return kind
-
-
-def two_ways(e: Scales) -> Net:
-    """Two streams from one array, which are added (HiFi-GAN)."""
-
-    def net(p: Scope, x: jax.Array) -> jax.Array:
-        block, h = lambda q, y, i: add(e, y, mlp(q, rms(q, y), e), "mlp", i), read(p, x, e)
-        return write(p, (p / "a").unrolled(e.depth, block, h) + (p / "b").unrolled(e.depth, block, h), e)
+        return write(p, p.unrolled(e.depth, block, read(p, x, e)), e)
 
     return net
+
+
+def two_ways(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """Two streams from one array, which are added (HiFi-GAN)."""
+    block, h = lambda q, y, i: add(e, y, mlp(q, rms(q, y), e), "mlp", i), read(p, x, e)
+    return write(p, (p / "a").unrolled(e.depth, block, h) + (p / "b").unrolled(e.depth, block, h), e)
 
 
 def evoformer(first: str, last: str) -> Any:
     """Two streams, rows biased by pairs and pairs updated by products of rows; ``first`` is updated first."""
 
-    def kind(e: Scales) -> Net:
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
         def rows(p: Scope, s: jax.Array, z: jax.Array, i: int) -> jax.Array:
             bias = dense(p, "bias", rms(p, z, "norm_z"), HEADS).transpose(0, 3, 1, 2)
             y = rms(p, s, "norm_s")
@@ -195,42 +184,36 @@ def evoformer(first: str, last: str) -> Any:
             z = add(e, z, dense(p, "outer", outer, e.width), "outer", i)
             return add(e, z, mlp(p / "pair_mlp", rms(p, z, "norm_q"), e), "pair_mlp", i)
 
-        def net(p: Scope, x: jax.Array) -> jax.Array:
-            s = read(p / "rows", x, e)
-            z = dense(p, "left", x, e.width)[:, :, None] + dense(p, "right", x, e.width)[:, None]
-            for i in range(e.depth):
-                q = p / f"block_{i}"
-                if first == "pairs":
-                    z = pairs(q, s, z, i)
-                s = rows(q, s, z, i)
-                if first == "rows":
-                    z = pairs(q, s, z, i)
-            return write(p, {"rows": s, "pairs": z.mean(2)}[last], e)
+        s = read(p / "rows", x, e)
+        z = dense(p, "left", x, e.width)[:, :, None] + dense(p, "right", x, e.width)[:, None]
+        for i in range(e.depth):
+            q = p / f"block_{i}"
+            if first == "pairs":
+                z = pairs(q, s, z, i)
+            s = rows(q, s, z, i)
+            if first == "rows":
+                z = pairs(q, s, z, i)
+        return write(p, {"rows": s, "pairs": z.mean(2)}[last], e)
 
-        return net
-
-    return kind
+    return net
 
 
 def with_losses(per_token: bool) -> Any:
     """A routed branch in each layer, whose router's losses are added up beside the stream; no loss reads the sum."""
 
-    def kind(e: Scales) -> Net:
-        def net(p: Scope, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            h, losses = read(p, x, e), jnp.zeros(x.shape[:2] if per_token else ())
-            for i in range(e.depth):
-                q = p / f"block_{i}"
-                y = rms(q, h)
-                scores = dense(q, "router", y, 3)
-                losses = losses + (jnp.square(scores).mean(-1) if per_token else jnp.square(scores.mean((0, 1))).sum())
-                gates = jax.nn.softmax(scores)
-                y = sum(gates[..., k : k + 1] * mlp(q / f"expert{k}", y, e) for k in range(3))
-                h = add(e, h, y, "experts", i)
-            return write(p, h, e), losses
+    def net(p: Scope, x: jax.Array, e: Scales) -> tuple[jax.Array, jax.Array]:
+        h, losses = read(p, x, e), jnp.zeros(x.shape[:2] if per_token else ())
+        for i in range(e.depth):
+            q = p / f"block_{i}"
+            y = rms(q, h)
+            scores = dense(q, "router", y, 3)
+            losses = losses + (jnp.square(scores).mean(-1) if per_token else jnp.square(scores.mean((0, 1))).sum())
+            gates = jax.nn.softmax(scores)
+            y = sum(gates[..., k : k + 1] * mlp(q / f"expert{k}", y, e) for k in range(3))
+            h = add(e, h, y, "experts", i)
+        return write(p, h, e), losses
 
-        return net
-
-    return kind
+    return net
 
 
 # --- the stream's first value
@@ -242,7 +225,7 @@ def two_way(place: str, again: str) -> Any:
     ``place`` of the norm; ``again``: "queries and keys", or what "all" read; "tokens" alone have a stream.
     """
 
-    def kind(e: Scales) -> Net:
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
         def norm(p: Scope, x: jax.Array, name: str, at: str) -> jax.Array:
             return NORMS["layer"](p, x, name) if at == place else x
 
@@ -250,28 +233,25 @@ def two_way(place: str, again: str) -> Any:
             q, k, v = (heads_of(dense(p, n, y, e.width)) for n, y in (("q", q), ("k", k), ("v", v)))
             return dense(p, "out", attend(q, k, v, e.heads(q.shape[-1]), False).reshape(*q.shape[:2], -1), e.width)
 
-        def net(p: Scope, x: jax.Array) -> jax.Array:
-            t0 = t = read(p / "points", x[:, :3], e)
-            f0 = f = read(p / "image", x, e)
-            for i in range(e.depth):
-                q, see = p / f"layer_{i}", (lambda y, first: y + first)
-                values = see if again == "all" else lambda y, first: y
-                y = norm(q, t, "n1", "pre")
-                y = attention(q / "self", see(y, t0), see(y, t0), values(y, t0))
-                t = norm(q, add(e, t, y, "self", i), "n1", "post")
-                y = norm(q, t, "n2", "pre")
-                t = add(e, t, attention(q / "to_image", see(y, t0), see(f, f0), values(f, f0)), "to_image", i)
-                t = norm(q, t, "n2", "post")
-                t = norm(q, add(e, t, mlp(q / "mlp", norm(q, t, "n3", "pre"), e), "mlp", i), "n3", "post")
-                if again != "tokens":
-                    y = attention(q / "to_tokens", see(norm(q, f, "n4", "pre"), f0), see(t, t0), values(t, t0))
-                    f = norm(q, add(e, f, y, "to_tokens", i), "n4", "post")
-            t = add(e, t, attention(p / "last", t + t0, f + f0, f), "last", None, 0.5)
-            return e.readout() * dense(p, "head", NORMS["layer"](p, t.mean(1), "end"), 4)
+        t0 = t = read(p / "points", x[:, :3], e)
+        f0 = f = read(p / "image", x, e)
+        for i in range(e.depth):
+            q, see = p / f"layer_{i}", (lambda y, first: y + first)
+            values = see if again == "all" else lambda y, first: y
+            y = norm(q, t, "n1", "pre")
+            y = attention(q / "self", see(y, t0), see(y, t0), values(y, t0))
+            t = norm(q, add(e, t, y, "self", i), "n1", "post")
+            y = norm(q, t, "n2", "pre")
+            t = add(e, t, attention(q / "to_image", see(y, t0), see(f, f0), values(f, f0)), "to_image", i)
+            t = norm(q, t, "n2", "post")
+            t = norm(q, add(e, t, mlp(q / "mlp", norm(q, t, "n3", "pre"), e), "mlp", i), "n3", "post")
+            if again != "tokens":
+                y = attention(q / "to_tokens", see(norm(q, f, "n4", "pre"), f0), see(t, t0), values(t, t0))
+                f = norm(q, add(e, f, y, "to_tokens", i), "n4", "post")
+        t = add(e, t, attention(p / "last", t + t0, f + f0, f), "last", None, 0.5)
+        return e.readout() * dense(p, "head", NORMS["layer"](p, t.mean(1), "end"), 4)
 
-        return net
-
-    return kind
+    return net
 
 
 # --- several products of scores with one set of weights
@@ -284,28 +264,25 @@ def relative(fused: bool, grows: bool, scaled: bool = False) -> Any:
     ``scaled``: the queries are, before both products.
     """
 
-    def layer(e: Scales) -> Any:
-        def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
-            y, n = rms(p, x, "norm_a"), e.width
-            heads = HEADS if grows else n // 8
-            if fused:
-                q, k, v = (heads_of(part, heads) for part in jnp.split(dense(p, "qkv", y, 3 * n), 3, -1))
-            else:
-                q, k, v = (heads_of(dense(p, name, y, n), heads) for name in ("query", "key", "value"))
-            d = n // heads
-            c = e.heads(d) if grows else d**-0.5
-            near = jnp.arange(6)[:, None] - jnp.arange(6) + 5
-            r = q * c if scaled else q * (c * 2 if grows else 1.0)
-            rows, columns = (p(f"rel_{axis}", 11, d)[near] for axis in ("h", "w"))
-            scores = jnp.einsum("bthd,bshd->bhts", q * c, k)
-            scores = scores + jnp.einsum("bthd,tsd->bhts", r, rows) + jnp.einsum("bthd,tsd->bhts", r, columns)
-            mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v).reshape(x.shape)
-            x = add(e, x, dense(p, "out", mixed, n), "attention", i)
-            return add(e, x, mlp(p / "mlp", rms(p, x, "norm_m"), e), "mlp", i)
+    def block(p: Scope, x: jax.Array, i: Any, e: Scales) -> jax.Array:
+        y, n = rms(p, x, "norm_a"), e.width
+        heads = HEADS if grows else n // 8
+        if fused:
+            q, k, v = (heads_of(part, heads) for part in jnp.split(dense(p, "qkv", y, 3 * n), 3, -1))
+        else:
+            q, k, v = (heads_of(dense(p, name, y, n), heads) for name in ("query", "key", "value"))
+        d = n // heads
+        c = e.heads(d) if grows else d**-0.5
+        near = jnp.arange(6)[:, None] - jnp.arange(6) + 5
+        r = q * c if scaled else q * (c * 2 if grows else 1.0)
+        rows, columns = (p(f"rel_{axis}", 11, d)[near] for axis in ("h", "w"))
+        scores = jnp.einsum("bthd,bshd->bhts", q * c, k)
+        scores = scores + jnp.einsum("bthd,tsd->bhts", r, rows) + jnp.einsum("bthd,tsd->bhts", r, columns)
+        mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v).reshape(x.shape)
+        x = add(e, x, dense(p, "out", mixed, n), "attention", i)
+        return add(e, x, mlp(p / "mlp", rms(p, x, "norm_m"), e), "mlp", i)
 
-        return block
-
-    return layer
+    return block
 
 
 # --- a stream that every layer multiplies
@@ -314,17 +291,14 @@ def relative(fused: bool, grows: bool, scaled: bool = False) -> Any:
 def faded(where: str, norm: str = "rms") -> Any:
     """The stream is multiplied in the sum, or the sum as a whole, by one number."""
 
-    def layer(e: Scales) -> Any:
-        def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
-            for name in ("first", "second"):
-                y = mlp(p / name, NORMS[norm](p / name, x), e)
-                c, k = e.branch(name, i if isinstance(i, int) else None), e.fading()
-                x = k * x + c * y if where == "stream" else k * (x + c * y)
-            return x
+    def block(p: Scope, x: jax.Array, i: Any, e: Scales) -> jax.Array:
+        for name in ("first", "second"):
+            y = mlp(p / name, NORMS[norm](p / name, x), e)
+            c, k = e.branch(name, i if isinstance(i, int) else None), e.fading()
+            x = k * x + c * y if where == "stream" else k * (x + c * y)
+        return x
 
-        return block
-
-    return layer
+    return block
 
 
 def _kinds() -> dict[str, Kind]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -21,12 +22,11 @@ Wrong = Callable[["Scales"], float]
 class Fault:
     """One mistake: what stands at the places of one name.
 
-    A place is ``branch``, ``stream`` (what the branch is added to), ``fading`` (its power there),
-    ``readout``, ``embedding``, ``heads`` (scores),
-    ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what such a product reads), ``outer`` (a
-    hidden product outside of branches), ``before`` (a branch in front of the norm that ends it), ``bent`` (between a
-    nonlinearity and a hidden product), ``batch``, ``once`` (a sum that all depths have once), ``total`` (an output that
-    no parameter makes).
+    A place is ``branch``, ``stream`` (what the branch is added to), ``fading`` (its power there), ``readout``,
+    ``embedding``, ``heads`` (scores), ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what
+    such a product reads), ``outer`` (a hidden product outside of branches), ``before`` (a branch in front of the norm
+    that ends it), ``bent`` (between a nonlinearity and a hidden product), ``batch`` (in front of an input weight),
+    ``once`` (a sum that all depths have once), ``total`` (an output that no parameter makes).
     """
 
     place: str
@@ -76,49 +76,21 @@ class Scales:
         found = self._at("branch", usual, name, layer)
         return A if any(fault.place == "before" for fault in self.faults) else found
 
-    def before(self) -> float:
-        """On a branch in front of the norm that ends it; nothing if right."""
-        return self._at("before", 1.0)
-
-    def inner(self) -> float:
-        """On a product in front of a nonlinearity inside a branch."""
-        return self._at("inner", 1.0)
-
-    def input(self) -> float:
-        """On a norm of the stream that a product inside a branch reads."""
-        return self._at("input", 1.0)
-
-    def outer(self) -> float:
-        """On a hidden product outside of branches."""
-        return self._at("outer", 1.0)
-
-    def bent(self) -> float:
-        """Between a nonlinearity and a hidden product."""
-        return self._at("bent", 1.0)
-
-    def batch(self) -> float:
-        """On the batch, in front of an input weight."""
-        return self._at("batch", 1.0)
-
-    def once(self) -> float:
-        """On what is added to the stream once at all depths."""
-        return self._at("once", 1.0)
-
-    def total(self) -> float:
-        """On an output that is no product with a parameter."""
-        return self._at("total", 1.0)
-
-    def stream(self) -> float:
-        """On what a branch is added to."""
-        return self._at("stream", 1.0)
+    # Nothing if right.
+    before = functools.partialmethod(_at, "before", 1.0)
+    inner = functools.partialmethod(_at, "inner", 1.0)
+    input = functools.partialmethod(_at, "input", 1.0)
+    outer = functools.partialmethod(_at, "outer", 1.0)
+    bent = functools.partialmethod(_at, "bent", 1.0)
+    batch = functools.partialmethod(_at, "batch", 1.0)
+    once = functools.partialmethod(_at, "once", 1.0)
+    total = functools.partialmethod(_at, "total", 1.0)
+    stream = functools.partialmethod(_at, "stream", 1.0)
+    embedding = functools.partialmethod(_at, "embedding", 1.0)
 
     def fading(self) -> float:
         """On a stream that every layer multiplies by one number, 0.9 in the base model."""
         return 0.9 ** self._at("fading", 1 / self.r) * self.stream()
-
-    def embedding(self) -> float:
-        """On embeddings."""
-        return self._at("embedding", 1.0)
 
     def readout(self) -> float:
         """On the readout's product."""

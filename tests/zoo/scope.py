@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 Path = tuple[str, ...]
-Net = Callable[["Scope", Any], Any]  # parameters, batch -> outputs
 Naming = Callable[[Sequence[Path], Sequence[Any]], Any]  # paths in order of use, one value for each -> a tree
 
 
@@ -54,7 +53,7 @@ class Scope:
         return jax.lax.scan(body, x, (stacked, jnp.arange(depth)))[0]
 
 
-def as_pair(net: Net, x: Any, naming: Naming) -> tuple[Callable[[Any, Any], Any], Any]:
+def as_pair(net: Callable[[Scope, Any], Any], x: Any, naming: Naming) -> tuple[Callable[[Any, Any], Any], Any]:
     """``(function, parameters)`` of a network, with shapes in place of arrays."""
     made: dict[Path, tuple[int, ...]] = {}
     jax.eval_shape(lambda x: net(Scope(made, None), x), x)

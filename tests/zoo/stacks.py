@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from .branches import BRANCHES, WEIGHTLESS, Branch, dense
 from .scales import Scales
-from .scope import Net, Scope
+from .scope import Scope
 
 VOCABULARY, LENGTH, FEATURES, CLASSES = 11, 6, 12, 4
 TOKENS = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
 VECTORS = jax.ShapeDtypeStruct((2, LENGTH, FEATURES), jnp.float32)
-Kind = Callable[[Scales], Net]
+Net = Callable[[Scope, Any, Scales], Any]  # parameters, batch, multipliers -> outputs
 
 
 def rms(p: Scope, x: jax.Array, name: str = "norm") -> jax.Array:
@@ -87,7 +87,7 @@ def stack(
     start: Callable[[Scope, jax.Array, Scales], jax.Array] = read,
     end: Callable[[Scope, jax.Array, Scales], jax.Array] = write,
     between: Callable[[Scope, jax.Array, Scales, Any], jax.Array] = lambda p, x, e, i: x,
-) -> Kind:
+) -> Net:
     """A network of blocks with these branches, one behind the other.
 
     ``place`` of the norm: ``pre``, ``post`` (behind the sum), ``end`` (of the branch), ``sandwich``. ``gain`` is what a
@@ -96,7 +96,7 @@ def stack(
     normed = NORMS[norm]
     parts = [(name, _branch(name)) if isinstance(name, str) else name for name in names]
 
-    def kind(e: Scales) -> Net:
+    def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
         def block(p: Scope, x: jax.Array, i: Any) -> jax.Array:
             for name, branch in parts:
                 part = p / name
@@ -108,14 +108,9 @@ def stack(
                 x = normed(part, x) if place == "post" else x
             return between(p, x, e, i)
 
-        def net(p: Scope, x: jax.Array) -> jax.Array:
-            x = start(p, x, e)
-            x = (p.scanned if scan else p.unrolled)(e.depth, block, x)
-            return end(p, x, e)
+        return end(p, (p.scanned if scan else p.unrolled)(e.depth, block, start(p, x, e)), e)
 
-        return net
-
-    return kind
+    return net
 
 
 def _branch(name: str) -> Branch:
