@@ -182,7 +182,7 @@ def test_annotations_are_kept():
 # --- multipliers
 
 
-@pytest.mark.parametrize("edit", ["", "qk_norm", "layer_scale", "norm_before", "soft_cap", "sqrt_scale"])
+@pytest.mark.parametrize("edit", ["", "soft_cap", "sqrt_scale"])
 def test_a_right_decoder_passes(edit):
     result = audited(edit=edit)
     assert result.ok
@@ -196,7 +196,6 @@ def test_a_right_decoder_passes(edit):
         ("sqrt_embedding", {}, "embedding_scaled_with_width", {"embedding"}),
         ("sqrt_embedding", {"tied": True}, "embedding_scaled_with_width", {"embedding"}),
         ("no_multiplier", {}, "missing_branch_multiplier", {f"{n}_{i}" for n in ("o", "down") for i in range(4)}),
-        ("attention_multiplier_only", {}, "missing_branch_multiplier", {f"down_{i}" for i in range(4)}),
         ("no_readout", {}, "readout_not_scaled", {"head"}),
         ("no_readout", {"tied": True}, "readout_not_scaled", {"embedding"}),
         ("readout_twice", {}, "readout_scaled_twice", {"head"}),
@@ -378,11 +377,6 @@ def test_a_pooling_head_is_outside_of_branches(post_norm):
     assert role_of(result, "pool/query/kernel") == (Role.HIDDEN, 2, 2, False, 1)
     assert role_of(result, "probe")[:4] == (Role.INPUT, 1, 2, False)
     assert role_of(result, "blocks/norm_1/scale") == (Role.VECTOR, 1, 2, not post_norm, 1 if post_norm else 2)
-
-
-def test_the_attention_scale_is_read_where_one_matrix_makes_queries_keys_and_values():
-    assert audited(style="dims", edit="fused").ok
-    assert names(audited(style="dims", edit="fused_sqrt_scale")) == ["attention_scale"]
 
 
 def test_a_key_of_the_results_may_be_called_as_a_method_of_dictionaries():

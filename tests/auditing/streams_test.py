@@ -18,9 +18,7 @@ from stream_models import (
     mixed,
     numbered,
     positions,
-    quantized,
     recalled,
-    routed,
     scanned_velocity,
     translator,
 )
@@ -56,8 +54,6 @@ def test_a_branch_without_weights_is_a_branch(mixer):
 STRUCTURES = {  # that the zoo lacks
     "bent": (bent(of_sums=False), ("mlp", "mlp0", "mlp3"), {}),
     "long_skip": (long_skip, ("mlp", "mlp1"), {}),
-    "quantized": (quantized, ("encoder", "decoder"), {}),
-    "routed": (routed, ("mlp", "mlp0"), {}),
     "positions": (positions, ("att", "att0"), {}),
     "by_count": (numbered(2), ("mlp", "mlp0"), {"depth_ratio": 2.0}),
 }

@@ -27,7 +27,6 @@ class GPT(nn.Module):
     tied: bool = False
     head_dim: int = 8
     style: str = "heads"  # "heads": their number grows; "dims": their dimension
-    parallel: bool = False
 
     def rms(self, x, name):
         scale = self.param(name, nn.initializers.zeros, (x.shape[-1],))
@@ -41,18 +40,9 @@ class GPT(nn.Module):
         kv = {"gqa": 2, "mqa": 1}.get(self.style, heads)
         if self.style in ("gqa", "mqa"):
             heads, d = self.width // self.head_dim, self.head_dim
-        if self.edit.startswith("fused"):
-            fused = y @ self.weight(f"qkv_{i}", self.width, 3 * heads * d)
-            q, k, v = (part.reshape(*y.shape[:2], heads, d) for part in jnp.split(fused, 3, -1))
-            scale = d**-0.5 if self.edit == "fused_sqrt_scale" else RULE.attention_scale(d, WIDTH // 2)
-            scores = jax.nn.softmax(scale * jnp.einsum("bthk,bshk->bhts", q, k))
-            mixed = jnp.einsum("bhts,bshk->bthk", scores, v)
-            return jnp.einsum("bthk,hkd->btd", mixed, self.weight(f"o_{i}", heads, d, self.width))
         q = jnp.einsum("btd,dhk->bthk", y, self.weight(f"q_{i}", self.width, heads, d))
         k = jnp.einsum("btd,dhk->bthk", y, self.weight(f"k_{i}", self.width, kv, d))
         v = jnp.einsum("btd,dhk->bthk", y, self.weight(f"v_{i}", self.width, kv, d))
-        if self.edit == "qk_norm":
-            q, k = self.rms(q, f"q_norm_{i}"), self.rms(k, f"k_norm_{i}")
         k, v = (jnp.repeat(a, heads // kv, axis=2) for a in (k, v))
         base_d = WIDTH // 2 if self.style == "dims" else d
         q = q * (d**-0.5 if self.edit == "sqrt_scale" else RULE.attention_scale(d, base_d))
@@ -76,21 +66,9 @@ class GPT(nn.Module):
         c = 1.0 if self.edit == "no_multiplier" else RULE.residual_multiplier(self.depth / DEPTH)
         for i in range(self.depth):
             y = self.rms(x, f"norm_a_{i}")
-            if self.parallel:
-                x = x + c * (self.attention(y, i) + self.gated(y, i))
-                continue
             x = x + c * self.attention(y, i)
             y = self.gated(self.rms(x, f"norm_b_{i}"), i)
-            if self.edit == "attention_multiplier_only":
-                x = x + y
-            elif self.edit == "norm_after":
-                x = x + self.rms(c * y, f"norm_c_{i}")
-            elif self.edit == "norm_before":
-                x = x + c * self.rms(y, f"norm_c_{i}")
-            elif self.edit == "layer_scale":
-                x = x + c * self.param(f"scale_{i}", nn.initializers.ones, (self.width,)) * y
-            else:
-                x = x + c * y
+            x = x + self.rms(c * y, f"norm_c_{i}") if self.edit == "norm_after" else x + c * y
         x = self.rms(x, "norm")
         if self.edit != "no_readout":
             x = x * RULE.readout_multiplier(self.width / WIDTH)

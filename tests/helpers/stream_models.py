@@ -258,32 +258,6 @@ def positions(net: Net, x: jax.Array) -> jax.Array:
     return net.head(net.norm("norm", h))
 
 
-def quantized(net: Net, x: jax.Array) -> jax.Array:
-    """The nearest of learned vectors between two stacks, with a straight-through gradient, as in VQ-VAE."""
-
-    def stack(h: jax.Array, name: str) -> jax.Array:
-        for i in range(net.depth):
-            h = h + net.multiplier(name, i) * net.mlp(f"{name}{i}/mlp", net.norm(f"{name}{i}/norm", h))
-        return h
-
-    z, book = net.dense("code", stack(net.dense("stem", x), "encoder"), 4), net.param("book", 7, 4)
-    nearest = book[jnp.argmin(((z[..., None, :] - book) ** 2).sum(-1), -1)]
-    h = net.dense("decode", z + jax.lax.stop_gradient(nearest - z))
-    return net.head(net.norm("norm", stack(h, "decoder")))
-
-
-def routed(net: Net, x: jax.Array) -> jax.Array:
-    """Blocks that process the tokens with the largest scores, and add to these alone (mixture of depths)."""
-    h = net.dense("stem", x)
-    take = jax.vmap(lambda h, chosen: h[chosen])
-    add = jax.vmap(lambda h, chosen, y: h.at[chosen].add(y))
-    for i in range(net.depth):
-        _, chosen = jax.lax.top_k(net.dense(f"block{i}/router", h, 1)[..., 0], 2)
-        y = net.mlp(f"block{i}/mlp", net.norm(f"block{i}/norm", take(h, chosen)))
-        h = add(h, chosen, net.multiplier("mlp", i) * y)
-    return net.head(net.norm("norm", h))
-
-
 def bottleneck(net: Net, x: jax.Array) -> jax.Array:
     """The stream passes through a few features."""
     h = net.dense("stem", x)
