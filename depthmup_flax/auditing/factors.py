@@ -97,10 +97,6 @@ Terms: TypeAlias = Mapping[int, frozenset[float]]
 _SMALL = 1e-2  # the largest epsilon in a norm
 _MOST_TERMS = 64
 
-# The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
-# means of squares together.
-_Pieces: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]
-
 
 class Homogeneity:
     """Where activations are normalized, whatever the norm: where they do not grow with their root.
@@ -116,7 +112,6 @@ class Homogeneity:
         self.graph, size = graph, len(graph.nodes)
         self.roots, self.degrees, self.norms = list(range(size)), [1.0] * size, dict[int, int]()
         self.sizes: dict[int, float] = {}
-        self._mixed: dict[int, _Pieces] = {}
         self._size = [1.0] * size  # of entries, in powers of their root's
         products = {use.node for use in uses.uses if use.kind != ENTRYWISE}
         rooted: set[int] = set()  # square roots of running averages
@@ -133,12 +128,7 @@ class Homogeneity:
                 self._read(i, reads)
 
     def _read(self, i: int, reads: Sequence[int]) -> None:
-        pieces = self._pieces(i, reads)
-        if pieces is not None:
-            self._mixed[i], self.roots[i] = pieces, self.roots[reads[0]]
-            return
-        piece = self._mixed.get(reads[0])
-        degree = self._degree(i, reads) if piece is None else _of_piece(self.graph.nodes[i], piece)
+        degree = self._degree(i, reads)
         if degree is None:
             return
         size = self._size_of(i, reads)
@@ -161,18 +151,6 @@ class Homogeneity:
             # The number of terms of a mean of squares cancels that of the sum; other means are not counted.
             return top / bottom if len(reads) == 2 or degree != 1 else first
         return first ** _power(node, 1.0)
-
-    def _pieces(self, i: int, reads: Sequence[int]) -> _Pieces | None:
-        node, nodes = self.graph.nodes[i], self.graph.nodes
-        if len(reads) == 1 and reads[0] in self._mixed:
-            return self._mixed[reads[0]] if node.op in SAME_PLACE or node.op in SCALES else None
-        degrees = [self.degrees[j] for j in reads]
-        one_root = len(reads) == len(node.inputs) and len({self.roots[j] for j in reads}) == 1
-        if node.op not in ("concatenate", "stack") or not one_root or len(set(degrees)) == 1:
-            return None
-        axis = node.params["dimension" if node.op == "concatenate" else "axis"]
-        sizes = [nodes[j].shape[axis] if node.op == "concatenate" else 1 for j in reads]
-        return axis, tuple(zip(itertools.accumulate(sizes), degrees, strict=True))
 
     def _degree(self, i: int, reads: Sequence[int]) -> float | None:
         """The degree in the root of the first operand, or ``None`` if there is none."""
@@ -203,15 +181,6 @@ def _power(node: Node, otherwise: float) -> float:
 def _summed(graph: Graph, i: int, j: int) -> float:
     """How many entries of node ``j`` are summed into one of node ``i``."""
     return math.prod(graph.nodes[j].shape) / max(math.prod(graph.nodes[i].shape), 1)
-
-
-def _of_piece(node: Node, pieces: _Pieces) -> float | None:
-    """The degree of a slice of one part, or ``None``."""
-    axis, ends = pieces
-    if node.op != "slice":
-        return None
-    start, stop = node.params["start_indices"][axis], node.params["limit_indices"][axis]
-    return next((degree if stop <= end else None for end, degree in ends if start < end), None)
 
 
 def forward_factors(graph: Graph, uses: Uses, sums: Mapping[int, ResidualSum], shape: Homogeneity) -> ForwardFactors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -120,22 +121,10 @@ def entries(array: Any) -> tuple[float, ...]:
 
 
 FOLDS: Mapping[str, Callable[..., float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "max": max,
-    "min": min,
-    "pow": lambda a, b: a**b,
-    "neg": lambda a: -a,
-    "abs": abs,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda a: a**-0.5,
-    "cbrt": lambda a: math.copysign(abs(a) ** (1 / 3), a),
-    "exp": math.exp,
-    "log": math.log,
-    "square": lambda a: a * a,
-}
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
+    "max": max, "min": min, "neg": operator.neg, "abs": abs, "sqrt": math.sqrt, "rsqrt": lambda a: a**-0.5,
+    "cbrt": math.cbrt, "exp": math.exp, "log": math.log, "square": lambda a: a * a,
+}  # fmt: skip
 
 
 def folded(op: str, params: Mapping[str, Any], values: Sequence[float | None], count: float) -> float | None:
@@ -336,6 +325,8 @@ class _Inliner(Interpreter[int]):
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         """One node for each result."""
         name, shapes, add = eqn.primitive.name, shapes_of(eqn.outvars), self.graph.add
+        if name == "slice" and (part := self._stacked(inputs[0], eqn.params["start_indices"], shapes[0])) is not None:
+            return [add("reshape", (part,), shapes[0], {"dimensions": None})]
         if len(shapes) == len(inputs) > 1 and name in PARALLEL:
             return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
         operands = [self.graph.nodes[i] for i in inputs]
@@ -347,6 +338,20 @@ class _Inliner(Interpreter[int]):
                 value = float(_REDUCED[name](known))
         params = {**eqn.params, "callers": self.callers}
         return [add(name, inputs, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
+
+    def _stacked(self, i: int, start: Sequence[int], shape: tuple[int, ...]) -> int | None:
+        """The array that a slice takes out of a stack, as a norm over devices takes its mean; ``None`` of others."""
+        nodes = self.graph.nodes
+        while nodes[i].op in ("mul", "div"):  # by 1, the number of devices
+            whole, one = (
+                nodes[i].inputs if nodes[i].op == "div" else sorted(nodes[i].inputs, key=lambda j: nodes[j].value == 1)
+            )
+            if nodes[one].value != 1:
+                return None
+            i = whole
+        axis = nodes[i].params["axis"] if nodes[i].op == "stack" else 0
+        is_part = nodes[i].op == "stack" and shape == (*nodes[i].shape[:axis], 1, *nodes[i].shape[axis + 1 :])
+        return nodes[i].inputs[start[axis]] if is_part else None
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
         """One node for each result, which reads those of all branches."""
