@@ -186,9 +186,7 @@ class Comparison:
             # Nothing carries one factor for terms that need several.
             exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
             factor = self.wanted(branches[-1].node) / exact if exact else None
-            nodes = self.model.graph.nodes
-            # A sum over a stack of both reads the stack.
-            places = tuple((b.end, b.node if b.end in nodes[b.node].inputs else -1) for b in branches)
+            places = tuple((b.end, b.node) for b in branches)
             result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places))
         return result
 

@@ -7,6 +7,7 @@ say how often they run. The body of a kernel is not read: what it computes is kn
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import operator
@@ -265,6 +266,9 @@ def _ends(graph: Graph) -> tuple[int, ...]:
     return tuple(ends)
 
 
+_STACKS = {"stack": "axis", "concatenate": "dimension"}  # primitive -> the parameter that is its axis
+
+
 class _Inliner(Interpreter[int]):
     """Adds the operations of a jaxpr, and of those that it calls, to a graph; values are numbers of nodes."""
 
@@ -325,8 +329,8 @@ class _Inliner(Interpreter[int]):
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         """One node for each result."""
         name, shapes, add = eqn.primitive.name, shapes_of(eqn.outvars), self.graph.add
-        if name == "slice" and (part := self._stacked(inputs[0], eqn.params["start_indices"], shapes[0])) is not None:
-            return [add("reshape", (part,), shapes[0], {"dimensions": None})]
+        if name in ("slice", "reduce_sum") and (found := self._of_stack(eqn, inputs[0], shapes[0])) is not None:
+            return [found]
         if len(shapes) == len(inputs) > 1 and name in PARALLEL:
             return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
         operands = [self.graph.nodes[i] for i in inputs]
@@ -339,19 +343,27 @@ class _Inliner(Interpreter[int]):
         params = {**eqn.params, "callers": self.callers}
         return [add(name, inputs, shape, {**params, "result": i}, value) for i, shape in enumerate(shapes)]
 
-    def _stacked(self, i: int, start: Sequence[int], shape: tuple[int, ...]) -> int | None:
-        """The array that a slice takes out of a stack, as a norm over devices takes its mean; ``None`` of others."""
-        nodes = self.graph.nodes
-        while nodes[i].op in ("mul", "div"):  # by 1, the number of devices
-            whole, one = (
-                nodes[i].inputs if nodes[i].op == "div" else sorted(nodes[i].inputs, key=lambda j: nodes[j].value == 1)
-            )
-            if nodes[one].value != 1:
-                return None
-            i = whole
-        axis = nodes[i].params["axis"] if nodes[i].op == "stack" else 0
-        is_part = nodes[i].op == "stack" and shape == (*nodes[i].shape[:axis], 1, *nodes[i].shape[axis + 1 :])
-        return nodes[i].inputs[start[axis]] if is_part else None
+    def _of_stack(self, eqn: core.JaxprEqn, i: int, shape: tuple[int, ...]) -> int | None:
+        """An array taken out of a stack, as a norm over devices takes its mean, or the sum over a stack, as sums."""
+        nodes, sums = self.graph.nodes, eqn.primitive.name == "reduce_sum"
+        while nodes[i].op == "div" and nodes[nodes[i].inputs[1]].value == 1:  # the number of devices
+            i = nodes[i].inputs[0]
+        while nodes[i].op == "mul" and nodes[nodes[i].inputs[0]].value == 1:
+            i = nodes[i].inputs[1]
+        stack = nodes[i]
+        axis = stack.params[_STACKS[stack.op]] if stack.op in _STACKS else -1
+        if axis < 0 or stack.shape[axis] != len(stack.inputs):
+            return None
+        of_shape = lambda j: (
+            j if nodes[j].shape == shape else self.graph.add("reshape", (j,), shape, {"dimensions": None})
+        )
+        if sums and tuple(eqn.params["axes"]) == (axis,):
+            params = {"callers": self.callers, "result": 0}
+            add = lambda a, b: self.graph.add("add", (a, b), shape, params)
+            return functools.reduce(add, map(of_shape, stack.inputs))
+        if not sums and shape == (*stack.shape[:axis], 1, *stack.shape[axis + 1 :]):
+            return of_shape(stack.inputs[eqn.params["start_indices"][axis]])
+        return None
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
         """One node for each result, which reads those of all branches."""

@@ -89,8 +89,7 @@ class StreamPaths:
     def added(self, i: int) -> list[int]:
         """The two arrays that a node adds, or nothing. Zeros are one: a stream may start from them."""
         nodes, node = self.graph.nodes, self.graph.nodes[i]
-        inputs = node.inputs if node.op in SUMS else stacked(self.graph, node)
-        inputs = node.inputs[::2] if node.op == "scatter-add" else inputs
+        inputs = node.inputs if node.op in SUMS else node.inputs[::2] if node.op == "scatter-add" else ()
         terms = [j for j in inputs if self.kinds[j] == ACTIVATION or (nodes[j].value == 0 and nodes[j].shape)]
         return terms if len(set(terms)) == 2 else []
 
@@ -301,18 +300,6 @@ def _highest(bits: int) -> int:
     return 1 << bits.bit_length() - 1 if bits else 0
 
 
-def stacked(graph: Graph, node: Node) -> Sequence[int]:
-    """The arrays that a sum over their stack adds, or nothing."""
-    if node.op != "reduce_sum":
-        return ()
-    stack = graph.nodes[node.inputs[0]]
-    if stack.op not in ("concatenate", "stack"):
-        return ()
-    axis = stack.params["dimension" if stack.op == "concatenate" else "axis"]
-    is_summed = tuple(node.params["axes"]) == (axis,) and stack.shape[axis] == len(stack.inputs)
-    return stack.inputs if is_summed else ()
-
-
 @dataclasses.dataclass(frozen=True)
 class Streams:
     """The residual sums of a graph, and what is inside their branches."""
@@ -399,17 +386,12 @@ def _decided(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> tuple[
         if found is not None:
             kept.add(found.start)
             sums.append(found)
-        for j in _reads_of(graph, i) if nodes[i].op != "stop_gradient" else ():
+        for j in nodes[i].inputs if nodes[i].op != "stop_gradient" else ():
             bits = avoid[i] & ~(1 << len(sums) - 1) if found is not None and j == found.branch else avoid[i]
             avoid[j] |= bits
             for number, _ in nodes[j].loops[len(nodes[i].loops) :]:
                 leaving[number] = leaving.get(number, 0) | bits
     return sums, avoid
-
-
-def _reads_of(graph: Graph, i: int) -> Sequence[int]:
-    """What a node reads; of a sum over a stack, the arrays in the stack."""
-    return stacked(graph, graph.nodes[i]) or graph.nodes[i].inputs
 
 
 def _carried(graph: Graph, paths: StreamPaths, sums: Collection[int]) -> list[bool]:
@@ -431,7 +413,7 @@ def _unread_sums(graph: Graph, paths: StreamPaths, sums: Collection[int], avoid:
             continue
         times = lambda j, node=node: math.prod(length for _, length in nodes[j].loops[len(node.loops) :])
         before = [count[j] * times(j) for j in reads]
-        terms = paths.added(i) or stacked(graph, node)
+        terms = paths.added(i)
         is_unread = terms and i not in sums and avoid[i] == -1 and all(paths.learned[j] for j in terms)
         count[i] = max(before)
         if is_unread and not paths.centers(i):
@@ -457,9 +439,9 @@ def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
 
 def _followed(graph: Graph, i: int) -> Sequence[int]:
     """The arrays that a node reads, without numbers of places, which have no gradient."""
-    node, reads = graph.nodes[i], _reads_of(graph, i)
+    node = graph.nodes[i]
     places = slice(1, 2) if node.op.startswith("scatter") else slice(1, None) if node.op == "gather" else slice(0)
-    return [j for n, j in enumerate(reads) if n not in range(len(reads))[places]]
+    return [j for n, j in enumerate(node.inputs) if n not in range(len(node.inputs))[places]]
 
 
 def _inside(
