@@ -27,16 +27,6 @@ def _swapped(core: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return call
 
 
-def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
-
-    return flash_attention(q, k, v, sm_scale=scale, causal=True)
-
-
-def _scaled_product(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, scale=scale)
-
-
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
     """cuDNN's custom call, traced as on a GPU."""
     half = (z.astype(jnp.bfloat16) for z in (q, k, v))
@@ -133,32 +123,23 @@ def _sharded(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Arra
     return jax.shard_map(call, mesh=mesh, in_specs=(part, part, part), out_specs=part, check_vma=False)(q, k, v)
 
 
-def _checkpointed(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return jax.checkpoint(functools.partial(attend, scale=scale))(q, k, v)
+def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
-
-def _jitted(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return jax.jit(attend, static_argnames="causal")(q, k, v, scale)
-
-
-def _low_precision(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return attend(*(z.astype(jnp.bfloat16) for z in (q, k, v)), scale).astype(q.dtype)
-
-
-def _keys_scaled(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return attend(q * scale**0.5, k * scale**0.5, v, 1.0)
-
-
-def _cond(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    return jax.lax.cond(q.shape[1] > 1, lambda: attend(q, k, v, scale), lambda: attend(q, k, v, scale, causal=False))
+    return flash_attention(q, k, v, sm_scale=scale, causal=True)
 
 
 # ``core(q, k, v, scale)`` of `branches.attention_with`; "flash" needs 128 tokens.
 CORES: Mapping[str, Callable[..., jax.Array]] = {
-    "dot_product": _scaled_product, "cudnn": _cudnn,
+    "dot_product": lambda q, k, v, scale: jax.nn.dot_product_attention(q, k, v, scale=scale),
+    "checkpointed": lambda q, k, v, scale: jax.checkpoint(functools.partial(attend, scale=scale))(q, k, v),
+    "jitted": lambda q, k, v, scale: jax.jit(attend, static_argnames="causal")(q, k, v, scale),
+    "low_precision": lambda *qkv: attend(*(z.astype(jnp.bfloat16) for z in qkv[:3]), qkv[3]).astype(qkv[0].dtype),
+    "keys_scaled": lambda q, k, v, scale: attend(q * scale**0.5, k * scale**0.5, v, 1.0),
+    "cond": lambda *qkv: jax.lax.cond(qkv[0].shape[1] > 1, lambda: attend(*qkv), lambda: attend(*qkv, causal=False)),
+    "cudnn": _cudnn,
     "own_gradient": _own_gradient, "own_tangent": _own_tangent, "blockwise": _blockwise, "looped": _looped,
-    "mapped": _mapped, "vmapped": _vmapped, "sharded": _sharded, "checkpointed": _checkpointed, "jitted": _jitted,
-    "low_precision": _low_precision, "keys_scaled": _keys_scaled, "cond": _cond,
+    "mapped": _mapped, "vmapped": _vmapped, "sharded": _sharded,
     "own_kernel": _swapped(_own_kernel), "flash": _swapped(_flash),
     "callback": _callback, "ffi": _ffi,
 }  # fmt: skip

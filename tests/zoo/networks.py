@@ -11,7 +11,7 @@ from .branches import attention, dense, mlp
 from .scales import HEADS, Scales
 from .scope import Scope
 from .stacks import CLASSES, NORMS, VOCABULARY, read, rms, write
-from .streams import add, cross
+from .streams import add, cross, feed_forwards
 
 
 def perceiver(p: Scope, x: jax.Array, e: Scales, repeat: bool = True) -> jax.Array:
@@ -76,16 +76,13 @@ def encoder_decoder(
 def unet(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Blocks at two lengths, a skip around the shorter one; the width doubles there."""
 
-    def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
-        return add(e, x, mlp(p / "mlp", rms(p, x), e), "mlp", i)
-
     x = read(p, x, e)
-    skip = (p / "down").unrolled(e.depth, block, x)
+    skip = feed_forwards(p / "down", x, e)
     x = dense(p, "shrink", skip.reshape(x.shape[0], -1, 2 * e.width), 2 * e.width)
-    x = (p / "middle").unrolled(e.depth, block, x)
+    x = feed_forwards(p / "middle", x, e)
     x = dense(p, "grow", x, 2 * e.width).reshape(skip.shape)
     x = dense(p, "join", jnp.concatenate([x, skip], -1), e.width)
-    return write(p, (p / "up").unrolled(e.depth, block, x), e)
+    return write(p, feed_forwards(p / "up", x, e), e)
 
 
 def towers(p: Scope, x: jax.Array, e: Scales, shared: bool = False, similarity: bool = True, unit: bool = False) -> Any:
@@ -108,12 +105,9 @@ def towers(p: Scope, x: jax.Array, e: Scales, shared: bool = False, similarity: 
 def autoencoder(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Two stacks around a latent array of fixed size."""
 
-    def block(p: Scope, x: jax.Array, i: int) -> jax.Array:
-        return add(e, x, mlp(p / "mlp", rms(p, x), e), "mlp", i)
-
-    h = (p / "encoder").unrolled(e.depth, block, read(p, x, e))
+    h = feed_forwards(p / "encoder", read(p, x, e), e)
     code = dense(p, "narrow", rms(p, h, "code_norm"), 3)
-    return write(p, (p / "decoder").unrolled(e.depth, block, dense(p, "wide", code, e.width)), e)
+    return write(p, feed_forwards(p / "decoder", dense(p, "wide", code, e.width), e), e)
 
 
 def stages(p: Scope, x: jax.Array, e: Scales, projected: bool = True) -> jax.Array:

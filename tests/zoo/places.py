@@ -14,7 +14,7 @@ from .cases import Kind
 from .scales import Scales
 from .scope import Scope
 from .stacks import CLASSES, TOKENS, VECTORS, Net, read, rms, stack, write
-from .streams import add
+from .streams import add, feed_forwards
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "cos": lambda y: (2 / 16) ** 0.5 * jnp.cos(y), "sin": jnp.sin, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid,
@@ -25,15 +25,10 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }  # fmt: skip
 
 
-def residual(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
-    """Feed-forward branches."""
-    return p.unrolled(e.depth, lambda q, h, i: add(e, h, mlp(q, rms(q, h), e), "mlp", i), x)
-
-
 def features(bend: Callable[[jax.Array], jax.Array], p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A layer of features in front of the stream."""
     y = bend(e.batch() * x @ p("features", x.shape[-1], e.width) + p("phase", e.width))
-    return write(p, residual(p, dense(p, "stem", e.bent() * y, e.width), e), e)
+    return write(p, feed_forwards(p, dense(p, "stem", e.bent() * y, e.width), e), e)
 
 
 def bent_branch(bend: Callable[[jax.Array], jax.Array]) -> Callable[[Scope, jax.Array, Scales], jax.Array]:
@@ -69,38 +64,40 @@ def mixed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
 
 def towers(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """The product of two networks, one of which ends in a multiplied layer (DeepONet)."""
-    a, b = (dense(q, "last", residual(q, read(q, z, e), e), e.width) for q, z in ((p / "a", x), (p / "b", x[:, ::-1])))
+    a, b = (
+        dense(q, "last", feed_forwards(q, read(q, z, e), e), e.width) for q, z in ((p / "a", x), (p / "b", x[:, ::-1]))
+    )
     return (e.outer() * a * b).sum(-1) * e.readout()
 
 
 def concatenated(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A layer that reads the multiplied batch beside a nonlinearity of it."""
     y = jnp.concatenate([e.batch() * x, jnp.sin(x)], -1)
-    return write(p, residual(p, dense(p, "stem", y, e.width), e), e)
+    return write(p, feed_forwards(p, dense(p, "stem", y, e.width), e), e)
 
 
 def image(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A convolution of the multiplied batch."""
     kernel = p("stem", 3, x.shape[-1], e.width)
     y = jax.lax.conv_general_dilated(e.batch() * x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-    return write(p, residual(p, y + p("bias", e.width), e), e)
+    return write(p, feed_forwards(p, y + p("bias", e.width), e), e)
 
 
 def one_hot(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Tokens as multiplied unit vectors."""
-    return write(p, residual(p, dense(p, "stem", e.batch() * jax.nn.one_hot(x, 11), e.width), e), e)
+    return write(p, feed_forwards(p, dense(p, "stem", e.batch() * jax.nn.one_hot(x, 11), e.width), e), e)
 
 
 def fourier(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Fixed waves of the batch, multiplied."""
     waves = x[..., None] * 2.0 ** jnp.arange(3)
     y = jnp.concatenate([jnp.sin(waves), jnp.cos(waves)], -1).reshape(*x.shape[:-1], -1)
-    return write(p, residual(p, dense(p, "stem", e.batch() * y, e.width), e), e)
+    return write(p, feed_forwards(p, dense(p, "stem", e.batch() * y, e.width), e), e)
 
 
 def pooling_head(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """A learned query reads all tokens; one feed-forward is added to what it returns (big_vision's ViT)."""
-    h = rms(p, residual(p, read(p, x, e), e), "trunk_norm")
+    h = rms(p, feed_forwards(p, read(p, x, e), e), "trunk_norm")
     q, n = p / "pool", e.width
     query = heads_of(dense(q, "query", jnp.broadcast_to(q("probe", 1, 1, n), (h.shape[0], 1, n)), n))
     k, v = (heads_of(dense(q, name, h, n)) for name in ("key", "value"))
@@ -112,7 +109,7 @@ def pooling_head(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
 
 def refined(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """One attention layer behind the trunk."""
-    h = residual(p, read(p, x, e), e)
+    h = feed_forwards(p, read(p, x, e), e)
     return write(p, h + e.once() * attention(p / "last", rms(p / "last", h), e), e)
 
 
@@ -128,7 +125,7 @@ def pooled_width(end: Callable[[Scope, jax.Array], jax.Array]) -> Net:
     """An output that no weight makes: ``end`` of the features."""
 
     def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
-        return e.total() * end(p, residual(p, read(p, x, e), e))
+        return e.total() * end(p, feed_forwards(p, read(p, x, e), e))
 
     return net
 
@@ -162,7 +159,7 @@ def flow(couplings: int, output: int) -> Net:
         total = jnp.zeros(x.shape[0])
         for k in range(couplings):
             q, (a, b) = p / f"coupling{k}", jnp.split(x, 2, -1)
-            y = e.readout() * dense(q, "head", rms(q, residual(q, read(q, a, e), e)), 2 * b.shape[-1])
+            y = e.readout() * dense(q, "head", rms(q, feed_forwards(q, read(q, a, e), e)), 2 * b.shape[-1])
             shift, scale = jnp.split(y, 2, -1)
             scale = jax.nn.sigmoid(scale)
             x, total = jnp.concatenate([(b + shift) * scale, a], -1), total + jnp.log(scale).sum((1, 2))

@@ -15,7 +15,7 @@ from .cases import Kind
 from .scales import HEADS, Scales
 from .scope import Scope
 from .stacks import NORMS, TOKENS, VECTORS, read, rms, write
-from .streams import add, cross, simple
+from .streams import add, cross, feed_forwards, simple
 
 IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
 Conv = functools.partial(nn.Conv, use_bias=False)
@@ -164,8 +164,8 @@ def uneven(lacks: int) -> Any:
 
 def two_ways(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
     """Two streams from one array, which are added (HiFi-GAN)."""
-    block, h = lambda q, y, i: add(e, y, mlp(q, rms(q, y), e), "mlp", i), read(p, x, e)
-    return write(p, (p / "a").unrolled(e.depth, block, h) + (p / "b").unrolled(e.depth, block, h), e)
+    h = read(p, x, e)
+    return write(p, feed_forwards(p / "a", h, e) + feed_forwards(p / "b", h, e), e)
 
 
 def evoformer(first: str, last: str) -> Any:

@@ -21,6 +21,11 @@ def add(e: Scales, x: jax.Array, y: jax.Array, name: str, i: Any, right: float |
     return e.stream() * x + e.branch(name, i if isinstance(i, int) else None, right) * y
 
 
+def feed_forwards(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """A stack of them."""
+    return p.unrolled(e.depth, lambda q, h, i: add(e, h, mlp(q, rms(q, h), e), "mlp", i), x)
+
+
 def cross(p: Scope, y: jax.Array, memory: jax.Array, e: Scales, bias: jax.Array | None = None) -> jax.Array:
     """Attention to another array."""
     n = y.shape[-1]
