@@ -84,6 +84,7 @@ class Audit:
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
     rule: Parametrization = dataclasses.field(repr=False)
     accepted: frozenset[str] = frozenset()
+    pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # path -> that in the base model
 
     @property
     def verdict(self) -> Literal["ok", "missing", "not judged"]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
 from depthmup_flax.auditing.audit_report import Audit, Finding, Row, listed
-from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.relative_factors import close
@@ -206,23 +202,14 @@ def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) 
     flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
     own = {path_name(path): leaf.shape for path, leaf in flat}
     infos = {row.path: row.info for row in result.rows if row.info is not None}
-    ratios = {1.0, *(b / a for a, b in zip(sizes, larger, strict=True))}
-
-    def misfit(path: str, other: str) -> tuple[int, int] | None:
-        shape, numbers = infos[other].shape, (re.findall(r"\d+", one) for one in (path, other))
-        if len(shape) != len(own[path]):
-            return None
-        odd = [not any(math.isclose(b, a * r) for r in ratios) for a, b in zip(own[path], shape, strict=True)]
-        # The first layer of a series may have no number: Haiku's linear, linear_1.
-        return sum(odd), sum(a != b for a, b in itertools.zip_longest(*numbers))
-
-    pairs = {path: path for path in own} if own.keys() == infos.keys() else nearest(own, infos, misfit)
-    if missing := own.keys() - pairs.keys():
+    if own.keys() != infos.keys():  # at the base's depth
+        infos = {other: infos[path] for path, other in result.pairs.items()}
+    if missing := own.keys() - infos.keys():
         raise InputError(
             f"parameter {min(missing)!r} has no counterpart at width {larger[0]}, depth {larger[1]}: build all sizes "
             "from the same code."
         )
     changed: dict[str, Any] = {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0} if sizes[0] != larger[0] else {}
     changed |= {"depth_ratio": 1.0} if sizes[1] != larger[1] else {}
-    new = [dataclasses.replace(infos[pairs[path]], shape=shape, **changed) for path, shape in own.items()]
+    new = [dataclasses.replace(infos[path], shape=shape, **changed) for path, shape in own.items()]
     return jax.tree.unflatten(structure, new)

@@ -127,7 +127,7 @@ def audit(
         *_notes(compared, rows, on_stream),
         *_initial_scale(rows, facts, rule),
     ]
-    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule)
+    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule, pairs=pairs)
 
 
 def _depth_ratios(

@@ -160,12 +160,9 @@ def _reads(node: Node, shapes: Sequence[tuple[int, ...]], part: Part) -> list[Pa
             first = [part[k] if n == node.shape[k] else None for n, k in zip(shapes[0], into, strict=True)]
         case "transpose":
             first = [part[params["permutation"].index(k)] for k in range(len(part))]
-        case "squeeze":
-            left = iter(part)
-            first = [None if k in params["dimensions"] else next(left) for k in range(len(shapes[0]))]
         case "scan_in":
             first = [None, *part]
-        case "reshape":
+        case "reshape" | "squeeze" | "expand_dims":
             first = _before_reshape(shapes[0], node.shape, part)
         case "slice":
             steps = params["strides"] or (1,) * len(part)
