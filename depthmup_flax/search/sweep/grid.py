@@ -35,7 +35,6 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
 _PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
-Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Run(LaneRun):
 
 def sweep_config(
     base: ConfigDict,
-    grids: Grids,
+    grids: Mapping[str, Mapping[str, Sequence[Any]]],
     *,
     figure: str,
     title: str,

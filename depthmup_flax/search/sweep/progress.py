@@ -62,13 +62,13 @@ class SweepProgress:
         self._cost -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self.show()
 
-    def update(self, records: Sequence[Record], *, last: bool) -> None:
-        """Counts ended runs, those of the cohort in training; always shows the ``last`` of a group."""
+    def update(self, records: Sequence[Record]) -> None:
+        """Counts ended runs, those of the cohort in training."""
         if self._cohort is not None:
             self._cost_done += self._trained(self._cohort, self._cohort.program.periods.total)
         self._cohort = None
         self._count(records)
-        self.show(0.0 if last else _ENDED_EVERY_S)
+        self.show(_ENDED_EVERY_S)
 
     def finish(self) -> None:
         """Shows the totals."""

@@ -35,7 +35,7 @@ from depthmup_flax.storage.sweep_records import Record, SweepInfo, flat, info_to
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
-from depthmup_flax.trainer.engine.lanes import Cohort, Shrink, cohorts, lane_mesh, train
+from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, Shrink, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch, Json
@@ -147,19 +147,18 @@ class _Runner:
     mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
     dataset: Dataset | None = None  # of the last group
     data: Batch | None = None  # of that set, on the devices
-    versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
-    code: dict[str, str] = dataclasses.field(init=False)  # digest of the user's modules
+    versions: dict[str, str] = dataclasses.field(init=False)  # of packages and the user's modules
     groups_trained: int = 0
     # The programs of the next group, which a thread compiles: XLA does not hold Python's lock.
     compiler: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1))
-    ahead: Future[GroupPrograms] | None = None
+    ahead: tuple[GroupPrograms, Future[LaneProgram]] | None = None
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, up to ``config.extend`` times, what `more` adds."""
         runs = [run for group in groups for run in group.runs]
-        self.code = code_version(self.config.base)
+        self.versions = versions() | code_version(self.config.base)
         self.mine |= {run.hash for run in runs}
         self.progress = SweepProgress(groups, self.done)
         try:
@@ -206,15 +205,16 @@ class _Runner:
         self.progress.start(group, len(runs), program)
         self.unfinished.delete()
         if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
-            self.ahead = self.compiler.submit(own_surroundings()(self._compiled), following)
-        parts = cohorts(runs, program.per_device, self.mesh.size)
-        for part in parts:
-            self._train(group, Cohort.of(program, part), shrinking(programs, program), last=part is parts[-1])
+            ahead, choose = GroupPrograms(following, self.mesh, self.data), own_surroundings()(choose_program)
+            self.ahead = ahead, self.compiler.submit(choose, ahead, self._left(following), self.lanes)
+        for part in cohorts(runs, program.per_device, self.mesh.size):
+            self._train(group, Cohort.of(program, part), shrinking(programs, program))
 
     def _programs(self, group: Group) -> GroupPrograms:
         """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
         ahead, self.ahead = self.ahead, None
-        programs = None if ahead is None else ahead.result()
+        if ahead is not None:
+            ahead[1].result()
         self.groups_trained += 1
         if self.groups_trained % _FORGET_EVERY == 0:
             # JAX caches what it traced, 4 MB for each group of tiny networks, and no later group uses it.
@@ -223,13 +223,7 @@ class _Runner:
         if self.dataset is not group.experiment.dataset:
             self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)
-        return programs or GroupPrograms(group, self.mesh, self.data)
-
-    def _compiled(self, group: Group) -> GroupPrograms:
-        """The programs of ``group`` with the one that it begins with."""
-        programs = GroupPrograms(group, self.mesh, self.data)
-        choose_program(programs, self._left(group), self.lanes)
-        return programs
+        return GroupPrograms(group, self.mesh, self.data) if ahead is None else ahead[0]
 
     def _after_call(self, cohort: Cohort) -> None:
         self.claim.check()
@@ -239,13 +233,12 @@ class _Runner:
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
-    def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
+    def _train(self, group: Group, cohort: Cohort, shrink: Shrink) -> None:
         """Trains ``cohort`` and writes its records."""
         lanes = cohort.program.per_device  # training may shrink the program
         self.progress.train(cohort)
         outcomes = train(cohort, shrink, self._after_call)
-        by_hash = {run.hash: run for run in group.runs}
-        runs = [by_hash[run.hash] for run in cohort.runs]
+        runs: Sequence[Any] = cohort.runs  # each a `Run`
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
             Record(
@@ -260,7 +253,7 @@ class _Runner:
                 wall_time_s=seconds,
                 lanes=lanes,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-                versions=self.versions | self.code,
+                versions=self.versions,
                 audit=group.experiment.audit,
                 commit=self.commit,
                 **{**vars(outcome), "course": group.experiment.course.columns(outcome.course, outcome.steps)},
@@ -271,7 +264,7 @@ class _Runner:
         self.writer.write(map(dataclasses.asdict, records))
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})
-        self.progress.update(records, last=last)
+        self.progress.update(records)
         self._tell(records)
 
     def _tell(self, records: Sequence[Record]) -> None:

@@ -59,14 +59,15 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
         *("done 2/8", "running 1", "diverged 2", "train loss 0.9", "ETA 0:13:13", "elapsed 0:01:01")
     ]
     clock.now = 122.0
-    shown.update([record(0.5), record(None, DIVERGED)], last=True)
+    shown.update([record(0.5), record(None, DIVERGED)])
     assert "done 4/8  diverged 2  train loss 0.5  ETA 0:12:12" in logged.messages[2]
     clock.now = 260.0
     shown.train(cohort(large.runs, large))
-    shown.update([record(0.6)] * 4, last=True)
+    clock.now = 266.0
+    shown.update([record(0.6)] * 4)
     assert "done 8/8  diverged 2  train loss 0.5  ETA 0:00:00" in logged.messages[-1]
     shown.finish()
-    assert logged.messages[-1] == "8 runs, 2 diverged (loss not finite), lowest training loss 0.5, 0:04:20"
+    assert logged.messages[-1] == "8 runs, 2 diverged (loss not finite), lowest training loss 0.5, 0:04:26"
 
 
 def test_what_an_interrupted_cohort_had_trained_is_not_counted_as_this_processs_speed(clock, logged):
