@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
 
 MAX_ROTATION = 10.0  # degrees
 MAX_SHEAR = 10.0  # degrees
@@ -120,24 +121,8 @@ def affine_warp(
     center = (jnp.array(image.shape[:2]) - 1) / 2
     grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - center
     with jax.default_matmul_precision("highest"):  # bfloat16 moves a position by up to 0.04 pixels
-        rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + center, -1, 0)
-    return interpolate(image, rows, columns)
-
-
-def interpolate(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """The image [H, W, C] at positions [...], bilinear, zero outside: [..., C].
-
-    Reads all channels of a pixel at once, unlike ``jax.scipy.ndimage.map_coordinates``.
-    """
-    height, width, channels = image.shape
-    top, left = jnp.floor(rows), jnp.floor(columns)
-    total = jnp.zeros((*rows.shape, channels), image.dtype)
-    for row, column in ((top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)):
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        weight = jnp.where(inside, (1 - jnp.abs(rows - row)) * (1 - jnp.abs(columns - column)), 0)
-        pixel = image.at[row.astype(int), column.astype(int)].get(mode="clip")
-        total += weight[..., None] * pixel
-    return total
+        positions = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + center, -1, 0)
+    return jax.vmap(lambda channel: map_coordinates(channel, list(positions), order=1), -1, -1)(image)
 
 
 def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:

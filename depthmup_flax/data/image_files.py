@@ -2,7 +2,7 @@
 
 ``data.augment = "resized_crop"`` is ImageNet's usual recipe for images of many sizes: training reads a random box
 (``random_box``), evaluation the center (``center_box``), and ``resize_box`` resizes it to a square. Otherwise ``fit``
-resizes the shorter side and crops the center.
+resizes the center square.
 """
 
 from __future__ import annotations
@@ -194,19 +194,16 @@ def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Imag
 
 
 def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
-    """The image in ``mode``, its shorter side resized to ``size`` pixels and the center square cropped.
+    """The center square of the image in ``mode``, resized to ``size`` x ``size`` pixels.
 
-    Size 0 keeps the image's. Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least ``size``.
+    Size 0 keeps the whole image. Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least ``size``.
     """
-    if size:
-        image.draft(None, (size, size))
-    image = _in_mode(image, mode)
-    if size == 0 or image.size == (size, size):
-        return image
-    scale = size / min(image.size)
-    width, height = (max(size, round(side * scale)) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    return image.resize((width, height), _BILINEAR).crop((left, top, left + size, top + size))
+    from PIL import ImageOps
+
+    if not size:
+        return _in_mode(image, mode)
+    image.draft(None, (size, size))
+    return ImageOps.fit(_in_mode(image, mode), (size, size), _BILINEAR)
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:

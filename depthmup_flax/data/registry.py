@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,7 +10,7 @@ from depthmup_flax.data.augmentation import IMAGE_AUGMENTATIONS
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.text import load_text, load_tokens
 from depthmup_flax.data.user_data import load_python
-from depthmup_flax.util.errors import InputError, closest, did_you_mean
+from depthmup_flax.util.errors import InputError, closest, did_you_mean, require_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +104,9 @@ def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
             )
         if field in _CHOICES and value not in _CHOICES[field]:
             raise InputError(f"data.{field} is {value!r}: {did_you_mean(value, _CHOICES[field])}")
-        lowest = int(field == "context")
-        if isinstance(default, int) and not (isinstance(value, numbers.Integral) and int(value) >= lowest):
-            raise InputError(f"data.{field} is {value!r}: use a whole number of at least {lowest}.")
-    share = fields.validation_fraction
-    if not isinstance(share, float | int) or share is True or not 0 <= share < 1:
-        raise InputError(f"data.validation_fraction is {share!r}: use a share of the training examples, such as 0.1.")
+        if isinstance(default, int):
+            require_number(f"data.{field}", value, least=int(field == "context"), whole=True)
+    require_number("data.validation_fraction", fields.validation_fraction, least=0, below=1)
     if fields.crops_files and not (source.decodes and fields.image_size and fields.placement != "device"):
         raise InputError(
             f"data.augment is {fields.augment!r}: it crops image files (tfds: or folder:) to data.image_size, such as "

@@ -27,7 +27,7 @@ from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
+from depthmup_flax.util.types import Dtype, InfoTree, Scalar
 
 
 def adamh(
@@ -125,7 +125,7 @@ def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) ->
         norm = jnp.asarray(_norm(leaf, u) if own is None else own(leaf))
         return (u * (_norm(leaf, x) / jnp.where(norm == 0, 1, norm))).astype(u.dtype)
 
-    return _of_both(matched, info)
+    return optax.stateless(lambda updates, params: map_info(matched, info, updates, params))
 
 
 def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
@@ -137,13 +137,4 @@ def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
         old, moved = leaf.uncarried(x), leaf.uncarried(x + u)
         return ((moved * (_norm(leaf, old) / _norm(leaf, moved)) - old) * leaf.factor).astype(u.dtype)
 
-    return _of_both(kept, info)
-
-
-def _of_both(function: Callable[..., jax.Array], info: InfoTree) -> optax.GradientTransformation:
-    """``function(path, leaf_info, update, parameter)`` in place of each update."""
-
-    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
-        return map_info(function, info, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(lambda updates, params: map_info(kept, info, updates, params))

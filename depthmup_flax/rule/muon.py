@@ -173,11 +173,7 @@ def _on_matrices(
         x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
         return x.reshape(moved.shape).transpose([order.index(axis) for axis in range(array.ndim)])
 
-    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
-        del params
-        return map_info(orthogonal, info, updates), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(lambda updates, params: map_info(orthogonal, info, updates))
 
 
 def _shape_factor(fan_in: float, fan_out: float, consistent_rms: Scalar | None) -> Scalar:

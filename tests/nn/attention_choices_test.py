@@ -48,8 +48,7 @@ def in_float64(tokens, causal):
         return (kernels, x), jax.device_get(exact(kernels, x))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tokens", [16, 17])  # cuDNN refuses odd numbers
+@pytest.mark.parametrize(("tokens", "causal"), [(16, True), (17, False), (17, True)])  # cuDNN refuses odd numbers
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_attention_and_its_gradients_are_those_of_the_formula_in_float64(attention, dtype, tokens, causal):

@@ -89,16 +89,6 @@ def test_vit_takes_the_same_blocks_with_positions_in_two_dimensions():
     np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_rotary_gpt_takes_longer_sequences_than_it_was_made_for():
-    model = dm.GPT(7, width=16, depth=1, **LLAMA)
-    params, _ = shaken(model, TOKENS)
-    apply = jax.jit(model.apply)
-    whole, twice = (apply({"params": params}, tokens) for tokens in (TOKENS, jnp.concatenate([TOKENS, TOKENS], 1)))
-    np.testing.assert_allclose(whole, twice[:, :12], atol=1e-5)
-    assert float(jnp.abs(twice[:, 12:] - whole).max()) > 0.01
-
-
 @pytest.mark.parametrize(
     ("fields", "kv_shape", "scale_ratio"),
     [

@@ -11,7 +11,7 @@ from flax import linen as nn
 from depthmup_flax.nn import layers
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 6, 3), (1, 7, 4, 2), (1, 1, 2, 1)])
+@pytest.mark.parametrize("shape", [(2, 8, 6, 3), (1, 7, 1, 2)])
 def test_shifted_maxima_are_those_of_windows_and_so_are_their_gradients_at_ties(shape, monkeypatch, float64):
     x = jax.random.randint(jax.random.key(0), shape, -2, 3).astype(float)  # most windows have ties
     by_xla = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
