@@ -27,7 +27,7 @@ from depthmup_flax.networks import user_code
 from depthmup_flax.networks.import_paths import is_import_path, project_code, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import settings_differences, unusual_settings
-from depthmup_flax.storage.run_hash import SOURCE, changed_modules, json_text, run_hash, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, changed_code, json_text, run_hash
 from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
@@ -389,12 +389,6 @@ def _settings() -> Json:
     return {_SETTINGS: unusual} if (unusual := unusual_settings()) else {}
 
 
-def changed_code(stored: Json, current: Json) -> str:
-    """The modules that both of two configs of `to_json` know and that differ, as part of a sentence; "" for none."""
-    changed = changed_modules(stored, current)
-    return f"the code of {', '.join(changed)} has changed since" if changed else ""
-
-
 ANOTHER_CODE = (
     "restore it to resume, set train.same_code to resume with what it is now, choose another workdir, or set overwrite "
     "to start again."
@@ -413,19 +407,3 @@ def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
             f"{holds}, and JAX's settings have changed since ({'; '.join(differing)}): set them as they were to "
             "resume, choose another workdir, or set overwrite to start again."
         )
-
-
-def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON without `EXECUTION`."""
-    return differences(without_execution(stored), without_execution(current))
-
-
-def differences(stored: object, current: object, path: str = "") -> list[str]:
-    """``train.epochs: 3 there, 5 here`` for every leaf in which two JSON trees differ."""
-    if not (isinstance(stored, dict) and isinstance(current, dict)):
-        return [] if stored == current else [f"{path}: {stored!r} there, {current!r} here"]
-    unset = "(not set)"
-    result = []
-    for key in sorted(stored.keys() | current.keys()):
-        result += differences(stored.get(key, unset), current.get(key, unset), f"{path}.{key}" if path else key)
-    return result

@@ -61,15 +61,32 @@ def without_execution(tree: Json, path: str = "") -> Json:
     }
 
 
-def changed_modules(stored: Json, current: Json) -> list[str]:
-    """The user's modules that two stored configs both know and that differ."""
-    before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
-    return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
-
-
 def without_token(value: Any) -> Any:
     """The name of an object of a process without the digits that tell it from others there; else ``value``."""
     return re.sub(r"(\bsession:[^#]*)#\w+$", r"\1", value) if isinstance(value, str) else value
+
+
+def changed_code(stored: Json, current: Json) -> str:
+    """The user's modules that both of two stored configs know and that differ, as part of a sentence; "" for none."""
+    before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
+    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    return f"the code of {', '.join(changed)} has changed since" if changed else ""
+
+
+def run_differences(stored: Json, current: Json) -> list[str]:
+    """`differences` of two configs as JSON without `EXECUTION`."""
+    return differences(without_execution(stored), without_execution(current))
+
+
+def differences(stored: object, current: object, path: str = "") -> list[str]:
+    """``train.epochs: 3 there, 5 here`` for every leaf in which two JSON trees differ."""
+    if not (isinstance(stored, dict) and isinstance(current, dict)):
+        return [] if stored == current else [f"{path}: {stored!r} there, {current!r} here"]
+    unset = "(not set)"
+    result = []
+    for key in sorted(stored.keys() | current.keys()):
+        result += differences(stored.get(key, unset), current.get(key, unset), f"{path}.{key}" if path else key)
+    return result
 
 
 def run_hash(tree: Json) -> str:

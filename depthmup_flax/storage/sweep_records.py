@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
-from depthmup_flax.storage.run_hash import changed_modules, run_hash_at, without_execution
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.storage.run_hash import changed_code, differences, run_differences, run_hash_at, without_execution
+from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.types import Json
 
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -168,19 +168,11 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
     infos = [read_info(directory) for directory in directories]
     for directory, info in zip(directories, infos, strict=True):
-        names = [
-            name for name in ("figure", "scale", "x", "objective") if getattr(info, name) != getattr(infos[0], name)
-        ]
-        trained = [
-            (without_execution(one.base), one.base.get("train", {}).get("log_every")) for one in (info, infos[0])
-        ]
-        names += [] if trained[0] == trained[1] else ["base"]  # log_every is the length of time slices
-        names += [f"code of {module}" for module in changed_modules(info.base, infos[0].base)]
-        names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
-        if names:
+        code = changed_code(infos[0].base, info.base)
+        if differing := [*([code] if code else ()), *sweep_differences(infos[0], info)]:
             raise InputError(
-                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep: their {', '.join(names)} "
-                "differ. Report each by itself."
+                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep ({listed(differing)}): "
+                "report each by itself."
             )
     runs, notes = read_runs(zip(directories, infos, strict=True))
     planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}
@@ -191,6 +183,19 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     if x in axes and all(isinstance(value, (int, float)) for value in axes[x]):
         axes[x].sort()
     return Sweep(dataclasses.replace(infos[0], axes=axes), list(runs.values()), notes, planned)
+
+
+def sweep_differences(stored: SweepInfo, current: SweepInfo) -> list[str]:
+    """What makes two sweeps different ones, `differences` for a sentence."""
+    changed = [f"base.{difference}" for difference in run_differences(stored.base, current.base)]
+    # Time slices of the same length, so that one figure can show them all.
+    length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, current))
+    changed += differences(length, ours, "base.train.log_every")
+    for name in ("figure", "scale", "x", "objective"):
+        changed += differences(getattr(stored, name), getattr(current, name), name)
+    if stored.axes.keys() != current.axes.keys():
+        changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(current.axes)} here")
+    return changed
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import differences, get_field
+from depthmup_flax.config.fields import get_field
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.rule.measures import GRADIENT, PARAMETER, RELATIVE, UPDATE
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
+from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.table import Table

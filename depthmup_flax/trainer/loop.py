@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
@@ -21,7 +20,7 @@ from depthmup_flax.data import stored_dataset
 from depthmup_flax.devices import distributed, sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, read_json, reading, write_atomically, writing_to
+from depthmup_flax.storage.files import as_path, create, read_json, reading, write_atomically, writing_to
 from depthmup_flax.storage.provenance import settings, versions
 from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.course import Watch, write_course
@@ -82,9 +81,7 @@ def train_and_evaluate(
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
-    experiment, mesh = distributed.in_all(lambda: _built(config))
-    data = distributed.in_all(lambda: stored_dataset.to_json(experiment.dataset))
-    programs = distributed.in_all(lambda: identity.programs(experiment, {}))
+    experiment, mesh, data, programs = distributed.in_all(lambda: _built(config))
     directory = as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
@@ -143,13 +140,14 @@ def _train(run: _Run) -> Json:
     return result
 
 
-def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
+def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh, Json, Json]:
+    """What is trained, the devices, and descriptions of the data and of the programs of the user's code."""
     experiment = build(config)
     if "wandb" in config.train.writers:
         require("wandb", "train.writers='wandb'")
     mesh = sharding.make_mesh(config.mesh)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
-    return experiment, mesh
+    return experiment, mesh, stored_dataset.to_json(experiment.dataset), identity.programs(experiment, {})
 
 
 def _ended(run: _Run) -> Json:
@@ -207,7 +205,7 @@ class _Run:
             if self.step:
                 log.info("resuming after step %d", self.step)
             write_atomically(self._directory / "config.json", configs.to_json(self._experiment.config))
-            run_directory.write_data(self._directory, self._data)
+            create(self._directory / run_directory.DATA, json.dumps(self._data) + "\n")  # it stays as it was
             write_atomically(self._directory / "params.txt", self._experiment.parameter_table() + "\n")
 
     @property
@@ -249,7 +247,7 @@ class _Run:
         course = self._experiment.course
         taken = any(self._recorded < step <= self.step for step in course.steps)
         if distributed.is_first() and course.names and taken:
-            columns = course.columns(jax.tree.map(np.ndarray.tolist, jax.device_get(self.state.course)), self.step)
+            columns = course.columns(jax.device_get(self.state.course), self.step)
             total_steps = self._experiment.total_steps
             self._watch.see(write_course(self._directory, self._experiment.config, total_steps, columns))
             self._recorded = self.step
@@ -294,8 +292,9 @@ class _Run:
 
     def result(self, test: dict[str, float] | None = None) -> Json:
         ended = outcome(read(self.state), test, finite=self._checkpoints.finite)
+        del ended["course"]  # which has a file
         return {
-            **{name: value for name, value in vars(ended).items() if name != "course"},
+            **ended,
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,

@@ -17,8 +17,9 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.storage.provenance import commit, versions
+from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.util import imports as extras
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, listed
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.types import Json
 from reproduction.figure_files import save
@@ -141,10 +142,9 @@ def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite:
     elif records:
         binding = lambda settings: {name: value for name, value in settings.items() if name not in _FREE}
         stored = json.loads(path.read_text(encoding="utf-8"))
-        differences = configs.differences(binding(stored["config"]), binding(ours))
-        if differences:
+        if differing := differences(binding(stored["config"]), binding(ours)):
             raise InputError(
-                f"workdir {str(directory)!r} holds other settings ({configs.listed(differences)}): choose another "
+                f"workdir {str(directory)!r} holds other settings ({listed(differing)}): choose another "
                 "directory, or pass --overwrite to delete its records."
             )
         if data:

@@ -7,11 +7,11 @@ import pathlib
 import pytest
 from processes import ROOT
 
-from depthmup_flax.config.fields import run_differences
 from depthmup_flax.config.files import from_file
 from depthmup_flax.report.sweep_report import analysis_of, other_analysis
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.search.sweep.grid import expand, extension, sweep_info
+from depthmup_flax.storage.run_hash import run_differences
 from depthmup_flax.storage.sweep_records import read_info, read_runs, read_sweep
 from reproduction import migrate
 from reproduction.claims import judged_claims

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import changed_code, run_differences, to_json
+from depthmup_flax.config.fields import to_json
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
@@ -22,7 +22,7 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, as_path, from_fields, read_json, reading, write_atomically
-from depthmup_flax.storage.run_hash import SOURCE, json_text, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, changed_code, json_text, run_differences, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
     COMPLETED,

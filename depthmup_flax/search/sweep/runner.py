@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import code_version, differences, require_same_circumstances, run_differences
+from depthmup_flax.config.fields import code_version, require_same_circumstances
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -31,7 +31,15 @@ from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_json, write_atomically
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.storage.run_hash import json_text, without_execution
-from depthmup_flax.storage.sweep_records import Record, SweepInfo, flat, info_to_json, read_info, read_runs
+from depthmup_flax.storage.sweep_records import (
+    Record,
+    SweepInfo,
+    flat,
+    info_to_json,
+    read_info,
+    read_runs,
+    sweep_differences,
+)
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
@@ -256,7 +264,7 @@ class _Runner:
                 versions=self.versions,
                 audit=group.experiment.audit,
                 commit=self.commit,
-                **{**vars(outcome), "course": group.experiment.course.columns(outcome.course, outcome.steps)},
+                **outcome,
             )
             for run, outcome in zip(runs, outcomes, strict=True)
         ]
@@ -331,15 +339,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
         create(path, info_to_json(info))
     stored = read_info(directory)
     require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
-    # Time slices of the same length, so that one figure can show them all.
-    length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
-    changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]
-    changed += differences(length, ours, "base.train.log_every")
-    for name in ("figure", "scale", "x", "objective"):
-        changed += differences(getattr(stored, name), getattr(info, name), name)
-    if stored.axes.keys() != info.axes.keys():
-        changed.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
-    if changed:
+    if changed := sweep_differences(stored, info):
         raise InputError(
             f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): choose another directory, or pass "
             "overwrite to delete its records. You may add values to the existing axes of a sweep."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import pathlib
 import time
@@ -14,7 +13,6 @@ import jax
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage.files import delete_tree
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, LaneRun
-from depthmup_flax.trainer.engine.outcome import Outcome
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import InputError, Preempted
 from depthmup_flax.util.types import Json
@@ -56,7 +54,7 @@ class Unfinished:
             state,
             meta["step"],
             meta["slices"],
-            {run: Outcome(**ended) for run, ended in meta["ended"].items()},
+            meta["ended"],
             elapsed_before_s=meta["elapsed_s"],
         )
 
@@ -113,7 +111,7 @@ class Unfinished:
             "elapsed_s": cohort.elapsed_s(),
             "step": cohort.step,
             "slices": cohort.slices,
-            "ended": {run: dataclasses.asdict(outcome) for run, outcome in cohort.outcomes.items()},
+            "ended": cohort.outcomes,
         }
         if cohort.step > self._opened().latest_step:
             self._opened().save(cohort.step, cohort.state, meta)

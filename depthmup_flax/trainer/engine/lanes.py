@@ -29,10 +29,10 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.storage.sweep_records import SEED, finite_or_none
 from depthmup_flax.trainer.engine.device_batches import StepsCall, batch_of, calls, host_test_batches, read_ahead
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.outcome import Outcome, outcome, read
+from depthmup_flax.trainer.engine.outcome import outcome, read
 from depthmup_flax.trainer.engine.program import Program
 from depthmup_flax.trainer.engine.task import Hyper, Means, Stepped, TrainState, batch_key
-from depthmup_flax.util.types import ArrayTree, Batch
+from depthmup_flax.util.types import ArrayTree, Batch, Json
 
 _AXIS = "lanes"
 LANES = P(_AXIS)
@@ -293,7 +293,7 @@ class Cohort:
     state: TrainState  # of the lanes
     step: int
     slices: dict[str, list[float | None]]  # hash of a run -> its mean loss over each time slice so far
-    outcomes: dict[str, Outcome]  # hash of a run that has ended -> its outcome
+    outcomes: dict[str, Json]  # hash of a run that has ended -> its `outcome`
     elapsed_before_s: float = 0.0  # seconds of training before an interruption
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -315,7 +315,7 @@ class Cohort:
             if run_hash not in self.outcomes:
                 self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()["loss"]))
                 if numbers[lane].nonfinite_step >= 0:
-                    self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
+                    self.outcomes[run_hash] = self._outcome(numbers[lane], None)
                 else:
                     alive.append(self.lanes.runs_K[lane])
         return alive
@@ -332,10 +332,13 @@ class Cohort:
         left = {run_hash: lane for run_hash, lane in self.lanes.lane_of.items() if run_hash not in self.outcomes}
         if left:
             tests, numbers = self.program.test(self.state, self.lanes), unstacked(read(self.state))
-            self.outcomes |= {run: outcome(numbers[lane], tests[lane], seven_digits) for run, lane in left.items()}
+            self.outcomes |= {run: self._outcome(numbers[lane], tests[lane]) for run, lane in left.items()}
+
+    def _outcome(self, numbers: TrainState, test: Mapping[str, float] | None) -> Json:
+        return outcome(numbers, test, seven_digits, course=self.program.experiment.course)
 
 
-def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Outcome]:
+def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Json]:
     """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
 
     Args:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from depthmup_flax.devices.sharding import target_platform, traced_platform
+from depthmup_flax.devices.sharding import row_major, target_platform, traced_platform
 from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import Loss
@@ -59,8 +58,7 @@ def network_task(
 
     def init(key: jax.Array, hyper: Hyper) -> NetworkState:
         model, optimizer, _ = network(hyper)
-        inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
-        return state_of(*model.init(key, inputs), optimizer, ema_decay)
+        return state_of(*model.init(key, jax.tree.map(jnp.zeros_like, example)), optimizer, ema_decay)
 
     def step(
         state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, course: Any = None
@@ -82,7 +80,7 @@ def network_task(
         if target_platform() == "tpu" and traced_platform() is None:  # in lanes
             # Else XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's
             # parameters and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by its estimate.
-            grads = jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads)
+            grads = jax.tree.map(row_major, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         if course is not None:
             metrics = {**metrics, COURSE: record(course, grads, updates, state.params)}
@@ -150,6 +148,5 @@ def _mean_over_parts(
 
     count = len(jax.tree.leaves(parts)[0])
     shapes = jax.eval_shape(lambda parts: gradient(collections, *jax.tree.map(lambda x: x[0], parts))[1], parts)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (collections, totals), _ = jax.lax.scan(add, (collections, zeros), parts)
+    (collections, totals), _ = jax.lax.scan(add, (collections, jax.tree.map(jnp.zeros_like, shapes)), parts)
     return collections, jax.tree.map(lambda x: x / count, totals)

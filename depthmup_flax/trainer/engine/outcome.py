@@ -9,28 +9,11 @@ from collections.abc import Callable, Mapping
 import jax
 
 from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
-from depthmup_flax.trainer.engine.task import TrainState
+from depthmup_flax.trainer.engine.task import NO_COURSE, Course, TrainState
 from depthmup_flax.util.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.
 PREEMPTED = "preempted"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a run ended; fields are those of `depthmup_flax.storage.sweep_records.Record`."""
-
-    status: str
-    train_loss: float | None
-    train_loss_avg: float | None
-    test_loss: float | None
-    test_accuracy: float | None
-    test_metrics: dict[str, float | None]  # other metrics of the evaluation
-    steps: int
-    diverged_at_step: int | None
-    validation_loss: float | None = None
-    validation_accuracy: float | None = None
-    course: dict[str, list[float | None]] = dataclasses.field(default_factory=dict)  # see `TrainState.course`
 
 
 _EVALUATED = [f"{split}_{name}" for split in (TEST, VALIDATION) for name in ("loss", "accuracy")]
@@ -47,8 +30,9 @@ def outcome(
     to_json: Callable[[float], float | None] = finite_or_none,
     *,
     finite: bool = True,
-) -> Outcome:
-    """The outcome of a run that has ended: diverged if a training loss, the evaluated loss or the state was not finite.
+    course: Course = NO_COURSE,
+) -> Json:
+    """How a run has ended, as fields of `Record`: diverged if a loss or the state was not finite.
 
     ``numbers`` are `read` of the last state, ``test`` its evaluation, if there was one; ``finite``: whether the
     parameters are finite, as far as known.
@@ -59,16 +43,16 @@ def outcome(
         diverged_at = int(numbers.step)  # the last update was one too many
     completed = diverged_at is None
     evaluated = {name: to_json(value) for name, value in (test or {}).items()} if completed else {}
-    return Outcome(
-        status=COMPLETED if completed else DIVERGED,
-        train_loss=to_json(float(numbers.last_loss)),
-        train_loss_avg=to_json(numbers.final.means()["loss"]),
+    return {
+        "status": COMPLETED if completed else DIVERGED,
+        "train_loss": to_json(float(numbers.last_loss)),
+        "train_loss_avg": to_json(numbers.final.means()["loss"]),
         **{name: evaluated.pop(name, None) for name in _EVALUATED},
-        test_metrics=evaluated,
-        steps=int(numbers.step),
-        diverged_at_step=diverged_at,
-        course={name: [to_json(float(value)) for value in rows] for name, rows in numbers.course.items()},
-    )
+        "test_metrics": evaluated,
+        "steps": int(numbers.step),
+        "diverged_at_step": diverged_at,
+        "course": course.columns(numbers.course, int(numbers.step)),
+    }
 
 
 def is_finite(test: Mapping[str, float]) -> bool:

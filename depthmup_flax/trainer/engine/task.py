@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -151,18 +151,19 @@ class Course:
         """[N]: whether the step after ``step`` is one of them, and which."""
         return step + 1 == np.array(self.steps, np.int32)
 
-    def columns(self, rows: Mapping[str, Sequence[Any]], step: int) -> dict[str, list[Any]]:
+    def columns(self, rows: Mapping[str, jax.Array], step: int) -> dict[str, list[Any]]:
         """``step`` and the names -> values, as far as a run has come at ``step``; empty if there are no names."""
         taken = [one for one in self.steps if one <= step]
-        digits = lambda value: None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
-        columns = {name: list(map(digits, rows[name][: len(taken)])) for name in self.names}
+        digits = lambda value: float(f"{value:.5g}") if math.isfinite(value) else None
+        columns = {name: list(map(digits, rows[name][: len(taken)].tolist())) for name in self.names}
         return {"step": taken, **columns} if columns else {}
 
 
+NO_COURSE = Course()
 Stepped = tuple[TrainState, Metrics]
 
 
-def new_state(carry: Any, averaged: Collection[str], course: Course = Course()) -> TrainState:
+def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE) -> TrainState:
     """The state before the first step; ``averaged``: names of the metrics that are averaged."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),

@@ -84,10 +84,8 @@ class UserNetwork:
         sizes = sizes or (self.config.width, self.config.depth)
         if sizes == self.base_sizes or not self.config.rescale_init:
             return {path: start for path, start in carried_factors(info).items() if start.changes}
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
-        own, base = (
-            jax.jit(self.functions(rule, *of).init)(jax.random.key(0), zeros)[0] for of in (sizes, self.base_sizes)
-        )
+        key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
+        own, base = (jax.jit(self.functions(rule, *of).init)(key, zeros)[0] for of in (sizes, self.base_sizes))
         return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
 
     def task(self, rule: Parametrization) -> Task | None:

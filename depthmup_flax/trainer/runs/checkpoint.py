@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pathlib
+import re
 from collections.abc import Collection, Mapping
 
 import jax
@@ -129,6 +130,5 @@ def _read_state(path: pathlib.Path, parts: Collection[str]) -> Json:
 def _reason(error: BaseException) -> str:
     """The first line of an error, without the settings that TensorStore adds."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    for settings in (" [tensorstore_spec", " See full TensorStore"):
-        line = line.partition(settings)[0].rstrip(".")
+    line = re.split(r"\.? \[tensorstore_spec|\.? See full TensorStore", line)[0]
     return line if len(line) <= _MOST else f"{line[:_MOST]}..."

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import require_same_circumstances, run_differences, to_json
+from depthmup_flax.config.fields import require_same_circumstances, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import create, delete_tree, read_json, reading
+from depthmup_flax.storage.files import delete_tree, read_json, reading
+from depthmup_flax.storage.run_hash import run_differences
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
@@ -25,7 +26,7 @@ from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
-_DATA = "data.json"
+DATA = "data.json"
 RESTORE = "restore the file, or name another run"  # the remedy for a file that is missing or damaged
 GARBLED = "delete it, or set overwrite to restart the run"  # the remedy for a file that is not JSON
 
@@ -54,7 +55,7 @@ def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int
 
 def stored_data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     """What the network reads, as the run has stored it."""
-    stored = path / _DATA
+    stored = path / DATA
     if not stored.exists():
         raise InputError(f"{str(path)!r} has no data.json: {RESTORE}.")
     with reading(stored, RESTORE):
@@ -66,7 +67,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
     if overwrite:
         _delete(directory)
     if (directory / "result.json").exists() or saved_steps(directory / "checkpoints"):
-        for name in ("config.json", _DATA):
+        for name in ("config.json", DATA):
             if not (directory / name).exists():
                 raise InputError(f"{str(directory)!r} holds a run without its {name}: restore it, or set overwrite.")
     stored, holds = directory / "config.json", f"workdir {str(directory)!r} holds a run"
@@ -80,16 +81,11 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
                 f"{holds} with another config ({listed(differing)}): choose another directory, or set overwrite to "
                 "delete that run."
             )
-        path = directory / _DATA
+        path = directory / DATA
         before = read_json(path, GARBLED) if path.exists() else {}
         stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")
     compare = stored.exists() and not config.train.same_code
     identity.require_same(directory, programs, holds, compare=compare)
-
-
-def write_data(directory: pathlib.Path, data: Json) -> None:
-    """Writes the description of a run's data, unless the run has it: what was trained on stays as it was."""
-    create(directory / _DATA, json.dumps(data) + "\n")
 
 
 def _delete(directory: pathlib.Path) -> None:

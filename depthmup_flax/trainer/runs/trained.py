@@ -16,7 +16,7 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import changed_code, code_of
+from depthmup_flax.config.fields import code_of
 from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
 from depthmup_flax.data.image_files import checked_images
 from depthmup_flax.models import create_model
@@ -25,7 +25,7 @@ from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json, reading
-from depthmup_flax.storage.run_hash import SOURCE
+from depthmup_flax.storage.run_hash import SOURCE, changed_code
 from depthmup_flax.trainer.engine.experiment import hyperparameters
 from depthmup_flax.trainer.engine.network_task import averaged, our_functions
 from depthmup_flax.trainer.engine.task import Task
@@ -180,11 +180,13 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
     with reading(path / "config.json", RESTORE):
         config = configs.from_json(stored)
     data = stored_data(path)
-    step, is_step = chosen_step(path, which, config), training_step(config, data.num_classes) is not None
-    if ema and (is_step or not config.train.ema_decay):
+    step, rule, task = chosen_step(path, which, config), configs.make_parametrization(config), None
+    if is_import_path(config.model.name):
+        task = UserNetwork(config.model, data.num_classes).task(rule)
+    if ema and (task is not None or not config.train.ema_decay):
         raise InputError(f"{path} has no average of its parameters: train.ema_decay was 0. Leave ema out.")
     params = "carry/ema" if ema else "carry/params"
-    parts = ("carry",) if is_step else (params, "carry/collections")  # a training step may carry anything
+    parts = (params, "carry/collections") if task is None else ("carry",)  # a training step may carry anything
     state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
     if changed := changed_code(stored, {SOURCE: code_of(config)}):
         log.warning("%s the run: its outputs may differ.", changed)
@@ -194,30 +196,25 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
         directory=path,
         step=step,
         config=config,
-        rule=configs.make_parametrization(config),
+        rule=rule,
         info=info_from_json(meta["param_info"]),
         metrics=read_metrics(path / "metrics.jsonl"),
         result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
         data=data,
-        **_restored(config, data, state["carry"]),
+        **_restored(config, data, rule, task, state["carry"]),
     )
 
 
-def training_step(config: ConfigDict, num_classes: int) -> Task | None:
-    """The user's training step that ``model.name`` makes; ``None`` if it makes a network."""
-    if not is_import_path(config.model.name):
-        return None
-    return UserNetwork(config.model, num_classes).task(configs.make_parametrization(config))
-
-
-def _restored(config: ConfigDict, data: Dataset, carry: Json) -> dict[str, Any]:
+def _restored(
+    config: ConfigDict, data: Dataset, rule: Parametrization, task: Task | None, carry: Json
+) -> dict[str, Any]:
     """The fields of `TrainedRun` that are made of what a step carried, and of the user's code."""
-    rule, name, collections = configs.make_parametrization(config), config.model.name, carry.get("collections", {})
+    name, collections = config.model.name, carry.get("collections", {})
     if not is_import_path(name):
         model = create_model(num_classes=data.num_classes, rule=rule, **config.model)
         made = {"model": model, "functions": our_functions(model)}
         return made | {"params": carry["params"], "collections": collections}
-    if (task := training_step(config, data.num_classes)) is not None:
+    if task is not None:
         state = restored_state(task, name, hyperparameters(config), carry)
         return {"model": task, "params": carry, "collections": {}, "state": state}
     functions = UserNetwork(config.model, data.num_classes).functions(rule)

@@ -107,12 +107,10 @@ def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seed
 
     plain, shrunk = outcomes_of(large, runs), outcomes_of(large, runs, shrink)
     assert left[0] == lanes[1]
-    assert sum(outcome.status == "completed" for outcome, _ in plain.values()) == lanes[1]
+    assert sum(outcome["status"] == "completed" for outcome, _ in plain.values()) == lanes[1]
     for run, (expected, slices) in plain.items():
         found, found_slices = shrunk[run]
-        assert (found.status, found.steps, found.diverged_at_step) == (
-            expected.status, expected.steps, expected.diverged_at_step
-        )  # fmt: skip
-        if expected.status == "completed":
+        assert all(found[name] == expected[name] for name in ("status", "steps", "diverged_at_step"))
+        if expected["status"] == "completed":
             np.testing.assert_allclose(found_slices, slices, rtol=1e-5)
-            np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
+            np.testing.assert_allclose(found["test_loss"], expected["test_loss"], rtol=1e-5)
