@@ -244,12 +244,10 @@ class _Run:
 
     def record_course(self) -> None:
         """Writes ``course.json`` and compares it with ``train.reference``, if the last call took a step of `Course`."""
-        course = self._experiment.course
-        taken = any(self._recorded < step <= self.step for step in course.steps)
-        if distributed.is_first() and course.names and taken:
+        course, experiment = self._experiment.course, self._experiment
+        if distributed.is_first() and any(self._recorded < step <= self.step for step in course.steps):
             columns = course.columns(jax.device_get(self.state.course), self.step)
-            total_steps = self._experiment.total_steps
-            self._watch.see(write_course(self._directory, self._experiment.config, total_steps, columns))
+            self._watch.see(write_course(self._directory, experiment.config, experiment.total_steps, columns))
             self._recorded = self.step
 
     def evaluate(self) -> dict[str, float]:

@@ -91,44 +91,41 @@ def test_a_process_that_is_killed_ends_the_other_and_both_resume(tmp_path):
     assert again.wait() == [errors.PREEMPTED] * 2, again.text()
 
 
+def damaged(workdir):
+    """Where only the first process looks."""
+    workdir.mkdir()
+    (workdir / "config.json").write_text("{")
+    (workdir / "workdir.json").write_text('{"kind": "run"}')
+
+
+REFUSED = {  # prepares the work directory, further arguments by process, what each process says
+    "a process lacks the data": (
+        None,
+        ("--config.data.name=folder:nowhere", "--config.data.name=synthetic"),
+        ("there is no folder 'nowhere'", "another process failed validation. See its log"),
+    ),
+    "configs differ": (  # else they would train a network of neither, and report that it has completed
+        None,
+        ("--config.optimizer.learning_rate=0.001", "--config.optimizer.learning_rate=0.03"),
+        ("config.optimizer.learning_rate is 0.001 in process 0, 0.03 in process 1",) * 2,
+    ),
+    "the directory is damaged": (damaged, ("--config.seed=0",) * 2, ("config.json is not",) * 2),
+}
+
+
 @pytest.mark.slow
-def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
-    def own(index):
-        return (f"--config.data.name={'synthetic' if index else 'folder:nowhere'}",)
-
-    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", own=own)
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_of_any_process_is_one_sentence_and_exit_code_two_in_all(case, tmp_path):
+    prepare, own, says = REFUSED[case]
+    if prepare:
+        prepare(tmp_path / "run")
+    arguments = (f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", *SMALL)
+    pair = Joined(tmp_path / "logs", 2, 1, *arguments, own=lambda index: (own[index],))
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
-    assert "there is no folder 'nowhere'" in pair.running[0].text()
-    assert "another process failed validation. See its log" in pair.running[1].text()
-
-
-@pytest.mark.slow
-def test_processes_with_different_configs_name_the_difference_and_refuse_before_anything_is_written(tmp_path):
-    """Else they would train a network of neither config, and report that it has completed."""
-
-    def own(index):
-        return (f"--config.optimizer.learning_rate={(1e-3, 3e-2)[index]}", f"--config.seed={index}")
-
-    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", *SMALL, own=own)
-    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
-    for process in pair.running:
+    for process, said in zip(pair.running, says, strict=True):
         (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
-        assert "config.optimizer.learning_rate is 0.001 in process 0, 0.03 in process 1" in sentence
-        assert "config.seed is 0 in process 0, 1 in process 1" in sentence
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-@pytest.mark.slow
-def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
-    """Also where only the first looks: at the work directory."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text("{")
-    (tmp_path / "run" / "workdir.json").write_text('{"kind": "run"}')
-    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}")
-    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
-    for process in pair.running:
-        (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
-        assert "config.json is not" in sentence
+        assert said in sentence
+    assert prepare or not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])

@@ -43,6 +43,7 @@ from depthmup_flax.trainer.engine.network_task import (
     without_boxes,
 )
 from depthmup_flax.trainer.engine.task import (
+    NO_COURSE,
     Course,
     Hyper,
     Means,
@@ -125,14 +126,10 @@ class Experiment(abc.ABC):
     def averaged(self) -> tuple[str, ...]:
         """The metrics that are averaged over steps."""
 
-    @functools.cached_property
+    @property
     def course(self) -> Course:
-        """What is recorded in the first third."""
-        return Course.of(self._measured(), self.total_steps) if self.config.train.record_course else Course()
-
-    def _measured(self) -> tuple[str, ...]:
-        """The names of what is measured."""
-        return ()
+        """What is measured in the first third."""
+        return NO_COURSE
 
     @property
     @abc.abstractmethod
@@ -266,8 +263,12 @@ class NetworkExperiment(Experiment):
     def averaged(self) -> tuple[str, ...]:
         return self.loss.averaged
 
-    def _measured(self) -> tuple[str, ...]:
-        return tuple(jax.eval_shape(lambda x: self._measures(self.rule, x, x, x), without_boxes(self.variables)[0]))
+    @functools.cached_property
+    def course(self) -> Course:
+        if not self.config.train.record_course:
+            return NO_COURSE
+        measured = jax.eval_shape(lambda x: self._measures(self.rule, x, x, x), without_boxes(self.variables)[0])
+        return Course.of(tuple(measured), self.total_steps)
 
     def _measures(self, rule: Parametrization, *trees: ArrayTree) -> dict[str, jax.Array]:
         known = {name: self._updates.get(name) for name in ("degree", "geometry")}

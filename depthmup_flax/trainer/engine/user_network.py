@@ -90,10 +90,9 @@ class UserNetwork:
 
     def task(self, rule: Parametrization) -> Task | None:
         """The training step, if that is what is made."""
-        make = self.make(rule)
+        make, made = self.make(rule), list[Any]()
         if {"rngs", "key"} & parameters(self.named).keys():
             return None
-        made: list[Any] = []
         with calling(self.config.name):
             jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
             return make() if isinstance(made[0], Task) else None

@@ -1,8 +1,5 @@
 """`ResidualNetwork.multipliers`: with the parameters alone, a reader computes the network's outputs."""
 
-import json
-import shutil
-
 import flax.linen as nn
 import jax
 import numpy as np
@@ -10,41 +7,12 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import depthmup_flax as dm
-from depthmup_flax.data import load
 
 RULE = dm.get_parametrization("completep", branch_multiplier=0.7, gamma0=2.0)
 
 
-@pytest.fixture
-def larger_than_its_base(undisturbed, tmp_path):
-    """The run as if its base had half the width and a quarter of the depth."""
-    path = shutil.copytree(undisturbed, tmp_path / "run")
-    stored = json.loads((path / "config.json").read_text())
-    stored["model"].update(base_width=8, base_depth=1)
-    (path / "config.json").write_text(json.dumps(stored))
-    return dm.load_run(path)
-
-
-def residual_mlp(arrays, factors, data, images):
-    """The logits of `ResMLP` in NumPy, in double precision."""
-    x = (images / 255 - data.mean) / data.std
-    h = x.reshape(len(x), -1) @ arrays["stem/kernel"]
-    for kernel in arrays["blocks/branch/dense_0/kernel"]:
-        z = np.maximum(h @ kernel, 0)
-        h = h + factors["branch"] * (z - z.mean(-1, keepdims=True))
-    return h @ arrays["readout/kernel"] * factors["readout"] * factors["output"]
-
-
 def in_double_precision(params):
     return {name: np.asarray(array, np.float64) for name, array in flatten_dict(params, sep="/").items()}
-
-
-def test_parameters_and_multipliers_give_the_outputs_of_a_run(larger_than_its_base):
-    run = larger_than_its_base
-    assert run.model.multipliers == {"branch": 0.5, "readout": 0.5, "output": 1.0}
-    images = load(run.config.data).test.arrays()["image"]
-    logits = residual_mlp(in_double_precision(run.params), run.model.multipliers, run.data, images)
-    np.testing.assert_allclose(logits, run.predict(images), atol=1e-5)
 
 
 def layer_norm(x, norm):
