@@ -212,8 +212,6 @@ def test_a_missing_multiplier_is_named_with_its_layers(edit, options, finding, p
 
 def test_a_norm_after_the_multiplier_cancels_it():
     assert names(audited(edit="norm_after")) == ["norm_cancels_multiplier"]
-    nets = ConvNet(2 * WIDTH, (2, 2), "norm_after"), ConvNet(WIDTH, (1, 1), "norm_after")
-    assert names(audit(*nets, IMAGES)) == ["norm_cancels_multiplier"]
 
 
 @pytest.mark.parametrize("edit", ["", "no_multiplier", "readout_twice"])
@@ -243,7 +241,7 @@ def test_keys_and_values_whose_heads_do_not_grow_are_hidden_and_not_readouts(sty
 
 def test_values_of_grouped_heads_keep_their_size_over_widths():
     sizes, random = [], np.random.default_rng(0)
-    for width in (32, 128, 512):
+    for width in (32, 256):
         result = audit(*gpt(style="gqa", width=width, depth=DEPTH), TOKENS)
         leaf = flatten_info(result.info)["v_0"]
         # An initializer that knows no rule: the standard deviation does not depend on the width.
@@ -541,7 +539,7 @@ def test_a_call_that_fails_is_named_with_the_error_of_flax():
 
 def test_the_audits_base_gives_the_base_initial_values_too():
     x = jnp.ones((3, 6))
-    model, base = AutoNamed(32 * WIDTH, 2 * DEPTH), AutoNamed(8 * WIDTH, DEPTH)
+    model, base = AutoNamed(16 * WIDTH, 2 * DEPTH), AutoNamed(4 * WIDTH, DEPTH)
     deep_base, info = base.clone(depth=2 * DEPTH), audit(model, base, x).info
     params, shallow, deep = (jax.jit(net.init)(jax.random.key(0), x)["params"] for net in (model, base, deep_base))
     new = rescale_init(params, shallow, info, RULE)

@@ -216,11 +216,11 @@ OPTIMIZERS = {
     "schedule_free": lambda info: optax.contrib.schedule_free(of(ADAM)(info), SCHEDULE),
     "line search": lambda info: optax.chain(of(ADAM)(info), optax.scale_by_backtracking_linesearch(10)),
 }
-FAST = ((tied, "lamb"), (untied, "adam"))
-SLOW = [case for case in zip(itertools.cycle((tied, untied)), OPTIMIZERS) if case not in FAST]
+FAST = (untied, "adam")
+SLOW = [case for case in zip(itertools.cycle((tied, untied)), OPTIMIZERS) if case != FAST]
 
 
-@pytest.mark.parametrize(("make", "name"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
+@pytest.mark.parametrize(("make", "name"), [FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
 def test_a_network_that_carries_its_factors_trains_as_the_one_with_the_factors_in_its_code(make, name):
     losses, params = trained(make, False, OPTIMIZERS[name])
     wanted, wanted_params = trained(make, True, OPTIMIZERS[name])

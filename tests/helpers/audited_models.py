@@ -132,7 +132,6 @@ class ConvNet(nn.Module):
 
     width: int
     stages: tuple[int, ...]
-    edit: str = ""
     axis_name: str | None = None
 
     @nn.compact
@@ -150,8 +149,6 @@ class ConvNet(nn.Module):
                 y = y * nn.sigmoid(nn.Conv(n, (1, 1), name=f"{at}_excite")(squeezed))
                 y = nn.Conv(n, (1, 1), name=f"{at}_conv2")(y)
                 y = c * norm(name=f"{at}_norm2")(y)
-                if self.edit == "norm_after":
-                    y = norm(name=f"{at}_norm3")(y)
                 if s > 0 and j == 0:
                     h = norm(name=f"{at}_norm_proj")(nn.Conv(n, (1, 1), name=f"{at}_conv_proj")(h))
                 h = nn.relu(h + y)
