@@ -36,9 +36,29 @@ def classification(objective="train", **arguments):
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
-    study = classification(workdir=tmp_path_factory.mktemp("study"))
-    return study, study.tune(learning_rate=RATES, weight_decay=DECAYS, seeds=SEEDS, extend=0)
+def interrupted(tmp_path_factory):
+    """A tune that is interrupted and resumed by another study of equal code: it, the best, and new records of each."""
+    workdir, first, rest = tmp_path_factory.mktemp("study"), [], []
+    arguments = {"learning_rate": RATES, "weight_decay": DECAYS, "seeds": SEEDS, "extend": 0, "lanes": 4}
+
+    def interrupt(record):
+        first.append(record)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        classification(workdir=workdir).tune(**arguments, on_record=interrupt)
+    study = classification(workdir=workdir)
+    return study, study.tune(**arguments, on_record=rest.append), first, rest
+
+
+@pytest.fixture(scope="module")
+def tuned(interrupted):
+    return interrupted[:2]
+
+
+def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(interrupted):
+    _, best, first, rest = interrupted
+    assert (len(first), len(rest), len(best.records)) == (1, 8, len(RATES) * len(DECAYS) * SEEDS)
 
 
 def loop(optimizer_of, numbers, model, seed, x=X[:40], labels=LABELS[:40], **options):
@@ -124,21 +144,6 @@ def test_the_same_call_trains_nothing_and_further_values_add_to_the_records_thou
     frame = pandas.DataFrame(dm.read_records(study.workdir))
     assert len(frame) == len(best.records) + SEEDS
     assert {"run", "status", "width", "depth", "seed", "learning_rate", "weight_decay", "train_loss_avg"} <= set(frame)
-
-
-def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(tmp_path):
-    arguments = {"learning_rate": RATES, "seeds": SEEDS, "extend": 0, "lanes": 1}
-    first, rest = [], []
-
-    def interrupt(record):
-        first.append(record)
-        if len(first) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        classification(workdir=tmp_path).tune(**arguments, on_record=interrupt)
-    best = classification(workdir=tmp_path).tune(**arguments, on_record=rest.append)
-    assert (len(first), len(rest), len(best.records)) == (2, len(RATES) * SEEDS - 2, len(RATES) * SEEDS)
 
 
 @pytest.mark.slow
