@@ -36,11 +36,6 @@ from depthmup_flax.util.imports import __version__, missing
 # Heading -> commands. Each is a module of this package with define(parser) and main(args); its docstring is its help.
 GROUPS = {"everyday": ("train", "tune", "forecast", "sweep", "report"), "verify": ("check", "plan", "config")}
 COMMANDS = [name for names in GROUPS.values() for name in names]
-_EXAMPLES = """\
-  depthmup tune --config=digits_deep --compare=sp
-  depthmup train --config=digits
-  depthmup sweep --config=sweeps/digits && depthmup report
-  depthmup config"""
 
 # Parts of messages of libraries that are not shown: Orbax's about checkpoints without metrics and about errors in its
 # threads, which the run raises; TFDS's about a set that is not prepared, about which we raise an error.
@@ -87,7 +82,10 @@ depthmup: tune a small network once, train a deeper, wider one with the same hyp
 {commands}
 
 for example
-{_EXAMPLES}
+  depthmup tune --config=digits_deep --compare=sp
+  depthmup train --config=digits
+  depthmup sweep --config=sweeps/digits && depthmup report
+  depthmup config
 
 depthmup COMMAND --help explains a command."""
 

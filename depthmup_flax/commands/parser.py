@@ -17,12 +17,7 @@ from depthmup_flax.util.errors import InputError, closest
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of one command, ``--name=value``, and with `define_words` other words; errors are `InputError`.
-
-    Args:
-      name: of the command.
-      docstring: of its module.
-    """
+    """Flags of one command, ``--name=value``, and with `define_words` other words; errors are `InputError`."""
 
     def __init__(self, name: str, docstring: str) -> None:
         form = argparse.RawDescriptionHelpFormatter

@@ -113,11 +113,10 @@ def compile_sweep(
         per_device = min(lanes or most, most)
         program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
     seconds = time.perf_counter() - started
-    part = LanesOfGroup(group.label, len(group.runs), per_device)
-    if isinstance(program, LaneProgram):
-        flops = count_flops(program.traced().jaxpr)
-        return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
     place = NamedSharding(mesh, LANES)
     lanes_of = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
     state = jax.tree.map(lanes_of, group.experiment.state_shapes())
-    return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
+    flops = count_flops(program.traced().jaxpr) if isinstance(program, LaneProgram) else 0
+    compiled = program.compiled if isinstance(program, LaneProgram) else program
+    part = LanesOfGroup(group.label, len(group.runs), per_device)
+    return PlannedStep(group.experiment, mesh, state, data, compiled, flops, seconds, part)

@@ -13,12 +13,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import Audit
+from depthmup_flax.check.report import Report as CheckReport
 from depthmup_flax.config.fields import (
     PYTHON,
     config_hash,
@@ -35,6 +36,7 @@ from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.search.coordinate_check import check_config
 from depthmup_flax.search.forecast.forecasting import DEFAULT, TargetForecast, forecast
 from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
@@ -52,9 +54,6 @@ from depthmup_flax.trainer.run_log import Writer
 from depthmup_flax.util.errors import InputError, closest, shown
 from depthmup_flax.util.messages import PACKAGE
 from depthmup_flax.util.types import Json
-
-if TYPE_CHECKING:
-    from depthmup_flax.check.report import Report as CheckReport
 
 log = logging.getLogger(__name__)
 
@@ -362,8 +361,6 @@ class Study:
           **values: of the hyperparameters, such as ``learning_rate``; and ``steps``, ``seeds``, ``batch_size``,
             ``tolerance`` of the check, see `depthmup_flax.search.coordinate_check.check_config`.
         """
-        from depthmup_flax.search.coordinate_check import check_config
-
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
         return check_config(self.config(**values), widths=widths, depths=depths, **own)
 
