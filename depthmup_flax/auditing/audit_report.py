@@ -93,9 +93,19 @@ class Audit:
         ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as they depend on the
         optimizer, do not count.
         """
-        if any(finding.certain for finding in self.findings):
+        if self.certain:
             return "missing"
         return "not judged" if self.not_judged else "ok"
+
+    @property
+    def certain(self) -> tuple[Finding, ...]:
+        """The findings that do not depend on the optimizer."""
+        return tuple(finding for finding in self.findings if finding.certain)
+
+    @property
+    def corrections(self) -> str:
+        """What is missing and what was not judged, with the code to write; "" for ``ok``."""
+        return "\n\n".join("\n".join(lines) for lines in _listed(self.certain, self.not_judged))
 
     @property
     def ok(self) -> bool:
@@ -113,7 +123,7 @@ class Audit:
     @property
     def _headline(self) -> str:
         """The verdict in one sentence."""
-        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.findings if finding.certain]
+        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.certain]
         ok = "every factor is in the code"
         if any(row.carried != 1 for row in self.rows):
             ok += ", or carried by a parameter"
@@ -125,7 +135,7 @@ class Audit:
         Args:
           *names: of findings, and of what was not judged: all that remain.
         """
-        present = {f.name for f in self.findings if f.certain} | {one.name for one in self.not_judged}
+        present = {one.name for one in (*self.certain, *self.not_judged)}
         for name in names:
             if name not in present:
                 raise InputError(f"accept has {name!r}: {did_you_mean(name, present)}")
@@ -152,7 +162,7 @@ class Audit:
           InputError: a role could not be read.
         """
         self.require_roles()
-        open_ = {f.name for f in self.findings if f.certain} | {one.name for one in self.not_judged}
+        open_ = {one.name for one in (*self.certain, *self.not_judged)}
         record = AuditRecord(self.rule, self._headline if open_ - self.accepted else "")
         infos = [row.info and dataclasses.replace(row.info, audited=record) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
@@ -172,7 +182,7 @@ class Audit:
     def _parts(self) -> list[str | Table]:
         """The verdict in one line, a table with equal layers in one row, findings, what was not judged, and notes."""
         parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
-        parts += ["\n".join(["", *lines]) for lines in listed(self.findings, self.not_judged)]
+        parts += ["\n".join(["", *lines]) for lines in _listed(self.findings, self.not_judged)]
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
             parts.append("\n".join(["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]))
@@ -212,7 +222,7 @@ def _table(rows: Sequence[Row]) -> Table:
     return Table(pick(columns), lines, "".join(pick("<<<>>>><")), ruled=True)
 
 
-def listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
+def _listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
     """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
     texts = []
     for n, one in enumerate(findings, start=1):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from depthmup_flax.auditing.audit_report import Audit, Finding, Row, listed
+from depthmup_flax.auditing.audit_report import Audit, Finding, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.relative_factors import close
@@ -29,21 +29,13 @@ Sizes: TypeAlias = tuple[int, int]  # width, depth
 _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Audited:
+class Audited(NamedTuple):
     """What the audit says about a network."""
 
     info: InfoTree  # in the structure of the parameters of `ModelFunctions.init`
-    findings: tuple[Finding, ...]  # what is certainly missing or wrong
-    not_judged: tuple[Finding, ...]
-    notes: tuple[str, ...]  # initial values to set, and what else to know
-    # Of the network itself or, where that has a base size, of a larger one; `None` if an annotated one is not traced.
-    audit: Audit | None
-
-    @property
-    def text(self) -> str:
-        """What is missing and what was not judged as the audit prints them, with the code to write; "" for ``ok``."""
-        return "\n\n".join("\n".join(lines) for lines in listed(self.findings, self.not_judged))
+    # Of the network itself or, where that has a base size, of a larger one; without rows if one is not traced, which is
+    # annotated.
+    audit: Audit
 
 
 def audited(
@@ -106,14 +98,13 @@ def audited(
         if annotated_info is None:
             raise
         place = Finding("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
-        return Audited(annotated_info, (), (place,), (), None)
-    notes = list(result.notes)
+        return Audited(annotated_info, Audit((), (), (place,), (), 1.0, 1.0, jax.tree.structure(None), rule))
     if larger_sizes != sizes:
         same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
-        notes.insert(0, f"audited at {at}, because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's.")
-    certain = tuple(finding for finding in result.findings if finding.certain)
-    return Audited(info, certain, result.not_judged, tuple(notes), result)
+        note = f"audited at {at}, because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's."
+        result = dataclasses.replace(result, notes=(note, *result.notes))
+    return Audited(info, result)
 
 
 def _carrying(info: InfoTree, rows: Sequence[Row]) -> InfoTree:

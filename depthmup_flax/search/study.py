@@ -215,12 +215,12 @@ class Study:
         network = UserNetwork(config.model, dataset.num_classes)
         if network.task(rule) is not None:
             raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
-        found = network.audited(dataset.input_spec, rule)
-        if found.audit is None:
+        found = network.audited(dataset.input_spec, rule).audit
+        if not found.rows:
             raise InputError(f"the forward pass {found.not_judged[0].text.removeprefix('it ')}")
         # A study gives the initial values itself.
         notes = tuple(note for note in dict.fromkeys(found.notes) if "rescale_init" not in note)
-        return dataclasses.replace(found.audit, notes=notes)
+        return dataclasses.replace(found, notes=notes)
 
     def tune(
         self,

@@ -66,8 +66,8 @@ def test_roles_are_those_by_hand_at_all_sizes_and_nothing_is_missing(kind, sizes
     assert roles == {path: by_hand(path, m, r) for path in roles}
     decayed = {path for path, one in flatten_info(result.info).items() if one.decay}
     assert decayed == {path for path in roles if roles[path][0] in (HIDDEN, INPUT, OUTPUT)}
-    assert result.findings == ()
-    assert result.text == ""
+    assert result.audit.findings == ()
+    assert result.audit.corrections == ""
     params, _ = model_functions(build_of(kind)(*sizes)).shapes(VECTORS)
     assert jax.tree.structure(result.info, is_leaf=is_info) == jax.tree.structure(params)
     jax.tree.map(lambda one, leaf: one.shape == leaf.shape or pytest.fail(one), result.info, params, is_leaf=is_info)
@@ -88,7 +88,7 @@ def test_a_missing_multiplier_is_carried_by_the_factor_of_the_networks_own_size(
     m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
     for edit, layer, factor in (("no_branch", "block", r**-0.5), ("no_readout", "head", 1 / m)):
         result = audited(build_of(kind, edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
-        assert (result.findings, result.text) == ((), "")
+        assert result.audit.corrections == ""
         carried = {path: one.carried for path, one in flatten_info(result.info).items()}
         # The readout is multiplied in front of its matrix, so its bias is not.
         carries = lambda path, layer=layer: path.startswith(layer) and by_hand(path, m, r)[0] is not FIXED
@@ -97,11 +97,11 @@ def test_a_missing_multiplier_is_carried_by_the_factor_of_the_networks_own_size(
 
 def test_what_no_parameter_carries_is_found_at_the_bases_own_size_with_the_code_to_write():
     result = audited(build_of("pair", "bent"), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
-    (name,) = [finding.name for finding in result.findings]
+    (name,) = [finding.name for finding in result.audit.findings]
     assert name == "missing_branch_multiplier"
-    assert name in result.text
-    assert "write:" in result.text
-    assert result.text in str(result.audit)
+    assert name in result.audit.corrections
+    assert "write:" in result.audit.corrections
+    assert result.audit.corrections in str(result.audit)
 
 
 def test_a_network_that_cannot_be_doubled_is_audited_at_another_multiple():
@@ -112,7 +112,7 @@ def test_a_network_that_cannot_be_doubled_is_audited_at_another_multiple():
 
     result = audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
     assert read(result.info)["block_1/kernel"] == (HIDDEN, 1, 1, True, 1, 1)
-    assert str(4 * WIDTH) in result.notes[0]
+    assert str(4 * WIDTH) in result.audit.notes[0]
 
 
 def test_a_network_of_one_size_is_refused_with_the_sizes_that_were_tried():
@@ -155,10 +155,10 @@ def test_branches_may_be_counted_as_the_user_counts():
     sizes, of = (WIDTH, DEPTH), lambda edit: lambda width, depth: one_more(width, depth, edit)
     for edit in ("", "root"):  # another factor, that the inner layers carry, is no reason to count otherwise
         result = audited(of(edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
-        assert result.findings == ()
+        assert result.audit.findings == ()
         assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
         assert flatten_info(result.info)["block_0/kernel"].carried == 1
-    assert audited(of("bent"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
+    assert audited(of("bent"), sizes, (WIDTH, DEPTH), VECTORS, RULE).audit.findings
     carrying = audited(of("no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE)
     block = flatten_info(carrying.info)["block_0/kernel"]
     assert block.carried == pytest.approx(block.depth_ratio**-0.5)
@@ -174,5 +174,5 @@ def test_an_annotated_network_keeps_its_annotations_and_is_audited(sizes):
     images = jax.ShapeDtypeStruct((2, 4, 4, 1), "float32")
     result = audited(annotated, sizes, (WIDTH, DEPTH), images, RULE)
     assert any(one.init_std is not None for one in flatten_info(result.info).values())
-    assert result.findings == ()
-    assert result.audit is not None
+    assert result.audit.findings == ()
+    assert result.audit.rows

@@ -17,8 +17,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.audit_report import places, summary
-from depthmup_flax.auditing.config_audit import Audited
+from depthmup_flax.auditing.audit_report import Audit, places, summary
 from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.rescaled_init import Start
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
@@ -72,7 +71,7 @@ class Experiment(abc.ABC):
     epoch_steps: int
     total_steps: int
     info: InfoTree = dataclasses.field(default_factory=dict)  # `ParamInfo` of a network's parameters
-    audited: Audited | None = None  # of a user's network
+    audited: Audit | None = None  # of a user's network
     init_factors: Mapping[str, Start] = dataclasses.field(default_factory=dict)  # of a user's network, by path
     # Path of a parameter of our models -> its logical axes, by which it is sharded.
     axes: Mapping[str, AxisNames] = dataclasses.field(default_factory=dict)
@@ -85,7 +84,7 @@ class Experiment(abc.ABC):
     @property
     def audit(self) -> str | None:
         """What the audit of a user's network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
-        return None if self.audited is None else self.audited.text
+        return None if self.audited is None else self.audited.corrections
 
     @property
     def cost(self) -> float:
@@ -201,7 +200,7 @@ class Experiment(abc.ABC):
             f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
             for start, paths in grouped(self.init_factors, self.init_factors.__getitem__).items()
         ]
-        if self.audited is not None and self.audited.findings:
+        if self.audited is not None and self.audited.certain:
             lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
         elif self.audited is not None and self.audited.not_judged:
             lines.append(f"audit  not judged, so check by eye: {places(self.audited.not_judged)}\n")

@@ -137,10 +137,10 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     key = jax.eval_shape(lambda: jax.random.key(0))
     require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), model.name)
     found = network.audited(dataset.input_spec, rule)
-    if found.findings and model.audit:
+    if found.audit.certain and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
-            f"anyway with model.audit=False.\n\n{found.text}"
+            f"anyway with model.audit=False.\n\n{found.audit.corrections}"
         )
     experiment = NetworkExperiment(
         **common,
@@ -149,7 +149,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         info=found.info,
         variables={"params": params, **collections},
         optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
-        audited=found,
+        audited=found.audit,
         init_factors=network.init_factors(dataset.input_spec, rule, found.info),
     )
     step, arguments = _step(experiment)
