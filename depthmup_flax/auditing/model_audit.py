@@ -26,6 +26,7 @@ from depthmup_flax.auditing.relative_factors import DepthRatios, depth_ratios
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
 from depthmup_flax.auditing.uses import LOOKUP
 from depthmup_flax.rule.annotations import Axes, require_axes
+from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
@@ -95,7 +96,11 @@ def audit(
     base_growing = {q: growing[path] for path, q in pairs.items()}
     if facts.has_tokens or base_facts.has_tokens:
         facts, base_facts = again[0](growing), again[1](base_growing)
-    trees.require_matches("overrides", overrides or {}, list(mine.leaves))
+    for glob in overrides or {}:
+        if not any(matches(path, glob) for path in mine.leaves):
+            raise InputError(
+                f"overrides has {glob!r}, which matches no parameter, such as {next(iter(mine.leaves))!r}."
+            )
     same_width = not any(growing.values())
     ratios = _depth_ratios(mine, facts, base_facts, pairs, rule, depth_ratio)
     compared = Comparison(mine, facts, base_facts, pairs, {}, rule, ratios)

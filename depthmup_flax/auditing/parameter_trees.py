@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import flax.linen as nn
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.rule.info_trees import is_nnx, matches, path_name
+from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import ParamInfo
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
@@ -75,10 +75,3 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, 
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def require_matches(argument: str, globs: Iterable[str], paths: Collection[str]) -> None:
-    """Raises `InputError` for a glob that matches none of the paths, which it would leave unsaid."""
-    for glob in globs:
-        if not any(matches(path, glob) for path in paths):
-            raise InputError(f"{argument} has {glob!r}, which matches no parameter, such as {next(iter(paths))!r}.")

@@ -102,7 +102,7 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
             other = "pass (params, base_params), in this order, of the network that info was made for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
     pairs = _counterparts(leaves, base, known)
-    _mark_rescaled(info)
+    rescaled_before(info)
     factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
     return {path: dataclasses.replace(start, factor=factors[path]) for path, start in carried_factors(info).items()}
 
@@ -122,14 +122,9 @@ def baked(params: ArrayTree, info: InfoTree) -> ArrayTree:
 
 def rescaled_before(info: InfoTree) -> InfoTree:
     """``info`` of parameters that start at values which an earlier run set by `rescale_init` and saved."""
-    _mark_rescaled(info)
-    return info
-
-
-def _mark_rescaled(info: InfoTree) -> None:
-    """Optimizers take the parameters that an audit's info is about for rescaled from now on."""
     if (record := audit_of(info)) is not None:
         record.rescaled = True
+    return info
 
 
 def _counterparts(
