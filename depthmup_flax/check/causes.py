@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from depthmup_flax.auditing.audit_report import Finding, summary
+from depthmup_flax.auditing.audit_report import Audit, Finding, summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
@@ -33,26 +33,8 @@ def causes_in_rule(axis: str, rule: Parametrization) -> list[Finding]:
     return []
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """What the code of the networks of one axis says; paths are those of the report.
-
-    Attributes:
-      causes: certain mistakes.
-      unjudged: parameters about which the audit could not judge something.
-    """
-
-    causes: tuple[Finding, ...]
-    unjudged: frozenset[str]
-
-    @property
-    def right(self) -> bool:
-        """Whether all of the forward pass was read, and is right."""
-        return not self.unjudged and not self.causes
-
-
-def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> Reading | None:
-    """The audit of the largest network of an axis; ``None`` if it cannot be audited.
+def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> Audit | None:
+    """The audit of the largest network of an axis, with paths of the report; ``None`` if it cannot be audited.
 
     The base is the model's own, if it is known, and otherwise the smallest network. Over width, the audit compares the
     roles in ``info`` with those of the trace; over depth, the branches.
@@ -77,7 +59,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     except Exception:  # the measurements count even if the model cannot be read
         return None
     has_branches = any(leaf.in_branch for leaf in info.values())
-    findings = [finding for finding in result.findings if finding.certain]
+    findings = [*result.certain]
     wrong: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
         given = info.get(row.path)
@@ -95,27 +77,27 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     for (said, read), where in wrong.items():
         text = f"info has {summary(where)} as {said}; the trace reads {read}."
         findings.append(Finding("wrong_info", tuple(where), text, "info = audit.info"))
-    # What is not about some parameters is about all.
-    places = [one.paths or [row.path for row in result.rows] for one in result.not_judged]
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
     told = lambda f: dataclasses.replace(f, paths=renamed(f.paths), text=f"read from the code over {axis}: {f.text}")
-    return Reading(tuple(map(told, findings)), frozenset(renamed(path for paths in places for path in paths)))
+    every = [row.path for row in result.rows]  # what is not about some parameters is about all
+    open_ = tuple(dataclasses.replace(one, paths=renamed(one.paths or every)) for one in result.not_judged)
+    return dataclasses.replace(result, findings=tuple(map(told, findings)), not_judged=open_)
 
 
-def groups_alone(layers: Layers, readings: Iterable[Reading | None]) -> frozenset[str] | None:
+def unjudged(audits: Iterable[Audit | None]) -> frozenset[str]:
+    """The parameters about which an audit could not judge something."""
+    return frozenset(path for audit in audits if audit is not None for one in audit.not_judged for path in one.paths)
+
+
+def groups_alone(layers: Layers, audits: Collection[Audit | None]) -> frozenset[str] | None:
     """The parameters whose effect the code does not decide, so that it is measured; ``None``: all.
 
     Weights that map the width to a few features, weights with updates that are not entrywise, and vectors that every
     layer has on the stream may have a wrong effect although their factors, initial values and updates have the right
     size.
     """
-    unjudged = frozenset[str]()
-    for reading in readings:
-        if reading is None:
-            return None
-        unjudged |= reading.unjudged
     few = {path for path, leaf in layers.weights.items() if leaf.to_few_features}
-    return unjudged | few | layers.matrix_updates | {*layers.on_stream}
+    return None if None in audits else unjudged(audits) | few | layers.matrix_updates | {*layers.on_stream}
 
 
 def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:

@@ -104,20 +104,20 @@ def coord_check(
     for networks in of_axis.values():
         _require_growth(networks)
     loss = _checked_loss(labels, loss, sized[0].traced.shapes[OUTPUT])
-    readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
+    audits = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
     layers = collect_layers(sized)
-    alone = groups_alone(layers, readings.values())
+    alone = groups_alone(layers, audits.values())
     measurements = [Measurement(one, loss, rule, steps, seeds, alone) for one in sized]
     records = train_networks(measurements, say)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    causes = [cause for reading in readings.values() if reading for cause in reading.causes]
+    causes = [cause for audit in audits.values() if audit is not None for cause in audit.certain]
     if not causes:
-        right = {axis for axis, one in readings.items() if one and one.right and not causes_in_rule(axis, rule)}
+        right = {axis for axis, one in audits.items() if one and not causes_in_rule(axis, rule)}
         quantities = settled(quantities, right, tolerance)
-    failing = [axis for axis in readings if any(q.axis == axis and not q.passed for q in quantities)]
+    failing = [axis for axis in audits if any(q.axis == axis and not q.passed for q in quantities)]
     causes = [cause for axis in failing for cause in causes_in_rule(axis, rule)] + causes
-    remarks = notes(table, quantities, causes, readings, tolerance)
+    remarks = notes(table, quantities, causes, audits, tolerance)
     return Report(records, quantities, causes, rule, seeds, tolerance, remarks)
 
 

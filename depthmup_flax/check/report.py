@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.auditing.audit_report import Finding, summary
-from depthmup_flax.check.causes import Reading
+from depthmup_flax.auditing.audit_report import Audit, Finding, summary
+from depthmup_flax.check.causes import unjudged
 from depthmup_flax.check.judgment import (
     CONVERGES,
     DECAY,
@@ -225,17 +225,17 @@ def notes(
     table: Table,
     quantities: Sequence[Quantity],
     causes: Sequence[Finding],
-    readings: Mapping[str, Reading | None],
+    audits: Mapping[str, Audit | None],
     tolerance: float,
 ) -> tuple[str, ...]:
-    """What else to know of a check, such as the sizes to use; ``readings`` are those of the code over each axis."""
+    """What else to know of a check, such as the sizes to use; ``audits`` are those over each axis."""
     lines = [*_finite_sizes(table, quantities, tolerance)]
     failures = [q for q in quantities if not q.passed]
-    if unread := [axis for axis, reading in readings.items() if reading is None]:
+    if unread := [axis for axis, audit in audits.items() if audit is None]:
         lines.append(f"the code over {' and '.join(unread)} was not audited: measurements alone decide there.")
-    if unjudged := sorted({path for reading in readings.values() if reading for path in reading.unjudged}):
+    if open_ := sorted(unjudged(audits.values())):
         lines.append(
-            f"the audit could not judge {summary(unjudged)}, so their effect was measured. A scale inside an operation "
+            f"the audit could not judge {summary(open_)}, so their effect was measured. A scale inside an operation "
             "that is not read shows only in the activations that the network records: dm.audit says what to do."
         )
     if failures and all(q.verdict == UNCLEAR for q in failures):
