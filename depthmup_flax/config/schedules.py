@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,23 +31,21 @@ def fraction(fields: ConfigDict, total_steps: int) -> optax.Schedule:
     warmup, kind = fields.warmup_steps, fields.schedule
     if isinstance(warmup, int) and warmup >= total_steps:
         raise InputError(f"optimizer.warmup_steps is {warmup}: use fewer than the {total_steps} training steps.")
-    after = _own(kind, total_steps) if is_import_path(kind) else _named(fields, total_steps)
+    if is_import_path(kind):
+        after = resolve(kind, "optimizer.schedule", "my_package.schedules:stepwise")(total_steps)
+        if not callable(after):
+            raise InputError(
+                f"optimizer.schedule is {kind!r}, which returns {type(after).__name__}: of the number of steps it must "
+                "make an optax schedule, a function of the step, of the fraction of the rate."
+            )
+    else:
+        after = _named(fields, total_steps)
 
     def at(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step)
         return jnp.where(step < warmup, step / jnp.maximum(warmup, 1), after(step))
 
     return at
-
-
-def _own(path: str, total_steps: int) -> Callable[[jax.Array], Any]:
-    schedule = resolve(path, "optimizer.schedule", "my_package.schedules:stepwise")(total_steps)
-    if not callable(schedule):
-        raise InputError(
-            f"optimizer.schedule is {path!r}, which returns {type(schedule).__name__}: of the number of steps it must "
-            "make an optax schedule, a function of the step, of the fraction of the rate."
-        )
-    return schedule
 
 
 def _named(fields: ConfigDict, total_steps: int) -> Callable[[jax.Array], jax.Array]:

@@ -76,7 +76,7 @@ def in_all(function: Callable[[], T]) -> T:
         result = function()
     except InputError as error:
         refusal = error
-    if not everywhere(refusal is None):
+    if not np.all(multihost_utils.process_allgather(np.asarray(refusal is None))):
         raise refusal or InputError("another process failed validation. See its log.")
     return result
 
@@ -115,11 +115,6 @@ def require_same(facts: Mapping[str, object]) -> None:
             differing.append(f"{name} is " + ", ".join(f"{value} in process {i}" for value, i in first.items()))
     if differing:
         raise InputError(f"the processes are not the same run: {listed(differing)}.")
-
-
-def everywhere(condition: bool) -> bool:
-    """Whether ``condition`` holds in all processes."""
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
 
 
 def _cluster_of_environment() -> Json:

@@ -29,7 +29,7 @@ from depthmup_flax.trainer.engine.device_batches import (
     read_ahead,
 )
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.task import Means, Periods, Stepped, TrainState, batch_key, evaluate
+from depthmup_flax.trainer.engine.task import Means, Periods, Stepped, TrainState, batch_key
 from depthmup_flax.util.errors import Preempted
 from depthmup_flax.util.types import ArrayTree, Batch, HostBatch
 
@@ -75,7 +75,7 @@ class Program(abc.ABC):
         return jax.lax.fori_loop(0, call.count, take, state)
 
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
-        return evaluate(functools.partial(self._evaluate, state, values), batches)
+        return functools.reduce(Means.merge, (self._evaluate(state, values, batch) for batch in batches))
 
     def _arguments(self) -> tuple[TrainState, Any, StepsCall, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""

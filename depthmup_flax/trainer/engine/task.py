@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from depthmup_flax.util.types import Batch, Scalar
+from depthmup_flax.util.types import Scalar
 
 
 @struct.dataclass
@@ -222,8 +222,3 @@ def batch_key(seed: Scalar, step: jax.Array) -> jax.Array:
 def step_key(seed: Scalar, step: jax.Array) -> jax.Array:
     """The random key of the step after ``step``, for dropout."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEP), step)
-
-
-def evaluate(eval_step: Callable[[Batch], Means], batches: Iterable[Batch]) -> Means:
-    """The means over all ``batches``."""
-    return functools.reduce(lambda total, new: total.merge(new), map(eval_step, batches))

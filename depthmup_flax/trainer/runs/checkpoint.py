@@ -6,6 +6,7 @@ import copy
 import pathlib
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -60,22 +61,20 @@ class Checkpointer:
         Arrays get the shardings of the ``jax.ShapeDtypeStruct`` in ``abstract_state``. `InputError` if it cannot be
         read.
         """
-        if self.latest_step < 0:
-            return None
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore())
-        restored = self._read(items)
-        return restored["state"], restored["meta"]
+        restored = self._read(state=ocp.args.StandardRestore(abstract_state))
+        return None if restored is None else (restored["state"], restored["meta"])
 
     def latest_meta(self) -> Json | None:
         """Description of the latest checkpoint; reads no arrays."""
+        restored = self._read()
+        return restored and restored["meta"]
+
+    def _read(self, **items: Any) -> Json | None:
         if self.latest_step < 0:
             return None
-        meta: Json = self._read(ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        return meta
-
-    def _read(self, items: ocp.args.Composite) -> Mapping[str, ArrayTree]:
         try:
-            restored = self._manager.restore(self.latest_step, args=items)
+            items["meta"] = ocp.args.JsonRestore()
+            restored = self._manager.restore(self.latest_step, args=ocp.args.Composite(**items))
             return {name: jax.block_until_ready(restored[name]) for name in restored}  # files may be read only now
         except Exception as error:  # of whatever type Orbax raises for a damaged file
             if storage_failure(error) is not None:  # `storage.files.writing_to` says it: the checkpoint may be whole

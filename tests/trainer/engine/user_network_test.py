@@ -1,5 +1,7 @@
 """A network of the user's own: it trains in lanes as alone, starts with the rule's initial values, and is checked."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.engine.losses import named_loss
-from depthmup_flax.trainer.engine.task import evaluate
+from depthmup_flax.trainer.engine.task import Means
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
@@ -90,7 +92,8 @@ def test_a_loss_of_the_batch_is_averaged_over_examples_whatever_the_batch_size(t
         experiment = build(run)
         state = jax.jit(lambda experiment=experiment: experiment.init({}))()
         batches = host_test_batches(experiment.dataset, size, slice(None), masked=False)
-        losses.append(evaluate(lambda b, e=experiment, s=state: e.evaluate({})(s, b), batches).means()["loss"])
+        parts = [experiment.evaluate({})(state, batch) for batch in batches]
+        losses.append(functools.reduce(Means.merge, parts).means()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
