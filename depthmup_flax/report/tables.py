@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -359,15 +360,19 @@ def as_pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mappin
 
     ``figures`` are captions and files.
     """
-    import jinja2  # an optional dependence
-
-    text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
-    parts = sections(data, analysis)
+    template, parts = _template(), sections(data, analysis)
     svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
     shown, cell = [Section(pictures=svg), *parts], [Section(pictures=png), *parts[:-2]]
     render = lambda sections, whole: template.render(title=data["headline"], sections=sections, whole=whole)
     return render(shown, True).strip() + "\n", render(cell, False).strip() + "\n"
+
+
+@functools.cache  # to compile it is to run code, which no record may do (tests/security_test.py)
+def _template() -> Any:
+    import jinja2  # an optional dependence
+
+    text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def _picture(caption: str, files: Mapping[str, bytes], kind: str) -> tuple[str, str, str]:
