@@ -88,7 +88,8 @@ class Numbers:
         mean = self.number(node.inputs[0]) if node.op == "not" else None
         if mean is not None:
             return 1 - mean
-        return self._folded(node) if node.op in SAME_PLACE | MOVES | SCALES | SUMS else None
+        mean = self._folded(node) if node.op in SAME_PLACE | MOVES | SCALES | SUMS else None
+        return mean or None  # of random signs, it is no size
 
 
 # Node of a term -> its factors; several if it is added to itself with different ones.

@@ -310,12 +310,21 @@ def test_a_block_whose_width_the_base_model_lacks_needs_a_base_of_this_depth():
         _ = audit(Bottlenecks(32, 3), Bottlenecks(16, 1), IMAGES).info
 
 
-@pytest.mark.parametrize("shortcut", [False, True])
-def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
+KEPT = jax.random.bernoulli
+MASKS = {
+    "over its rate": lambda key, shape: KEPT(key, 0.9, shape) / 0.9,
+    "of two": lambda key, shape: KEPT(key, 0.5, shape) * KEPT(key, 0.5, shape) / 0.25,
+    "of what is dropped": lambda key, shape: (1 - KEPT(key, 0.1, shape)) / 0.9,
+    "of signs": lambda key, shape: jax.random.rademacher(key, shape, jnp.float32),
+}
+
+
+@pytest.mark.parametrize(("mask_of", "shortcut"), [*((name, False) for name in MASKS), ("over its rate", True)])
+def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(mask_of, shortcut):
     def function(params, x, depth):
         h, c = x @ params["stem"], RULE.residual_multiplier(depth / DEPTH)
         for i in range(depth):
-            mask = c * jax.random.bernoulli(jax.random.key(i), 0.9, (h.shape[0], 1)) / 0.9
+            mask = c * MASKS[mask_of](jax.random.key(i), (h.shape[0], 1))
             h = (c * h if shortcut else h) + mask * jax.nn.relu(h @ params["w"][i])
         return h @ params["head"] * RULE.readout_multiplier(params["head"].shape[0] / WIDTH)
 
