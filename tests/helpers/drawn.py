@@ -1,4 +1,4 @@
-"""Parameters without compiling an initialization, which takes longer than what tests compute; training on one batch."""
+"""Parameters without compiling an initialization, which takes longer than what tests compute; short trainings."""
 
 import flax.linen as nn
 import jax
@@ -12,6 +12,15 @@ def drawn(model, x):
     draw = lambda path, leaf: (path[-1].key == "scale") + 0.25 * random.normal(size=leaf.shape)
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), x))["params"]
     return jax.tree_util.tree_map_with_path(lambda path, leaf: draw(path, leaf).astype(leaf.dtype), shapes)
+
+
+def updated(optimizer, params, gradients):
+    """Parameters after a step for each of the gradients."""
+    state = optimizer.init(params)
+    for g in gradients:
+        updates, state = optimizer.update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
 
 
 def descend(loss, optimizer, params, steps):

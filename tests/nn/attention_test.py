@@ -138,7 +138,8 @@ def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
 
 @pytest.mark.slow
 def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_missing():
-    model = dm.GPT(7, width=32, depth=4, base_width=16, base_depth=2, mlp_features=40, **LLAMA)
+    sizes = {"width": 32, "depth": 4, "base_width": 16, "base_depth": 2, "mlp_features": 40}
+    model = dm.GPT(7, stream_dtype="bfloat16", dtype="bfloat16", **sizes, **LLAMA)
     audit = dm.audit(model, model.base().clone(depth=2), TOKENS)
     assert str(audit).startswith("ok: every factor is in the code.")
     found, annotated = (flatten_info(info) for info in (audit.info, dm.param_info(model, model.base(), TOKENS)))

@@ -30,10 +30,8 @@ def by_xla(q, k, v, *, head_dim, scale, causal):
 @pytest.mark.parametrize(
     ("tokens", "features", "head_dim", "causal"),
     [
-        (19, 128, 64, False),  # two heads in a block, as in ViT-S
-        (19, 256, 64, True),  # two blocks
-        (150, 128, 32, False),  # two blocks of rows
-        (150, 128, 128, True),  # of which the first sees a part of the keys
+        (150, 128, 32, False),  # four heads in a block, two blocks of rows
+        (150, 256, 64, True),  # two blocks of heads, as in ViT-S; the first rows see a part of the keys
         (17, 256, 256, False),  # a head wider than a register
         (17, 192, 64, True),  # three heads in a block
         (17, 384, 96, False),  # heads that fill no register

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+from drawn import updated
 
 import depthmup_flax as dm
 from depthmup_flax.rule.direction_traits import TRAITS, homogeneity
@@ -262,11 +263,7 @@ def test_wrappers_outside_decay_as_often_as_they_update():
     decaying = dm.sgd(0.1, info, rule, weight_decay=1.0)
 
     def after(optimizer, gradients):
-        state, now = optimizer.init(params), params
-        for gradient in gradients:
-            updates, state = optimizer.update({"w": jnp.array([gradient])}, state, now)
-            now = optax.apply_updates(now, updates)
-        return float(now["w"][0])
+        return float(updated(optimizer, params, [{"w": jnp.array([g])} for g in gradients])["w"][0])
 
     assert after(optax.MultiSteps(decaying, 2), [0.0] * 4) == pytest.approx(0.9**2)
     assert after(optax.apply_if_finite(decaying, 9), [0.0, jnp.nan, 0.0]) == pytest.approx(0.9**2)
@@ -296,9 +293,10 @@ def test_a_direction_that_is_not_listed_is_read_when_the_parameters_are_known(mo
 
 
 def test_building_optimizers_compiles_and_allocates_nothing():
-    """In a process of its own: no backend is started by any constructor."""
+    """In a process of its own: no backend is started by any constructor, nor a heavy library imported with the data."""
     program = """
-import depthmup_flax as dm, optax, jax._src.xla_bridge as bridge
+import sys, depthmup_flax as dm, depthmup_flax.data, optax, jax._src.xla_bridge as bridge
+assert not sys.modules.keys() & {"tensorflow", "tensorflow_datasets", "grain", "sklearn", "PIL"}
 rule = dm.get_parametrization("depth_mup")
 info = {"w": dm.ParamInfo(dm.Role.HIDDEN, (8, 8), 2.0, 2.0, True, 4.0)}
 dm.adamw(1e-3, info, rule, weight_decay=0.1, clip_rms=1.0)

@@ -88,7 +88,7 @@ def test_a_convolution_is_a_matrix_from_windows_to_channels():
     np.testing.assert_allclose(update.reshape(36, 8), expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("m_in", "m_out", "factor"), [(4, 4, 1), (4, 1, 0.5), (1, 4, 2), (16, 4, 0.5)])
+@pytest.mark.parametrize(("m_in", "m_out", "factor"), [(4, 4, 1), (4, 1, 0.5), (1, 4, 2)])
 def test_singular_values_follow_the_spectral_condition(m_in, m_out, factor):
     """(m_out / m_in)^1/2 times the base model's, whatever the shape (arXiv:2310.17813)."""
     base, wide = {"w": hidden((8, 8))}, {"w": hidden((8 * m_in, 8 * m_out), m_in, m_out)}
