@@ -52,23 +52,6 @@ def test_a_compiler_that_is_missing_or_refuses_is_one_sentence(name, exception, 
     assert says in error(topology_devices, name)
 
 
-def test_a_single_chip_and_the_cores_of_megacore_chips_are_asked_for(monkeypatch):
-    asked = []
-
-    class Description:
-        devices = ()
-
-    monkeypatch.setattr(
-        topologies.topologies, "get_topology_desc", lambda **options: asked.append(options) or Description
-    )
-    for name in ("v5e:1x1", "v4:2x2x2", "v5e:4x4"):
-        topology_devices(name, slices=2)
-    single, megacore, plain = asked
-    assert single["chips_per_host_bounds"] == (1, 1, 1)
-    assert megacore["chip_config_name"] == "megacore"
-    assert plain == {"platform": "tpu", "topology_name": "v5e:4x4", "num_slices": 2}
-
-
 def test_the_environment_of_a_compiler_keeps_what_a_user_has_set():
     found = environment_for("v5e:2x2", {"TPU_SKIP_MDS_QUERY": "0", "TPU_WORKER_HOSTNAMES": "WARNING: could not find"})
     assert found["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"

@@ -72,7 +72,6 @@ class SweepProgress:
 
     def finish(self) -> None:
         """Shows the totals."""
-        self.close()
         seconds = time.perf_counter() - self._started
         counts = f"{self._finished} runs, {self._diverged} diverged ({MEANS_DIVERGED})"
         best = self._best_text(", lowest training loss ")
