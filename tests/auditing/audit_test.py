@@ -18,7 +18,6 @@ from audited_models import (
     RULE,
     TOKENS,
     WIDTH,
-    Bottlenecks,
     ConvNet,
     Looped,
     LoRA,
@@ -305,9 +304,27 @@ def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read(axis_
     assert role_of(result, "stage0_block1_excite/kernel") == (Role.INPUT, 1, 2, True, 2)
 
 
+def bottlenecks(width, blocks):
+    """Numbered blocks of two stages, of which only the first of a stage has the stage's input width."""
+    features = [width * 2 ** (i // blocks) for i in range(2 * blocks)]
+    inputs, shapes = [width, *(4 * n for n in features)], {"stem": (6, width), "head": (8 * width, 5)}
+    for i, n in enumerate(features):
+        shapes |= {f"in_{i}": (inputs[i], n), f"out_{i}": (n, 4 * n)}
+        shapes |= {f"proj_{n // width}": (inputs[i], 4 * n)} if inputs[i] != 4 * n else {}
+
+    def apply(p, x):
+        h, c = x @ p["stem"], RULE.residual_multiplier(blocks)
+        for i, n in enumerate(features):
+            y = jax.nn.relu(h @ p[f"in_{i}"]) @ p[f"out_{i}"]
+            h = jax.nn.relu((h if y.shape == h.shape else h @ p[f"proj_{n // width}"]) + c * y)
+        return h @ p["head"] * RULE.readout_multiplier(width / WIDTH)
+
+    return apply, {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+
+
 def test_a_block_whose_width_the_base_model_lacks_needs_a_base_of_this_depth():
     with pytest.raises(InputError, match="the base model has no layer of its width: give the base model this depth"):
-        _ = audit(Bottlenecks(32, 3), Bottlenecks(16, 1), IMAGES).info
+        _ = audit(bottlenecks(2 * WIDTH, 3), bottlenecks(WIDTH, 1), VECTORS).info
 
 
 KEPT = jax.random.bernoulli

@@ -156,34 +156,6 @@ class ConvNet(nn.Module):
         return nn.Dense(5, name="head")(h)
 
 
-class Bottlenecks(nn.Module):
-    """Blocks that Flax numbers, of which only the first of a stage has the stage's input width."""
-
-    width: int
-    blocks: int
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.relu(nn.Conv(self.width, (3, 3), name="stem")(x))
-        for stage in range(2):
-            for _ in range(self.blocks):
-                h = Bottleneck(self.width * 2**stage, RULE.residual_multiplier(self.blocks))(h)
-        return nn.Dense(5, name="head")(h.mean((1, 2)) * RULE.readout_multiplier(self.width / WIDTH))
-
-
-class Bottleneck(nn.Module):
-    features: int
-    multiplier: float
-
-    @nn.compact
-    def __call__(self, h):
-        conv = functools.partial(nn.Conv, kernel_size=(1, 1), use_bias=False)
-        y = conv(4 * self.features)(nn.relu(conv(self.features)(h)))
-        if y.shape != h.shape:
-            h = conv(4 * self.features, name="conv_proj")(h)
-        return nn.relu(h + self.multiplier * y)
-
-
 class Looped(nn.Module):
     """The same block several times: in a Python loop or in a scan."""
 
