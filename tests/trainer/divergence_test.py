@@ -1,6 +1,7 @@
 """Runs that diverge: no checkpoint that is not finite replaces a finite one, and the last finite state can be read."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoi
     assert result["status"] == "diverged"
     assert result["diverged_at_step"] in (9, 10)
     assert result["steps"] in (9, 10)  # not 60, the next log
+    assert result["test_loss"] is None
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # no NaN in the file
     assert saved(tmp_path)[-1] in (8, 9)
     assert all(finite(tmp_path, number) for number in saved(tmp_path))
     out = logged.text

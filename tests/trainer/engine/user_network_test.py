@@ -30,9 +30,8 @@ def config(model, loss="users_code:loss", data="load", **fields):
 
 
 @pytest.mark.slow  # a Study of a Linen network does so against loops of optax
-@pytest.mark.parametrize("model", ["NnxNet", "haiku_net"])
-def test_a_network_of_any_library_trains_in_lanes_as_alone(model, tmp_path):
-    run = config(model, loss="cross_entropy", data="load_classes")
+def test_a_network_of_another_library_trains_in_lanes_as_alone(tmp_path):
+    run = config("NnxNet", loss="cross_entropy", data="load_classes")
     grid = {"optimizer.learning_rate": (0.01, 0.02), "seed": (0, 1)}
     swept = sweep_config(run, {"all": grid}, figure="own", title="Own.", scale="smoke")
     records = sweep(swept, tmp_path / "sweep", lanes=0)
@@ -55,10 +54,9 @@ def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
     assert counts[1] / counts[0] == pytest.approx(4, rel=0.01)
 
 
-@pytest.mark.parametrize("model", ["EqxNet", pytest.param("haiku_net", marks=pytest.mark.slow)])
-def test_the_readout_starts_with_the_standard_deviation_of_the_base(model):
+def test_the_readout_starts_with_the_standard_deviation_of_the_base():
     def head(**fields):
-        experiment = build(config(model, loss="cross_entropy", data="load_classes", **fields))
+        experiment = build(config("EqxNet", loss="cross_entropy", data="load_classes", **fields))
         params = jax.jit(lambda: experiment.init({}))().carry.params
         (values,) = (x for x in jax.tree.leaves(params["head"]) if x.ndim == 2)
         return float(jnp.std(values))
