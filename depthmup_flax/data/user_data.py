@@ -297,10 +297,15 @@ class UserDataset(Dataset):
     @property
     def _targets_fields(self) -> list[str]:
         """The array of a batch that `prepare` gives as targets without a change, if there is one."""
-        size = _ABSTRACT if self.has_epochs else len(self.train)
-        batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in self.spec.fields.items()}
+        batch = self.abstract_batch
         jaxpr = jax.make_jaxpr(lambda batch: self.prepare("none", None, batch)[1])(batch).jaxpr
         return [name for name, x in zip(sorted(batch), jaxpr.invars, strict=True) if jaxpr.outvars == [x]]
+
+    @property
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of a flat training batch."""
+        size = _ABSTRACT if self.has_epochs else len(self.train)
+        return {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in self.spec.fields.items()}
 
     @property
     def input_spec(self) -> Any:
@@ -405,12 +410,11 @@ def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:
 
     ``key`` is its shape and dtype; None as in evaluation.
     """
-    size = _ABSTRACT if dataset.has_epochs else len(dataset.train)
-    batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in dataset.spec.fields.items()}
+    batch = dataset.abstract_batch
     prepared = jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
     if not (isinstance(prepared, (tuple, list)) and len(prepared) == 2 and all(map(jax.tree.leaves, prepared))):
         return None, None
-    if any(x.shape[:1] != (size,) for x in jax.tree.leaves(prepared)):
+    if len({x.shape[:1] for x in jax.tree.leaves((batch, prepared))}) > 1:
         return None, None
     inputs, targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared)
     return inputs, targets

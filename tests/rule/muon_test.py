@@ -100,15 +100,6 @@ def test_singular_values_follow_the_spectral_condition(m_in, m_out, factor):
     assert largest[1] / largest[0] == pytest.approx(factor, rel=0.25)  # Newton-Schulz stops near 1
 
 
-def test_branches_shrink_with_depth_as_r_to_minus_gamma():
-    grads = {"w": noise((8, 8))}
-    updates = []
-    for depth_ratio in (1.0, 16.0):
-        info = {"w": hidden((8, 8), in_branch=True, depth_ratio=depth_ratio)}
-        updates.append(step(dm.muon(1.0, info, RULE), grads, grads)["w"])
-    np.testing.assert_allclose(updates[1] * 4, updates[0], rtol=1e-5)
-
-
 def test_frozen_parameters_have_no_update_and_no_state():
     model, info = gpt()
     params = jax.tree.map(lambda leaf: noise(leaf.shape), nn.unbox(jax.eval_shape(model.init, KEY, TOKENS))["params"])

@@ -14,7 +14,6 @@ from drawn import descend, updated
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.rule.direction_traits import homogeneity
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
@@ -437,12 +436,6 @@ def test_bad_optimizer_settings_are_named(call, message):
     with pytest.raises(dm.InputError) as error:
         call()
     assert message in str(error.value)
-
-
-def test_block_only_accepts_adam_like_optimizers():
-    for inner in (optax.scale_by_adam(), optax.scale_by_lion()):
-        run(dm.depthmup(inner, INFO, PRESETS["block_only"], 0.1))
-        assert homogeneity(inner) == 0
 
 
 MATRIX = ParamInfo(Role.HIDDEN, (3, 3), 4.0, 4.0, True, 9.0, 4.0, in_axes=(0,), out_axes=(1,))

@@ -169,12 +169,3 @@ def test_a_rule_whose_numbers_are_traced_has_those_of_the_preset():
     numbers = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *(rule.numbers() for rule in presets))
     found = jax.jit(jax.vmap(lambda numbers: factors(RULE.replace(**numbers))))(numbers)
     np.testing.assert_allclose(np.transpose(found), [factors(rule) for rule in presets], rtol=1e-6)
-
-
-def test_the_rules_initial_scale_is_microsofts_mups_relative_to_the_base_model():
-    info = {role: ParamInfo(role, (8, 8), width_in=4.0, width_out=4.0) for role in Role}
-    assert {role: RULE.init_ratio(leaf) for role, leaf in info.items() if role is not Role.HIDDEN} == {
-        Role.INPUT: 1.0, Role.OUTPUT: 1.0, Role.VECTOR: 1.0, Role.FIXED: 1.0,
-    }  # fmt: skip
-    assert RULE.init_ratio(info[Role.HIDDEN]) == 0.5
-    assert get_parametrization("sp").init_ratio(info[Role.HIDDEN]) is None

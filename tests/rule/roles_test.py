@@ -226,30 +226,6 @@ def test_flax_attention_can_be_annotated():
     assert (leaf.role, leaf.shape, leaf.width_in, leaf.width_out) == (Role.HIDDEN, (16, 2, 8), 2, 2)
 
 
-def test_roles_are_found_through_scan_and_remat():
-    class Block(nn.Module):
-        width: int
-
-        @nn.compact
-        def __call__(self, h, _):
-            dense = Dense(self.width)
-            return ResidualBranch(lambda z: dense(nn.relu(z)), RULE, 2.0)(h), None
-
-    class Net(nn.Module):
-        width: int
-
-        @nn.compact
-        def __call__(self, x):
-            stack = nn.scan(
-                nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=6,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )  # fmt: skip
-            return stack(self.width, name="stack")(Dense(self.width, ("fixed_in", "width_out"))(x), None)[0]
-
-    leaves = flatten_info(param_info(Net(8), Net(4), jnp.zeros((1, 4))))
-    assert summary(leaves["stack/Dense_0/kernel"]) == (Role.HIDDEN, 2, 2, True, 2, True)
-
-
 class BareReadout(nn.Module):
     width: int
 
