@@ -17,9 +17,6 @@ def test_statistics_are_those_of_the_training_images():
     np.testing.assert_allclose(digits.mean, pixels.mean(0), rtol=1e-5)
     np.testing.assert_allclose(digits.std, pixels.std(0), rtol=1e-5)
     assert digits.mean.dtype == digits.std.dtype == np.float32
-
-
-def test_a_constant_channel_normalizes_to_zero():
     images = np.full((4, 2, 2, 1), 7, np.uint8)
     constant = data.from_arrays(images, np.arange(4), images, np.arange(4), num_classes=4)
     assert not np.asarray(data.normalize(images / 255.0, constant.mean, constant.std)).round(6).any()
