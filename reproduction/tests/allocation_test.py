@@ -110,7 +110,7 @@ def test_a_compute_or_size_that_cannot_be_is_one_sentence(compute, given, senten
 
 def test_a_rule_that_does_not_transfer_and_a_config_without_a_base_are_refused():
     for field, value, sentence in (
-        ("parametrization.preset", "sp", "do not transfer"),
+        ("parametrization.preset", "sp", "does not transfer"),
         ("model.base_width", 0, "is 0"),
     ):
         with pytest.raises(InputError, match=sentence):

@@ -42,8 +42,7 @@ DRAWN = ("block_multiplier", "block_depth_heatmap")
 
 
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
-def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path, monkeypatch):
-    monkeypatch.setattr("depthmup_flax.trainer.engine.lanes.TIMED_CALLS", 1)  # it says how long the sweep will take
+def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path):
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)
