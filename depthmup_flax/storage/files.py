@@ -207,14 +207,27 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
         there = False
         with contextlib.suppress(OSError):
             there = directory.exists()
-        if there:
+        if there and not _misses_checkpoint_of(directory, error):
             raise
-        raise RunStopped(deleted(directory)) from error
+        raise RunStopped(deleted(directory, "a part of " * there)) from error
 
 
-def deleted(directory: pathlib.Path) -> str:
-    """The sentence about a work directory that is gone."""
-    return f"workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
+def deleted(directory: pathlib.Path, part: str = "") -> str:
+    """The sentence about a work directory that is gone, or of which ``"a part of "`` is."""
+    return f"{part}workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
+
+
+def _misses_checkpoint_of(directory: pathlib.Path, error: BaseException) -> bool:
+    """Whether an error, or one of its causes, is about a checkpoint in ``directory`` that is not there."""
+    misses = lambda cause: isinstance(cause, FileNotFoundError) or str(cause).startswith("NOT_FOUND")  # Orbax's library
+    folders = [str(directory.absolute() / name) for name in ("checkpoints", "unfinished")]
+    return any(misses(cause) and folder in str(cause) for cause in _causes(error) for folder in folders)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -224,8 +237,7 @@ _REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # who
 
 def storage_failure(error: BaseException) -> str | None:
     """The message of ``error`` or one of its causes if it is about a disk or a bucket."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
             return os.strerror(cause.errno)
         for message in map(os.strerror, _FULL_OR_READ_ONLY):  # Orbax's storage library gives the message alone
@@ -233,5 +245,4 @@ def storage_failure(error: BaseException) -> str | None:
                 return message
         if {parent.__module__.partition(".")[0] for parent in type(cause).__mro__} & _REMOTE:
             return str(cause).strip().partition("\n")[0] or type(cause).__name__
-        cause = cause.__cause__ or cause.__context__
     return None

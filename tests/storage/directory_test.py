@@ -126,6 +126,8 @@ def test_a_write_into_a_directory_that_is_gone_stops_the_run(tmp_path):
     gone = tmp_path / "gone"
     with pytest.raises(RunStopped, match="was deleted or renamed while it was in use"), writing_to(gone):
         write_atomically(gone / "result.json", "{}")
+    with pytest.raises(RunStopped, match="a part of workdir"), writing_to(tmp_path):
+        (tmp_path / "checkpoints" / "3").rmdir()
     with pytest.raises(FileNotFoundError), writing_to(tmp_path):  # not the directory's fault
         (tmp_path / "data").read_text()
 
