@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Files with slow tests of half a minute and more, the longest first.
-LONG = ("programs_test.py", "docs_test.py", "distributed_test.py", "benchmarks_gpu_test.py", "examples_test.py")
+LONG = ("programs_test.py", "docs_test.py", "distributed_test.py", "examples_test.py")
 LONG += ("blocks_test.py", "kills_test.py", "coordinate_check_test.py")
 
 
