@@ -38,6 +38,7 @@ def cache_compilations() -> None:
         found = cache_directory().stat()
         if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"other users can write to {cache_directory()}")
+        _drop_half_written(cache_directory())
     except (OSError, RuntimeError) as error:
         log.warning("compiled programs are not kept for the next start: %s", error)
         return
@@ -46,6 +47,14 @@ def cache_compilations() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
     # JAX hashes the path of XLA's own cache into the names of programs: at another path none would be found.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "")
+
+
+def _drop_half_written(directory: pathlib.Path) -> None:
+    """Deletes programs whose file of their last use is missing: JAX, killed between the two, would warn for ever."""
+    names = set(os.listdir(directory))
+    for name in names:
+        if name.endswith("-cache") and f"{name.removesuffix('-cache')}-atime" not in names:
+            (directory / name).unlink(missing_ok=True)
 
 
 def drawing_options(platform: str) -> dict[str, str] | None:

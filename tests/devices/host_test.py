@@ -52,6 +52,14 @@ def test_a_start_in_another_work_directory_with_the_cache_at_another_path_compil
     assert compiled == 0
 
 
+def test_a_program_that_was_half_written_by_a_killed_process_is_dropped(home):
+    home.mkdir(mode=0o700)
+    for name in ("half-cache", "whole-cache", "whole-atime", "lost-atime"):
+        (home / name).write_bytes(bytes(8))
+    cache_compilations()
+    assert sorted(path.name for path in home.iterdir()) == ["lost-atime", "whole-atime", "whole-cache"]
+
+
 def test_only_the_user_can_write_to_the_cache(home):
     cache_compilations()
     assert jax.config.jax_compilation_cache_dir == str(home)
