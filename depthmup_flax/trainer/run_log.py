@@ -7,7 +7,6 @@ import importlib
 import json
 import logging
 import math
-import operator
 import os
 import pathlib
 import secrets
@@ -245,9 +244,11 @@ def _row(line: str) -> Json | None:
     """The row of a line; ``None`` for one that a crash has cut off, and for what `RunLog` does not write."""
     try:
         row = json_object(line)
-        numbers = all(value is None or isinstance(value, (int, float)) for value in row.values())
-        return row if numbers and 0 <= operator.index(row["step"]) < 2**31 else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+        numbers = [value for value in row.values() if value is not None]
+        [float(value) for value in numbers]  # OverflowError
+        written = all(type(value) in (int, float) for value in numbers)
+        return row if written and type(row["step"]) is int and 0 <= row["step"] < 2**31 else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
