@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.config.field_comments import docstring
+from depthmup_flax.config.field_comments import docstring, summary_of_file
 from depthmup_flax.config.files import is_config
 from depthmup_flax.util.errors import (
     BAD_INPUT,
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def usage() -> str:
     """The help of ``depthmup`` itself."""
-    does = lambda name: docstring(importlib.import_module(f"depthmup_flax.commands.{name}")).partition("\n")[0]
+    does = lambda name: summary_of_file(pathlib.Path(__file__).with_name(f"{name}.py"))
     rows = lambda names: "\n".join(f"  {name:10} {does(name)}" for name in names)
     commands = "\n\n".join(f"{heading}\n{rows(names)}" for heading, names in GROUPS.items())
     return f"""\

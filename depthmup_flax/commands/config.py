@@ -14,11 +14,9 @@ these are shown; depthmup config sweeps/digits base shows all.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
 import itertools
-import pathlib
 import re
 import shutil
 import textwrap
@@ -75,7 +73,7 @@ def listing() -> str:
     blocks = []
     for command in ("train", "sweep"):
         names = [name for name in shipped_names() if name.startswith("sweeps/") == (command == "sweep")]
-        rows = {name: _summary(path_of(name)) for name in names}
+        rows = {name: field_comments.summary_of_file(path_of(name)) for name in names}
         width = max(map(len, rows))
         sorted_rows = sorted(rows.items(), key=lambda row: not row[1].startswith("Start here"))
         shorten = lambda text, most: textwrap.shorten(text, most, placeholder=" ...")
@@ -156,7 +154,9 @@ def explained(config: ConfigDict, path: str, section: str = "") -> str:
             raise InputError(f"{path} has no section {section!r}: {did_you_mean(section, sections - {''})}")
     else:
         shown = [field for field in known if field.changed or not field.path.startswith("base.")]
-    lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), path]
+    lines = (
+        [] if section else [*textwrap.wrap(field_comments.summary_of_file(path.partition(":")[0]), _columns()), path]
+    )
     for _, of_section in itertools.groupby(shown, key=lambda field: field.path.rpartition(".")[0]):
         lines += ["", *(line for field in of_section for line in _lines(field))]
     lines += ["", "* differs from the default. Set a field on the command line: --config.FIELD=VALUE"]
@@ -190,12 +190,6 @@ def first_sentence(text: str) -> str:
     sentence = re.split(r"(?<=\.)(?<!App\.|Def\.|Fig\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
     without_references = re.sub(r" \(`depthmup_flax[^)]*\)", "", sentence).replace("`", "")
     return without_references if sentence.endswith("...") else without_references.removesuffix(".")
-
-
-def _summary(path: str) -> str:
-    """The first line of a config file's docstring; does not run the file."""
-    text = pathlib.Path(path.partition(":")[0]).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def _columns() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pathlib
 import re
 import textwrap
 from typing import Any
@@ -62,6 +63,12 @@ def docstring(obj: Any) -> str:
         return inspect.getdoc(obj) or ""
     node: Any = tree if inspect.ismodule(obj) else tree.body[0]
     return ast.get_docstring(node) or ""
+
+
+def summary_of_file(path: str | pathlib.Path) -> str:
+    """The first line of the docstring of a Python file, which is not run."""
+    text = pathlib.Path(path).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def of_docstring(obj: Any, section: str) -> dict[str, str]:
