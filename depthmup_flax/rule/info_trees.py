@@ -5,7 +5,7 @@ import fnmatch
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -108,27 +108,35 @@ def map_info(function: Callable[..., Any], info: InfoTree, tree: ArrayTree, *oth
     Raises:
       InputError: a path is not in ``info``, or one of several equal layers is missing.
     """
-    infos, found = flatten_info(info), set[str]()
+    infos, found, masked = flatten_info(info), set[str](), set[str]()
 
     def at_leaf(of_leaf: jax.tree_util.KeyPath, leaf: Any, *other_leaves: Any) -> ArrayTree:
-        path = name = path_name(of_leaf)
+        name = path_name(of_leaf)
         if isinstance(leaf, optax.MaskedNode):
-            found.update(path for path in infos if matches(path, name))
+            masked.add(name)
             return leaf
-        while path not in infos:
-            if "/" not in path:
-                raise InputError(f"{_UNLIKE} ({name!r} is not in info): {_PASS}")
-            path = path.rpartition("/")[0]
+        if (path := _at_or_above(name, infos)) is None:
+            raise InputError(f"{_UNLIKE} ({name!r} is not in info): {_PASS}")
         found.add(path)
         return function(path, infos[path], leaf, *other_leaves)
 
     is_leaf = lambda x: isinstance(x, (optax.MaskedNode, AxisMetadata))
     result = jax.tree_util.tree_map_with_path(at_leaf, tree, *others, is_leaf=is_leaf)
-    layers = {template(path) for path in found}
-    for path in infos:
-        if path not in found and template(path) in layers:  # a network of fewer layers
+    missing = [path for path in infos if path not in found and _at_or_above(path, masked) is None]
+    layers = {template(path) for path in found} if missing else ()
+    for path in missing:
+        if template(path) in layers:  # a network of fewer layers
             raise InputError(f"{_UNLIKE} (info has {path!r}): {_PASS}")
     return result
+
+
+def _at_or_above(path: str, paths: Collection[str]) -> str | None:
+    """The one of ``paths`` that a path is, or is inside of."""
+    while path not in paths:
+        if "/" not in path:
+            return None
+        path = path.rpartition("/")[0]
+    return path
 
 
 _UNLIKE = "the structure of the parameters is not that of info"
