@@ -28,5 +28,14 @@ def test_every_setting_on_jaxs_list_is_compared_or_cannot_change_numbers():
 
 def test_settings_that_nobody_sets_are_usual():
     assert provenance.unusual_settings() == {}
-    with jax.default_matmul_precision("bfloat16"):
-        assert provenance.unusual_settings() == {"jax_default_matmul_precision": "bfloat16"}
+
+
+@pytest.mark.parametrize("name", provenance.settings())
+def test_an_unusual_setting_is_noticed(name):
+    usual, others = getattr(jax.config, name), {"threefry2x32": "rbg", "standard": "strict", None: "highest", 0: 3}
+    other = not usual if isinstance(usual, bool) else {**others, 1: "allow"}[usual]
+    try:
+        jax.config.update(name, other)
+        assert provenance.unusual_settings().keys() == {name}
+    finally:
+        jax.config.update(name, {1: "warn"}.get(usual, usual))

@@ -111,11 +111,19 @@ def test_lanes_whose_random_numbers_would_depend_on_their_neighbors_are_refused(
         sweep(a_sweep(rates=2, depths=(2,)), tmp_path, lanes=2)
 
 
-def test_a_run_is_not_resumed_under_another_setting_of_jax(stopped_on_images):
+SETTINGS = {"jax_default_prng_impl": "rbg", "jax_default_matmul_precision": "bfloat16", "jax_random_seed_offset": 1}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_images):
     run, workdir, _ = stopped_on_images
-    with jax.default_prng_impl("rbg"):
+    usual, value = getattr(jax.config, setting), SETTINGS[setting]
+    try:
+        jax.config.update(setting, value)
         error = refusal(run, workdir)
-    assert "jax_default_prng_impl: threefry2x32 then, rbg now" in error
+    finally:
+        jax.config.update(setting, usual)
+    assert f"{setting}: {usual} then, {value} now" in error
 
 
 OTHER_EXECUTION = {

@@ -5,6 +5,8 @@ import itertools
 import os
 import sys
 
+import flax.linen as nn
+import jax
 import numpy as np
 import pytest
 
@@ -70,16 +72,36 @@ CALLBACK = "jax.pure_callback(lambda x: x * np.float32(@), h, jax.lax.stop_gradi
 # Where @ stands there is one value, then another: a way to write code -> the code, and its two values.
 OTHER = {
     "a global number": ({"before": "F = @", "use": "F * h"}, "2", "3"),
+    "a global tuple": ({"before": "F = (@,)", "use": "F[0] * h"}, "2", "3"),
+    "a global list": ({"before": "F = [@]", "use": "F[0] * h"}, "2", "3"),
+    "a global dict": ({"before": "F = {'a': @}", "use": "F['a'] * h"}, "2", "3"),
+    "a global set": ({"before": "F = {@}", "use": "max(F) * h"}, "2", "3"),
+    "a global array": ({"before": "F = np.full(8, @)", "use": "F[0] * h"}, "2.0", "3.0"),
     "an array of JAX": ({"before": "F = jnp.arange(8.0) + @", "use": "F[0] * h"}, "2.0", "3.0"),
+    "a namespace": ({"before": "F = types.SimpleNamespace(a=@)", "use": "F.a * h"}, "2", "3"),
     "the environment": ({"before": "os.environ['F'] = '@'", "use": "float(os.environ['F']) * h"}, "2", "3"),
+    "a partial": ({"before": "f = functools.partial(jnp.multiply, @)", "use": "f(h)"}, "2.0", "3.0"),
+    "a layer of Flax": ({"use": "nn.gelu(h, approximate=@)"}, "True", "False"),
     "a library's function": ({"before": "f = nn.@", "use": "f(h)"}, "relu", "tanh"),
+    "a default": ({"before": "f = lambda h, k=@: k * h", "use": "f(h)"}, "2", "3"),
     "a closure": ({"before": "f = (lambda k: lambda h: k * h)(@)", "use": "f(h)"}, "2", "3"),
     "a jitted closure": ({"before": "f = (lambda k: jax.jit(lambda h: k * h))(@)", "use": "f(h)"}, "2", "3"),
+    "a base class": ({"before": "class B:\n  k = @\nclass C(B):\n  pass", "use": "C.k * h"}, "2", "3"),
+    "a mixin": (
+        {"before": "class M:\n  def f(self, h): return @ * h\nclass C(M, dict): pass", "use": "C().f(h)"},
+        "2",
+        "3",
+    ),
+    "a property": ({"before": "class Q:\n  k = property(lambda self: @)", "use": "Q().k * h"}, "2", "3"),
+    "a nested class": ({"before": "class Q:\n  class R:\n    k = @", "use": "Q.R.k * h"}, "2", "3"),
+    "a dict of a class": ({"before": "class Q:\n  k = {'a': @}", "use": "Q.k['a'] * h"}, "2", "3"),
+    "a monkey patch": ({"before": "class Q: pass\nQ.k = @", "use": "Q.k * h"}, "2", "3"),
     "initial values": ({"init": "@"}, "0.1", "0.2"),
     "a gradient of its own": ({"before": VJP, "use": "f(h)"}, "2", "3"),
     "a callback": ({"use": f"h + {CALLBACK}"}, "2", "3"),
     "a branch": ({"use": "jax.lax.cond(h.sum() > 0, lambda h: @ * h, lambda h: h, h)"}, "2", "3"),
     "a loop": ({"use": "jax.lax.scan(lambda c, _: (@ * c, None), h, length=2)[0]"}, "2", "3"),
+    "a number of rounds": ({"use": "jax.lax.fori_loop(0, @, lambda i, h: 2 * h, h)"}, "2", "3"),
     "a precision": ({"use": "jnp.matmul(h, jnp.eye(8), precision='@')"}, "highest", "bfloat16"),
     "a dtype": ({"use": "h.astype(jnp.@).astype(jnp.float32)"}, "float16", "bfloat16"),
 }
@@ -108,6 +130,9 @@ SAME = {
     "an object with a cache": {"before": COUNTER, "use": "(cache.setdefault(len(cache), 1), h)[1]"},
     "a counter": {"before": COUNTER, "use": "(calls.append(1), h)[1]"},
     "another name": {"before": "def renamed(h): return h", "use": "renamed(h)"},
+    "a comment": {"before": "# a comment"},
+    "a function that is not used": {"before": "def unused(): return 3"},
+    "a print": {"before": "import logging", "use": "(logging.debug('%s', h), h)[1]"},
 }
 
 
@@ -116,18 +141,36 @@ def test_code_that_computes_the_same_is_the_same_run(way):
     assert programs(study(**SAME[way])) == programs(study())
 
 
+def test_a_module_in_a_closure_does_not_change_by_being_used():
+    shared = nn.Dense(4)
+    first = Study(
+        lambda width, depth: nn.Sequential([shared, nn.Dense(2)]), DATA, loss="squared_error", batch_size=5, quiet=True
+    )
+    before = programs(first)
+    shared.init(jax.random.key(0), X)
+    assert programs(first) == before
+
+
+def test_two_lambdas_on_a_line_are_two_networks():
+    makes = (lambda width, depth: nn.Dense(2)), (lambda width, depth: nn.Dense(2, use_bias=False))
+    studies = [Study(make, DATA, loss="squared_error", **OPTIONS) for make in makes]
+    assert [build(study.config()).parameters for study in studies] == [6, 4]
+
+
 NET = """
 import flax.linen as nn
+from {package}.helper import FACTOR
 class Net(nn.Module):
     width: int
     depth: int
     @nn.compact
     def __call__(self, x):
         import {package}.late
-        h = nn.Dense(self.width)(x) * {package}.late.FACTOR
+        h = nn.Dense(self.width)(x) * FACTOR * {package}.late.FACTOR
         return nn.Dense(2)(h)
 def loss(outputs, targets):
-    return ((outputs - targets) ** 2).mean()
+    import {package}.of_loss
+    return {package}.of_loss.FACTOR * ((outputs - targets) ** 2).mean()
 """
 LOAD = """
 import importlib, numpy as np
@@ -136,7 +179,7 @@ def load():
     importlib.import_module("{package}.of_data")
     return (x[:15], x[:15]), (x[15:], x[15:])
 """
-HELPERS = ("late", "of_data")
+HELPERS = ("helper", "late", "of_loss", "of_data")
 _packages = itertools.count()
 
 
@@ -188,7 +231,7 @@ def test_the_project_is_what_is_neither_installed_nor_of_python(project):
     run, _, package = project
     experiment = build(run)
     known = project_code()
-    assert {f"{package}.{name}" for name in ("net", *HELPERS)} <= known.keys()
+    assert {f"{package}.net", f"{package}.helper", f"{package}.of_data"} <= known.keys()
     assert not {"json", "numpy", "pytest", "depthmup_flax", "__main__"} & known.keys()
     compared = facts(experiment, {}, identity.programs(experiment, {}))  # by the processes of a run
     assert {f"the code of {package}.{name}" for name in HELPERS} <= compared.keys()

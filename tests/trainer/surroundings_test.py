@@ -1,6 +1,5 @@
 """What surrounds a call, a mesh or strict settings of JAX, an interpreter without docstrings, changes no result."""
 
-import contextlib
 import io
 import os
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 from small_runs import RATE, small_base
 
 from depthmup_flax import InputError
@@ -19,16 +18,18 @@ from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.trainer.loop import train_and_evaluate
 
-
-@contextlib.contextmanager
-def strict_settings():
-    ranks, types = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
-    with ranks, types, jax.transfer_guard("disallow_explicit"):
-        yield
-
-
-def explicit_mesh():
-    return jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1]))
+mesh_of = lambda kind: jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(kind,), devices=jax.devices()[:1]))
+SURROUNDINGS = {
+    "a mesh": lambda: mesh_of(AxisType.Auto),
+    "an explicit mesh": lambda: mesh_of(AxisType.Explicit),
+    "no promotion of ranks": lambda: jax.numpy_rank_promotion("raise"),
+    "no promotion of types": lambda: jax.numpy_dtype_promotion("strict"),
+    "no transfers": lambda: jax.transfer_guard("disallow_explicit"),
+    "an older mesh": lambda: Mesh(np.array(jax.devices()[:1]), ("data",)),
+    "no transfers to the host": lambda: jax.transfer_guard_device_to_host("disallow_explicit"),
+    "errors at NaN": lambda: jax.debug_nans(True),
+    "no compilation": jax.disable_jit,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +47,21 @@ def losses(tmp_path_factory):
     return of, usual
 
 
-@pytest.mark.parametrize(
-    "surroundings", [explicit_mesh, strict_settings, pytest.param(jax.disable_jit, marks=pytest.mark.slow)]
-)
-def test_a_run_and_a_search_give_their_usual_numbers(surroundings, losses):
+SLOW = {"no compilation": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SURROUNDINGS])
+def test_a_run_and_a_search_give_their_usual_numbers(name, losses):
     of, (train_loss, of_search) = losses
-    with surroundings():
-        found = of(surroundings.__name__)
+    with SURROUNDINGS[name]():
+        found = of(name)
     assert found == (pytest.approx(train_loss, rel=1e-5), of_search)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["config", "sweeps/digits"], ["train", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["config", "digits"], ["config", "sweeps/digits"], ["train", "--help"]], ids=" ".join
+)
 def test_commands_explain_themselves_in_an_interpreter_that_drops_docstrings(words):
     says = lambda level: (
         subprocess.run(
@@ -81,10 +85,14 @@ def test_signs_that_the_output_cannot_show_end_no_command(encoding, monkeypatch)
 
 NUMBERS = [
     ("train.steps", 1e3, 1000),
+    ("train.steps", np.int64(7), 7),
+    ("model.width", np.float32(16), 16),
     ("optimizer.learning_rate", np.float32(0.5), 0.5),
+    ("optimizer.kwargs.b1", np.float64(0.5), 0.5),
     ("optimizer.frozen", np.array(["stem"]), ("stem",)),
     ("train.checkpoint", np.False_, False),
     ("train.steps", 1.5, None),
+    ("train.steps", np.float64("inf"), None),
     ("model.norm", np.int32(3), None),
 ]
 
