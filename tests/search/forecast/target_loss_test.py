@@ -93,14 +93,18 @@ DAMAGED = {
     "rungs that are numbers": {"rungs": [1, 2]},
     "a target without sizes": {"target": {"losses": []}},
     "a config that is a number": {"config": 3},
+    "a text for a number": {"loss": "low"},
+    "no rungs": {"rungs": []},
+    "another loss": {"objective": "f1"},
+    "a width without end": {"target": {**dataclasses.asdict(LARGE), "width": 10**400}},
 }
-TEXTS = {"nothing": "", "a list": "[]"}
+TEXTS = {"nothing": "", "a list": "[]", "deep": "[" * 10**5, "no text": "\udcff"}
 
 
 @pytest.mark.parametrize("damage", [*DAMAGED, *TEXTS])
 def test_whatever_is_wrong_with_the_file_is_one_sentence_that_names_it(damage, tmp_path):
     text = TEXTS.get(damage, json.dumps(dataclasses.asdict(GIVEN) | DAMAGED.get(damage, {})))
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / FILE).write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=rf"{FILE} .*: restore it"):
         read(tmp_path)
 
