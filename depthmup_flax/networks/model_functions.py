@@ -68,12 +68,14 @@ class ModelFunctions:
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
-        return jax.eval_shape(lambda inputs: self.init(jax.random.key(0), inputs), inputs)
+        with self._calling("init", inputs):
+            params, state = self.adapter.plain(*self.adapter.shapes(inputs, Call(train=False)))
+        return jax.eval_shape(self.start, params), state
 
     def outputs(self, inputs: ArrayTree) -> Any:
         """Shapes of the outputs in training; ``inputs`` may be shapes."""
-        run = lambda key, inputs: self.apply(*self.init(key, inputs), inputs, train=True, key=key)[0]
-        return jax.eval_shape(lambda inputs: run(jax.random.key(0), inputs), inputs)
+        run = lambda key, *arrays: self.apply(*arrays, train=True, key=key)[0]
+        return jax.eval_shape(run, jax.random.key(0), *self.shapes(inputs), inputs)
 
     @property
     def linen(self) -> nn.Module | None:

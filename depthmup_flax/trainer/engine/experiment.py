@@ -251,7 +251,7 @@ class NetworkExperiment(Experiment):
                         of_rule[name] = value
                     else:
                         set_field(changed, path, value)
-            rule = self.rule.replace(**of_rule)
+            rule = self.rule.replace(**of_rule) if of_rule else self.rule  # `made` is of this one
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
             return self.functions(rule), optimizer, functools.partial(self._record, rule)
 
