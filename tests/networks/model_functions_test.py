@@ -176,7 +176,9 @@ def test_several_networks_at_once_are_the_single_ones(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_plain_containers_of_arrays(kind):
-    params, state = model_functions(KINDS[kind][0]).shapes(jax.ShapeDtypeStruct(X.shape, X.dtype))
+    functions, inputs = model_functions(KINDS[kind][0]), jax.ShapeDtypeStruct(X.shape, X.dtype)
+    params, state = functions.shapes(inputs)
+    assert (params, state) == jax.eval_shape(functions.init, KEY, inputs)
     assert "losses" not in state
     inner = lambda x: () if isinstance(x, jax.ShapeDtypeStruct) else x.values() if isinstance(x, dict) else x
     trees = [params, state]
