@@ -2,8 +2,7 @@
 
     python examples/contrastive_two_towers.py [--workdir=DIR]
 
-A `dm.Task` is pure functions: its losses and optimizers are its own matter. Its hyperparameters, here the learning rate
-and the temperature of the loss, are inputs of one compiled program, which trains many runs side by side.
+A `dm.Task` is pure functions. Its hyperparameters are inputs of one compiled program, which trains many runs at a time.
 """
 
 import argparse
@@ -21,7 +20,7 @@ BASE_WIDTH, BASE_DEPTH = 32, 3  # of the small towers, which are tuned
 
 
 class Tower(nn.Module):
-    """A residual MLP to vectors of length 1."""
+    """A residual MLP to vectors of length 1. No readout: they grow with the width, and cosines need no factor."""
 
     width: int
     depth: int
@@ -33,54 +32,49 @@ class Tower(nn.Module):
         h = nn.Dense(self.width, name="stem")(x)
         for i in range(self.depth):
             y = nn.Dense(self.width, name=f"block_{i}")(nn.relu(nn.LayerNorm(name=f"block_{i}_norm")(h)))
-            # The audit with carry=False, before the factor was here: "missing_branch_multiplier: the branches that end
-            # in upper/block_*/kernel, lower/block_*/kernel are multiplied by 1; the rule wants 0.7071".
             h = h + self.rule.residual_multiplier(self.depth / BASE_DEPTH) * y
-        # No readout: the vectors grow with the width, and their cosines need no factor.
         h = nn.Dense(self.width, name="head")(nn.LayerNorm(name="norm")(h))
         return h / jnp.linalg.norm(h, axis=-1, keepdims=True)
 
 
+class Towers(nn.Module):
+    """A tower for the upper halves and one for the lower."""
+
+    width: int
+    depth: int
+    rule: dm.Parametrization
+
+    @nn.compact
+    def __call__(self, images):
+        """``[batch, 64] -> [batch, batch]``: the cosine of each upper and each lower half."""
+        sizes, (upper, lower) = (self.width, self.depth, self.rule), jnp.split(images, 2, axis=1)
+        return Tower(*sizes, name="upper")(upper) @ Tower(*sizes, name="lower")(lower).T
+
+
 def build(width: int, depth: int, rule: dm.Parametrization) -> dm.Task:
     """The training step of two towers."""
-    tower = Tower(width, depth, rule)
-
-    def new_params(key, tower=tower):
-        keys = dict(zip(("upper", "lower"), jax.random.split(key), strict=True))
-        return {name: tower.init(key, jnp.zeros((1, 32)))["params"] for name, key in keys.items()}
-
-    def cosines(params, images, tower=tower):
-        upper, lower = jnp.split(images, 2, axis=1)
-        return tower.apply({"params": params["upper"]}, upper) @ tower.apply({"params": params["lower"]}, lower).T
-
-    def info_nce(params, images, hyper):
-        logits, labels = cosines(params, images) / hyper["temperature"], jnp.arange(len(images))
-        loss = sum(optax.softmax_cross_entropy_with_integer_labels(x, labels).mean() for x in (logits, logits.T)) / 2
-        return loss, {"loss": loss, "matched": (logits.argmax(1) == labels).mean()}
-
-    def auditable(tower):
-        shapes = jax.eval_shape(lambda key: new_params(key, tower), jax.random.key(0))
-        return lambda params, images: cosines(params, images, tower), shapes
-
-    base = Tower(BASE_WIDTH, BASE_DEPTH, rule)
-    info = dm.audit(auditable(tower), auditable(base), jnp.zeros((2, 64)), rule=rule).info
+    towers, images = Towers(width, depth, rule), jnp.zeros((2, 64))
+    info = dm.audit(towers, Towers(BASE_WIDTH, BASE_DEPTH, rule), images, rule=rule).info
 
     def optimizer(hyper):
         return dm.depthmup(optax.scale_by_adam(), info, rule, hyper["learning_rate"])
 
+    def loss_of(params, batch, hyper):
+        cosines = towers.apply({"params": params}, batch["image"])
+        logits, labels = cosines / hyper["temperature"], jnp.arange(len(cosines))
+        loss = sum(optax.softmax_cross_entropy_with_integer_labels(x, labels).mean() for x in (logits, logits.T)) / 2
+        return loss, {"loss": loss, "matched": (logits.argmax(1) == labels).mean()}
+
     def init(key, hyper):
-        params = new_params(key)
+        params = towers.init(key, images)["params"]
         return {"params": params, "optimizer": optimizer(hyper).init(params)}
 
     def step(state, batch, hyper):
-        grads, metrics = jax.grad(info_nce, has_aux=True)(state["params"], batch["image"], hyper)
+        grads, metrics = jax.grad(loss_of, has_aux=True)(state["params"], batch, hyper)
         updates, new = optimizer(hyper).update(grads, state["optimizer"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "optimizer": new}, metrics
 
-    def evaluate(state, batch, hyper):
-        return info_nce(state["params"], batch["image"], hyper)[1]
-
-    return dm.Task(init, step, evaluate)
+    return dm.Task(init, step, lambda state, batch, hyper: loss_of(state["params"], batch, hyper)[1])
 
 
 def data():
@@ -91,20 +85,13 @@ def data():
 
 def main(workdir=None, steps: int = 400, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
     """Tunes the small towers, trains the large ones; returns their result."""
-    study = dm.Study(
-        build,
-        data,
-        base=(BASE_WIDTH, BASE_DEPTH),
-        hyper={"temperature": 0.1},
-        steps=steps,
-        batch_size=100,
-        workdir=workdir,
-    )
+    settings = {"hyper": {"temperature": 0.1}, "steps": steps, "batch_size": 100, "workdir": workdir}
+    study = dm.Study(build, data, base=(BASE_WIDTH, BASE_DEPTH), **settings)
     best = study.tune(learning_rate=dm.powers_of_two(-11, -6), temperature=(0.01, 0.03, 0.1), seeds=seeds)
     print(best)
     result = study.train(width, depth, **best)
-    matched = result["test_metrics"]["test_matched"]
-    print(f"width {width}, depth {depth}: {100 * matched:.0f} % of 297 test images find their other half")
+    matched = 100 * result["test_metrics"]["test_matched"]
+    print(f"width {width}, depth {depth}: {matched:.0f} % of 297 test images find their other half")
     return result
 
 

@@ -1,4 +1,4 @@
-"""An ImageNet-style ResNet in plain Linen; the lines that Depth-muP adds are marked."""
+"""An ImageNet-style ResNet with BatchNorm in Linen, SGD, and the factors in its code: their lines are marked."""
 
 from functools import partial
 
@@ -12,6 +12,7 @@ import depthmup_flax as dm
 
 STAGES = (2, 2)  # residual blocks at each resolution
 BASE_WIDTH, BASE_STAGES = 8, (1, 1)  # of the tuned proxy
+RULE = dm.get_parametrization("depth_mup")
 
 
 class ResNetBlock(nn.Module):
@@ -40,14 +41,13 @@ class ResNet(nn.Module):
     classes: int
     width: int = BASE_WIDTH
     stages: tuple[int, ...] = STAGES
-    rule: dm.Parametrization = dm.get_parametrization("depth_mup")
 
     @nn.compact
     def __call__(self, x, train: bool):
         """``[B, H, W, 1] -> [B, classes]``."""
         conv = partial(nn.Conv, use_bias=False)
         norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
-        multiplier = self.rule.residual_multiplier(sum(self.stages) / sum(BASE_STAGES))  # depth-muP
+        multiplier = RULE.residual_multiplier(sum(self.stages) / sum(BASE_STAGES))  # depth-muP
         x = nn.relu(norm(name="norm_init")(conv(self.width, (3, 3), name="conv_init")(x)))
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
                 x = ResNetBlock(self.width * 2**i, conv, norm, strides, multiplier)(x)
         x = jnp.mean(x, axis=(1, 2))
         # The product is multiplied, the bias is not.
-        x = x * self.rule.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
+        x = x * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
         return nn.Dense(self.classes, name="head")(x)
 
 
@@ -63,22 +63,15 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ResNet(10, width, stages), ResNet(10, BASE_WIDTH, stages)  # the base width, this depth
-    rule = model.rule
+    model, base = ResNet(10, width, stages), ResNet(10, BASE_WIDTH, BASE_STAGES)
     variables, base_variables = (
         jax.jit(partial(m.init, train=True))(jax.random.key(0), images[:1]) for m in (model, base)
     )
-    params, stats = variables["params"], variables["batch_stats"]
-
-    info = dm.audit(model, ResNet(10, BASE_WIDTH, BASE_STAGES), images[:2], rule=rule, train=True).info
-    params = dm.rescale_init(params, base_variables["params"], info, rule)
-    print(dm.param_table(info, rule, degree=1, weight_decay=1e-4))
-
+    info = dm.audit(model, base, images[:2], rule=RULE, train=True).info
+    params = dm.rescale_init(variables["params"], base_variables["params"], info, RULE)
+    print(dm.param_table(info, RULE, degree=1))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 5, steps)
-    optimizer = optax.chain(
-        dm.scale_by_depthmup(optax.chain(optax.clip(1.0), optax.trace(0.9, nesterov=True)), info, rule),
-        optax.scale_by_learning_rate(schedule),
-    )
+    optimizer = dm.depthmup(optax.chain(optax.clip(1.0), optax.trace(0.9, nesterov=True)), info, RULE, schedule)
 
     def loss_fn(params, stats, x, y):
         logits, new = model.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
@@ -90,7 +83,7 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state, loss
 
-    opt_state, losses = optimizer.init(params), []
+    stats, opt_state, losses = variables["batch_stats"], optimizer.init(params), []
     for i in range(steps):
         batch = jax.random.randint(jax.random.key(i), (64,), 0, len(labels))
         params, stats, opt_state, loss = step(params, stats, opt_state, images[batch], labels[batch])

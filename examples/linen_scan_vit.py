@@ -1,4 +1,4 @@
-"""A vision transformer in plain Linen, with blocks under nn.scan; the lines that Depth-muP adds are marked."""
+"""A vision transformer in Linen, with blocks under nn.scan and the factors in its code: their lines are marked."""
 
 import flax.linen as nn
 import jax
@@ -56,10 +56,9 @@ def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, depth)  # the base width, this depth
+    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, BASE_DEPTH)
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
-
-    info = dm.audit(model, ViT(10, BASE_WIDTH, BASE_DEPTH), images[:2], rule=RULE).info
+    info = dm.audit(model, base, images[:2], rule=RULE).info
     params = dm.rescale_init(params, base_params, info, RULE)
     optimizer = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
     print(dm.param_table(info, RULE, eps=1e-8, weight_decay=0.01))

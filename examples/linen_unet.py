@@ -1,4 +1,4 @@
-"""A Linen U-Net that removes noise, trained by the squared error: tune it small, train it large.
+"""A Linen U-Net that removes noise, with the factors in its code and data prepared inside the step.
 
 python examples/linen_unet.py [--workdir=DIR]
 """
@@ -27,8 +27,6 @@ class UNet(nn.Module):
         for i in range(self.depth):
             y = nn.relu(nn.LayerNorm(name=f"{name}_{i}_norm")(h))
             y = nn.Conv(h.shape[-1], (3, 3), name=f"{name}_{i}")(y)
-            # The audit with carry=False, before the factor was here: "missing_branch_multiplier: the branches that end
-            # in down_*/kernel, middle_*/kernel, up_*/kernel are multiplied by 1; the rule wants 0.7071".
             h = h + self.rule.residual_multiplier(self.depth / BASE_DEPTH) * y
         return h
 
@@ -40,7 +38,6 @@ class UNet(nn.Module):
         h = nn.ConvTranspose(self.width, (2, 2), strides=(2, 2), name="double")(h)
         h = nn.Conv(self.width, (1, 1), name="join")(jax.numpy.concatenate([h, across], axis=-1))
         h = nn.LayerNorm(name="norm")(self.blocks(h, "up"))
-        # "readout_not_scaled: the product with head/kernel is multiplied by 1; the rule wants 0.5".
         h = h * self.rule.readout_multiplier(self.width / BASE_WIDTH)
         return nn.Conv(1, (3, 3), name="head")(h)
 

@@ -1,8 +1,8 @@
-"""An NNX transformer on a text file: tune it small, train it large.
+"""An NNX transformer, unchanged, on a text file: tune it small, report, train it large.
 
     python examples/nnx_text.py [TEXT_FILE] [--workdir=DIR]
 
-Without a file it reads the source of Python's argparse. The network is plain NNX.
+Without a file it reads the source of Python's argparse.
 """
 
 import argparse
@@ -21,31 +21,26 @@ HEAD_SIZE, LENGTH = 16, 32  # the number of heads grows, their size does not
 class Block(nnx.Module):
     """Causal attention and feed-forward, two residual branches."""
 
-    def __init__(self, width: int, multiplier: float, rngs: nnx.Rngs):
-        self.multiplier = multiplier
+    def __init__(self, width: int, rngs: nnx.Rngs):
         self.norm_1, self.norm_2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(width // HEAD_SIZE, width, decode=False, rngs=rngs)
         self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, h, mask):
         """``[batch, length, width] -> [batch, length, width]``."""
-        # The audit with carry=False, before the factors were here: "missing_branch_multiplier: the branches that end in
-        # blocks/*/attention/out/kernel, blocks/*/down/kernel are multiplied by 1; the rule wants 0.5".
-        h = h + self.multiplier * self.attention(self.norm_1(h), mask=mask)
-        return h + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(h))))
+        h = h + self.attention(self.norm_1(h), mask=mask)
+        return h + self.down(nnx.gelu(self.up(self.norm_2(h))))
 
 
 class Transformer(nnx.Module):
     """Characters to the logits of the next."""
 
-    def __init__(self, width: int, depth: int, num_classes: int, rule: dm.Parametrization, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, depth: int, num_classes: int, *, rngs: nnx.Rngs):
         self.embed = nnx.Embed(num_classes, width, rngs=rngs)
         self.position = nnx.Embed(LENGTH, width, rngs=rngs)
-        multiplier = rule.residual_multiplier(depth / BASE_DEPTH)
-        self.blocks = nnx.List([Block(width, multiplier, rngs) for _ in range(depth)])
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, use_bias=False, rngs=rngs)
-        self.readout_multiplier = rule.readout_multiplier(width / BASE_WIDTH)
 
     def __call__(self, tokens):
         """``[batch, length] -> [batch, length, num_classes]``."""
@@ -53,8 +48,7 @@ class Transformer(nnx.Module):
         mask = nnx.make_causal_mask(tokens)
         for block in self.blocks:
             h = block(h, mask)
-        # "readout_not_scaled: the product with head/kernel is multiplied by 1; the rule wants 0.5".
-        return self.head(self.norm(h) * self.readout_multiplier)
+        return self.head(self.norm(h))
 
 
 def data(file: pathlib.Path):
@@ -65,18 +59,10 @@ def data(file: pathlib.Path):
     return (train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:])
 
 
-def main(
-    text=argparse.__file__, workdir=None, steps: int = 100, width: int = 64, depth: int = 4, seeds: int = 3
-) -> dict:
+def main(text=argparse.__file__, workdir=None, steps=100, width=64, depth=4, seeds=3) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
-    study = dm.Study(
-        Transformer,
-        data(pathlib.Path(text)),
-        base=(BASE_WIDTH, BASE_DEPTH),
-        steps=steps,
-        batch_size=32,
-        workdir=workdir,
-    )
+    settings = {"steps": steps, "batch_size": 32, "workdir": workdir}
+    study = dm.Study(Transformer, data(pathlib.Path(text)), base=(BASE_WIDTH, BASE_DEPTH), **settings)
     print(study.audit(width, depth))
     rates = dm.powers_of_two(-9, -5)
     best = study.tune(learning_rate=rates, seeds=seeds)

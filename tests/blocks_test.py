@@ -113,22 +113,18 @@ def test_a_python_block_runs_alone(block, place, monkeypatch):
 
 
 def test_plain_orbax_reads_a_run_without_this_package(place):
-    """The blocks of docs/using_results.md, where importing the package fails, give the predictions of `load_run`."""
+    """examples/orbax_only.py, where importing the package fails, gives the predictions of `load_run`."""
     _provide("runs/digits", place)
-    page = (ROOT / "docs" / "using_results.md").read_text(encoding="utf-8")
-    page = page.split("## With plain Orbax")[1]
-    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(programs) == 2
-    banned = 'import sys\nsys.modules["depthmup_flax"] = None  # importing it fails\n'
-    written = 'np.save("logits.npy", logits(params, images))\n'
-    (place / "plain.py").write_text(banned + "".join(programs) + written)
-    done = subprocess.run([sys.executable, "plain.py"], cwd=place, capture_output=True, text=True, check=False)
+    banned = 'import runpy, sys\nsys.modules["depthmup_flax"] = None  # importing it fails\n'
+    program = f"{banned}runpy.run_path({str(ROOT / 'examples' / 'orbax_only.py')!r}, run_name='__main__')"
+    command = [sys.executable, "-c", program, "runs/digits"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     from sklearn.datasets import load_digits
 
     images = np.round(load_digits().images * 255 / 16).astype(np.uint8)[..., None]
     expected = dm.load_run(place / "runs/digits").predict(images)
-    np.testing.assert_allclose(np.load(place / "logits.npy"), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.load(place / "runs/digits/logits.npy"), expected, rtol=1e-3, atol=1e-4)
 
 
 # Commands

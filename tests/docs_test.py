@@ -150,7 +150,7 @@ def test_notebooks_are_committed_as_executed(path):
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
     assert all(output.get("name") != "stderr" for output in outputs)
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert "image/png" in str(outputs)
     assert path.stat().st_size < 300_000
     for cell in cells:
         ast.parse("".join(cell["source"]))
@@ -158,25 +158,14 @@ def test_notebooks_are_committed_as_executed(path):
 
 # Less training, and of smaller networks.
 SHORTER = {
-    "before_and_after": {
-        "steps=150": "steps=20",
-        "depths=(4, 8, 16), steps=1": "depths=(4, 5, 6), steps=1",
-        "SIZES = [(32, 4), (64, 8), (128, 16)]": "SIZES = [(32, 4), (48, 4), (64, 5)]",
-        "np.arange(-12, -3)": "np.arange(-12, -9)",
-    },
+    "audit_your_model": {"depths=(4, 8, 16)": "depths=(4, 5, 6)"},
     "tune_small_train_large": {
-        "steps=300": "steps=40",
-        "width=128, depth=32": "width=64, depth=8",
-        "network(128, 32, ": "network(64, 8, ",
-    },
-    "your_network": {
-        "steps=300": "steps=60",
+        ": 300,": ": 40,",
         "powers_of_two(-11, -5)": "powers_of_two(-9, -7)",
         "width=128, depth=16": "width=48, depth=5",
         "depths=(16,)": "depths=(6,)",
-        "seeds=8": "seeds=2",
+        "seeds=4": "seeds=2",
     },
-    "before_the_large_run": {": 300,": ": 60,", "(2, 4, 8)": "(1, 2, 3)", "width=256, depth=16": "width=256, depth=5"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes the table and the commands of docs/recipes.md: python -m reproduction.pages.recipes_table
+"""Writes the table and the commands of reproduction/pages/recipes.md: python -m reproduction.pages.recipes_table
 
 A recipe is a proxy whose learning rate a sweep of reproduction/ tuned, with every layer trained, and a larger network
 that the same sweep trained at the proxy's rate.
@@ -24,7 +24,7 @@ from reproduction.claims.judged_claims import core_minutes
 from reproduction.pages.generated_parts import with_part
 
 HERE = pathlib.Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "recipes.md"
+PAGE = HERE / "recipes.md"
 TABLE_PART = "<!-- recipes: python -m reproduction.pages.recipes_table -->", "<!-- end of recipes -->"
 COMMANDS_PART = "<!-- commands: python -m reproduction.pages.recipes_table -->", "<!-- end of commands -->"
 HEADER = (
@@ -110,7 +110,7 @@ class Measured:
         config, (low, high) = self.config(self.large[0]), self.regret.interval
         is_text = config.data.name.startswith("text:")
         return (
-            f"[{self.recipe.title}](../reproduction/records/{self.recipe.sweep})",
+            f"[{self.recipe.title}](../records/{self.recipe.sweep})",
             _training(config),
             f"{self.rate:.4g}",
             f"{config.optimizer.weight_decay:g}",

@@ -1,4 +1,4 @@
-"""docs/recipes.md: its numbers and commands against the committed records."""
+"""reproduction/pages/recipes.md: its numbers and commands against the committed records."""
 
 import shlex
 

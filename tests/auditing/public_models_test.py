@@ -263,9 +263,9 @@ def test_the_example_on_llama_3_runs_and_the_large_model_learns():
 
 
 def diffs_of_docs():
-    """Name of a package -> the programs before and after the diff that docs/your_model.md shows."""
+    """Name of a package -> the programs before and after the diff that docs/other_libraries.md shows."""
     page = (
-        (pathlib.Path(__file__).parents[2] / "docs" / "your_model.md")
+        (pathlib.Path(__file__).parents[2] / "docs" / "other_libraries.md")
         .read_text()
         .partition("<!-- public models -->")[2]
     )
