@@ -38,3 +38,16 @@ def test_a_program_tunes_reports_and_trains(name, tmp_path, capsys):
     if name in ("equinox_regression", "nnx_text"):
         assert "transfer" in printed
         assert list(tmp_path.rglob("report.html"))
+
+
+@pytest.mark.slow
+def test_optuna_proposes_and_the_best_values_train_a_larger_network(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    program = load("optuna_search")
+    program.TRIALS = 2
+    program.main()
+    *trials, best, accuracy = capsys.readouterr().out.splitlines()
+    assert len([line for line in trials if "learning_rate" in line]) == 2
+    assert "weight_decay" in best
+    assert 0.5 < float(accuracy) <= 1
