@@ -1,6 +1,6 @@
 """An NNX transformer, unchanged, on a text file: tune it small, report, train it large.
 
-    python examples/nnx_text.py [TEXT_FILE] [--workdir=DIR]  # without a file: the source of Python's argparse
+python examples/nnx_text.py [TEXT_FILE] [--workdir=DIR]  # without a file: the source of Python's argparse
 """
 
 import argparse
