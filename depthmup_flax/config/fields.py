@@ -26,8 +26,8 @@ from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import user_code
 from depthmup_flax.networks.import_paths import is_import_path, project_code, resolve
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.storage.provenance import settings_differences, unusual_settings
-from depthmup_flax.storage.run_hash import SOURCE, changed_code, json_text, run_hash
+from depthmup_flax.storage.provenance import unusual_settings
+from depthmup_flax.storage.run_hash import SETTINGS, SOURCE, json_text, run_hash
 from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
 from depthmup_flax.util.types import Json
 
@@ -341,7 +341,8 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
-    stored = {name: value for name, value in stored.items() if name not in (SOURCE, *_CIRCUMSTANCES)}
+    # Runs before 2026-11-28 have digests of the named modules in their hash, as "code".
+    stored = {name: value for name, value in stored.items() if name not in (SOURCE, SETTINGS, "code")}
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
@@ -360,10 +361,6 @@ def _with_tuples(value: Any) -> Any:
 def config_hash(config: ConfigDict) -> str:
     """`run_hash` of the config, and of JAX's settings if they are unusual."""
     return run_hash(config.to_dict() | _settings())
-
-
-_SETTINGS = "jax"  # key of a stored config
-_CIRCUMSTANCES = (_SETTINGS, "code")  # runs before 2026-11-28 have digests of the named modules in their hash
 
 
 def names_users_code(config: ConfigDict) -> bool:
@@ -386,24 +383,10 @@ def code_version(config: ConfigDict) -> dict[str, str]:
 
 
 def _settings() -> Json:
-    return {_SETTINGS: unusual} if (unusual := unusual_settings()) else {}
+    return {SETTINGS: unusual} if (unusual := unusual_settings()) else {}
 
 
-ANOTHER_CODE = (
-    "restore it to resume, set train.same_code to resume with what it is now, choose another workdir, or set overwrite "
-    "to start again."
+ANOTHER = (
+    "restore it to resume (train.same_code resumes with edited code), choose another directory, or set overwrite to "
+    "start again."
 )
-
-
-def require_same_circumstances(stored: Json, current: Json, holds: str) -> None:
-    """Raises `InputError` if modules of the user or settings of JAX have changed; both configs are JSON.
-
-    ``holds`` begins the sentence: "workdir 'runs/mine' holds a run".
-    """
-    if (changed := changed_code(stored, current)) and not current["train"]["same_code"]:
-        raise InputError(f"{holds}, and {changed}: {ANOTHER_CODE}")
-    if differing := settings_differences(stored.get(_SETTINGS, {})):
-        raise InputError(
-            f"{holds}, and JAX's settings have changed since ({'; '.join(differing)}): set them as they were to "
-            "resume, choose another workdir, or set overwrite to start again."
-        )

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import operator
 import os
 import re
 import sys
@@ -24,10 +25,6 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 _SESSION = "session:"
 _registered: dict[str, Any] = {}  # name -> object
 _seen: dict[str, tuple[Any, str]] = {}  # module -> how it was loaded, and the digest of its file
-# Where code is not the user's: the standard library, installed packages, this package.
-_PLACES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
-_NOT_USERS = tuple(str(Path(place).resolve()) + os.sep for place in _PLACES)
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def is_import_path(name: Any) -> bool:
@@ -46,23 +43,18 @@ def resolve(name: str, field: str, example: str = "my_package.net:Net") -> Any:
       example: an import path for errors.
     """
     if name.startswith(_SESSION):  # or of an earlier process that ran the same code
-        alike = [other for other in _registered if without_token(other) == without_token(name)]
-        if not alike:
-            raise InputError(
-                f"{field} is {without_token(name)!r}: it was defined in another process. Move it to a file and give "
-                "its import path, such as my_package.net:Net."
-            )
-        return _registered.get(name, _registered[alike[-1]])
+        own, alike = without_token(name), {without_token(known): obj for known, obj in _registered.items()}
+        if own not in alike:
+            raise InputError(f"{field} is {own!r}: it was defined in another process. Move it to a file: {example}.")
+        return _registered.get(name, alike[own])
     if not is_import_path(name):
         raise InputError(f"{field} is {name!r}: use an import path, such as {example}.")
     module_name, _, attributes = name.partition(":")
-    found: Any = _module(module_name, name, field)
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            where = getattr(found, "__name__", type(found).__name__)
-            raise InputError(f"{field} is {name!r}: {where} has no {attribute}.")
-        found = getattr(found, attribute)
-    return found
+    module = _module(module_name, name, field)
+    try:
+        return operator.attrgetter(attributes)(module)
+    except AttributeError as error:
+        raise InputError(f"{field} is {name!r}: there is no {error.name}.") from error
 
 
 def register(obj: Any, kind: str) -> str:
@@ -74,10 +66,7 @@ def register(obj: Any, kind: str) -> str:
     for name, known in _registered.items():
         if known is obj:
             return name
-    named = obj
-    while isinstance(named, functools.partial):
-        named = named.func
-    own = getattr(named, "__qualname__", "")
+    own = getattr(functools.partial(obj).func if callable(obj) else obj, "__qualname__", "")
     name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}#{uuid.uuid4().hex[:8]}"
     _registered[name] = obj
     return name
@@ -105,18 +94,16 @@ def _module(module_name: str, name: str, field: str) -> types.ModuleType:
     if directory not in sys.path and "" not in sys.path:
         sys.path.insert(0, directory)
     importlib.invalidate_caches()  # the file may be newer than the listing of its directory
-    try:
-        with calling(f"import {module_name}"):
+    with calling(f"import {module_name}"):
+        try:
             return importlib.import_module(module_name)
-    except RuntimeError as error:
-        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        # What the module itself imports may be missing, too: that is an error in their code.
-        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-            raise
-    package = missing.partition(".")[0]
+        except ModuleNotFoundError as error:
+            missing = str(error.name)
+            if not f"{module_name}.".startswith(f"{missing}."):  # the module itself imports it
+                raise
     raise InputError(
         f"{field} is {name!r}: there is no module {missing}. Install it, or run the command from the directory that "
-        f"holds {package}; an import path has no .py."
+        f"holds {missing.partition('.')[0]}; an import path has no .py."
     )
 
 
@@ -124,7 +111,9 @@ def _module(module_name: str, name: str, field: str) -> types.ModuleType:
 def _is_users(file: str) -> bool:
     """Whether a file is neither installed nor of the standard library nor of this package."""
     path = Path(file).resolve()
-    return not (str(path).startswith(_NOT_USERS) or _INSTALLED & {*path.parts, *Path(file).parts})
+    places = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
+    installed = {"site-packages", "dist-packages"} & {*path.parts, *Path(file).parts}
+    return not (installed or any(path.is_relative_to(Path(place).resolve()) for place in places))
 
 
 def _file_digest(file: str, loader: Any) -> str:

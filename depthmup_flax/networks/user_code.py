@@ -9,16 +9,15 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 
+from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.util.errors import InputError, UserCodeError
 
-_REGISTERED = re.compile(r"\bsession:([^#\s]+)#[0-9a-f]{8}")  # a name of `depthmup_flax.networks.import_paths.register`
 _MOST_LEAVES = 6  # of an argument shown in an error
 
 
@@ -34,7 +33,7 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        shown = _REGISTERED.sub(r"\1", name)
+        shown = without_token(name).replace("session:", "")
         call = f"{shown}({shapes_of(*trees)})" if trees else shown
         raise UserCodeError(f"{call} failed: {what}") from error
 
@@ -50,17 +49,15 @@ def shapes_of(*trees: Any) -> str:
 
 
 def _array_text(leaf: Any) -> str:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"{leaf.dtype}{list(leaf.shape)}"
-    return repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
+    if isinstance(leaf, bool | int | float | str):
+        return repr(leaf)
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
 
 
-MISSING = dataclasses.MISSING  # the default of a field that has none
+MISSING = inspect.Parameter.empty  # the default of a field that has none
 
 # Parameters that we pass: random keys, the rule, and what the data says.
 PASSED = frozenset({"rngs", "key", "rule", "num_classes"})
-# Fields of every Linen module.
-_LINEN = frozenset({"parent", "name"})
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -69,11 +66,11 @@ def model_fields(obj: Any) -> dict[str, Any]:
 
     Fields of dataclasses, hence of Linen and Equinox modules; else the parameters of the function or of ``__init__``.
     """
-    linen = _LINEN if inspect.isclass(obj) and issubclass(obj, nn.Module) else frozenset()
-    defaults = {name: p.default for name, p in parameters(obj).items() if name not in PASSED | linen}
-    result = {name: MISSING if value is inspect.Parameter.empty else value for name, value in defaults.items()}
+    is_linen = inspect.isclass(obj) and issubclass(obj, nn.Module)
+    others = PASSED | ({"parent", "name"} if is_linen else set())
+    result = {name: parameter.default for name, parameter in parameters(obj).items() if name not in others}
     for field in dataclasses.fields(obj) if dataclasses.is_dataclass(obj) and inspect.isclass(obj) else ():
-        if field.default_factory is not MISSING and repr(result.get(field.name)) == "<factory>":
+        if field.default_factory is not dataclasses.MISSING and repr(result.get(field.name)) == "<factory>":
             result[field.name] = field.default_factory()
     return result
 
@@ -87,16 +84,13 @@ def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters that can be given by name; of a class, those that make an instance."""
     if not callable(obj):
         raise InputError(f"the model is {type(obj).__name__}: it must be a class or a function that returns a network.")
-    if isinstance(obj, functools.partial) and inspect.isclass(obj.func):
-        left = list(parameters(obj.func).values())[len(obj.args) :]
-        bound = obj.keywords  # they become defaults
-        return {p.name: p.replace(default=bound[p.name]) if p.name in bound else p for p in left}
-    is_own_init = inspect.isclass(obj) and obj.__init__ is not object.__init__
-    try:
+    given = functools.partial(obj)
+    if inspect.isclass(given.func) and given.func.__init__ is not object.__init__:
         # The metaclasses of NNX and Equinox hide the signature of the class.
-        signature = inspect.signature(obj.__init__ if is_own_init else obj)
+        given = functools.partial(given.func.__init__, None, *given.args, **given.keywords)
+    try:
+        signature = inspect.signature(given)
     except (TypeError, ValueError) as error:
         name = getattr(obj, "__qualname__", type(obj).__name__)
         raise InputError(f"the parameters of {name} cannot be read: write a function that calls it.") from error
-    named = [p for p in list(signature.parameters.values())[is_own_init:] if p.kind in _NAMED]
-    return {parameter.name: parameter for parameter in named}
+    return {name: parameter for name, parameter in signature.parameters.items() if parameter.kind in _NAMED}

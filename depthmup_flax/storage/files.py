@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import gzip
 import importlib.util
 import json
 import logging
+import math
 import os
 import pathlib
 import shutil
+import types
+import typing
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
@@ -124,11 +128,38 @@ def json_object(text: str) -> Json:
 
 
 def from_fields(cls: type[T], fields: Json, path: pathlib.Path) -> T:
-    """A dataclass from a file; fields that it does not have, of a later version, are left out with a warning."""
-    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if unknown := sorted(fields.keys() - known):
-        log.warning("%s: unknown fields are ignored: %s", path, ", ".join(unknown))
-    return cls(**{name: value for name, value in fields.items() if name in known})
+    """A dataclass from a file; `TypeError` for values of other types. Fields of a later version cause one warning."""
+    kinds = _kinds(cls)  # type: ignore[arg-type]
+    if unknown := sorted(fields.keys() - kinds.keys()):
+        _ignored(path, ", ".join(unknown))
+    known = {name: value for name, value in fields.items() if name in kinds}
+    for name, value in known.items():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        of_value, of_parts = kinds[name]
+        if type(value) not in of_value or not of_parts.issuperset(map(type, parts)) or value in (math.inf, -math.inf):
+            raise TypeError(f"{name} is {value!r:.60}")
+    return cls(**known)
+
+
+@functools.cache
+def _ignored(path: pathlib.Path, names: str) -> None:
+    log.warning("%s: unknown fields are ignored: %s", path, names)
+
+
+@functools.cache
+def _kinds(cls: Any) -> dict[str, tuple[set[type], set[type]]]:
+    """Field -> types of its value and of the values inside."""
+    hints = {field.name: typing.get_type_hints(cls)[field.name] for field in dataclasses.fields(cls)}
+    inside = lambda hint: [part for part in typing.get_args(hint) if part is not ...][-1:]
+    return {name: (_types(hint), set().union(*map(_types, inside(hint)))) for name, hint in hints.items()}
+
+
+def _types(hint: Any) -> set[type]:
+    """Types of JSON's values that a hint takes; an integer is a float, too."""
+    if isinstance(hint, types.UnionType):
+        return set().union(*map(_types, typing.get_args(hint)))
+    several = {float: {int, float}, Any: {dict, list, str, int, float, bool, types.NoneType}}
+    return several.get(hint, {typing.get_origin(hint) or hint})
 
 
 def read_lines(path: pathlib.Path) -> list[str]:

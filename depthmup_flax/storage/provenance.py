@@ -15,26 +15,20 @@ PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy"
 # Settings of JAX that change what a run computes, and how they are when nobody sets them: those of JAX's own list of
 # what enters its cache of traced programs, without those that only check or report, and the kind of random keys.
 # tests/storage/settings_test.py compares the list with that of the installed JAX.
+_OFF = (
+    "jax_enable_x64 jax_high_dynamic_range_gumbel jax_softmax_custom_jvp jax_scan3 jax_remat3 jax_custom_vjp3 "
+    "jax_threefry_gpu_kernel_lowering jax_ragged_dot_use_gpu_pallas_triton_lowering jax_use_emit_pipeline_primitive "
+    "eager_constant_folding"
+)
+_ON = "jax_threefry_partitionable jax_allow_f16_reductions jax_use_direct_linearize jax_pallas_use_mosaic_gpu"
 _SETTINGS: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_random_seed_offset": 0,
-    "jax_threefry_partitionable": True,
-    "jax_threefry_gpu_kernel_lowering": False,
-    "jax_high_dynamic_range_gumbel": False,
-    "jax_enable_x64": False,
     "jax_explicit_x64_dtypes": 1,
     "jax_default_matmul_precision": None,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_allow_f16_reductions": True,
-    "jax_softmax_custom_jvp": False,
-    "jax_use_direct_linearize": True,
-    "jax_scan3": False,
-    "jax_remat3": False,
-    "jax_custom_vjp3": False,
-    "jax_ragged_dot_use_gpu_pallas_triton_lowering": False,
-    "jax_use_emit_pipeline_primitive": False,
-    "jax_pallas_use_mosaic_gpu": True,
-    "eager_constant_folding": False,
+    **dict.fromkeys(_OFF.split(), False),
+    **dict.fromkeys(_ON.split(), True),
 }
 
 
@@ -46,12 +40,6 @@ def settings() -> dict[str, Any]:
 def unusual_settings() -> dict[str, Any]:
     """Those of `settings` that somebody has set to another value than JAX does."""
     return {name: value for name, value in settings().items() if value != _SETTINGS[name]}
-
-
-def settings_differences(stored: Mapping[str, Any]) -> list[str]:
-    """How `settings` differ from those with ``stored`` set, each as ``jax_enable_x64: True then, False now``."""
-    then = {**_SETTINGS, **stored}
-    return [f"{name}: {then[name]} then, {now} now" for name, now in settings().items() if then[name] != now]
 
 
 def versions() -> dict[str, str]:

@@ -14,27 +14,14 @@ from typing import Any
 
 from depthmup_flax.util.types import Json
 
-SOURCE = "source"  # in a stored config: module of the user -> digest
+# In a stored config: module of the user -> digest; setting of JAX -> value that is not the usual one.
+SOURCE, SETTINGS = "source", "jax"
 # Fields that do not change what is trained: a run may be resumed with other values.
-EXECUTION = (
-    SOURCE,
-    "mesh",
-    "model.scan",
-    "model.remat",
-    "model.attention",
-    "data.data_dir",
-    "data.placement",
-    "train.eval_every",
-    "train.eval_batch_size",
-    "train.log_every",
-    "train.reference",
-    "train.writers",
-    "train.checkpoint",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.compare_replicas",
-    "train.same_code",
-)
+EXECUTION_OF_MODELS = ("model.scan", "model.remat", "model.attention")
+_OF_TRAINING = "eval_every eval_batch_size log_every reference writers checkpoint checkpoint_every keep_checkpoints "
+_OF_TRAINING += "compare_replicas same_code"
+EXECUTION = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
+EXECUTION += tuple(f"train.{name}" for name in _OF_TRAINING.split())
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.
 LATER = {
@@ -62,20 +49,22 @@ def without_execution(tree: Json, path: str = "") -> Json:
 
 
 def without_token(value: Any) -> Any:
-    """The name of an object of a process without the digits that tell it from others there; else ``value``."""
-    return re.sub(r"(\bsession:[^#]*)#\w+$", r"\1", value) if isinstance(value, str) else value
+    """A text with names of objects of a process without the digits that tell them from others there; else ``value``."""
+    return re.sub(r"\b(session:[^#\s]+)#[0-9a-f]{8}", r"\1", value) if isinstance(value, str) else value
 
 
-def changed_code(stored: Json, current: Json) -> str:
-    """The user's modules that both of two stored configs know and that differ, as part of a sentence; "" for none."""
+def run_differences(stored: Json, current: Json, path: str = "") -> list[str]:
+    """What makes two stored configs different runs: fields, settings of JAX, and the user's modules that both know."""
+    changed = [] if current.get("train", {}).get("same_code") else changed_code(stored, current)
+    before, now = without_execution({SETTINGS: {}} | stored), without_execution({SETTINGS: {}} | current)
+    return changed + differences(before, now, path)
+
+
+def changed_code(stored: Json, current: Json) -> list[str]:
+    """A sentence about the user's modules that both of two stored configs know and that differ; none if all agree."""
     before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
     changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
-    return f"the code of {', '.join(changed)} has changed since" if changed else ""
-
-
-def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON without `EXECUTION`."""
-    return differences(without_execution(stored), without_execution(current))
+    return [f"the code of {', '.join(changed)} has changed since"] * bool(changed)
 
 
 def differences(stored: object, current: object, path: str = "") -> list[str]:

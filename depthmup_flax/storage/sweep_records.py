@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
-from depthmup_flax.storage.run_hash import changed_code, differences, run_differences, run_hash_at, without_execution
+from depthmup_flax.storage.run_hash import differences, run_differences, run_hash_at
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.types import Json
 
@@ -123,7 +123,7 @@ def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(Record(**json_object(line)))
+            records.append(from_fields(Record, json_object(line), path))
         except (ValueError, TypeError, RecursionError) as error:
             if isinstance(error, ValueError) and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
@@ -168,8 +168,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
     infos = [read_info(directory) for directory in directories]
     for directory, info in zip(directories, infos, strict=True):
-        code = changed_code(infos[0].base, info.base)
-        if differing := [*([code] if code else ()), *sweep_differences(infos[0], info)]:
+        if differing := sweep_differences(infos[0], info):
             raise InputError(
                 f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep ({listed(differing)}): "
                 "report each by itself."
@@ -187,7 +186,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
 
 def sweep_differences(stored: SweepInfo, current: SweepInfo) -> list[str]:
     """What makes two sweeps different ones, `differences` for a sentence."""
-    changed = [f"base.{difference}" for difference in run_differences(stored.base, current.base)]
+    changed = run_differences(stored.base, current.base, "base")
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, current))
     changed += differences(length, ours, "base.train.log_every")
@@ -205,7 +204,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         raise InputError(f"{str(directory)!r} holds no sweep: name the workdir of a sweep.")
     with reading(path, "use another directory"):
         info = from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
-        without_execution(info.base), dict(info.axes)  # both are objects
+        LOSS_FIELDS[info.objective]  # has it
         return info
 
 

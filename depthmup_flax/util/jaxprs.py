@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import math
+import pickle
 import re
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -218,11 +221,46 @@ def _content(value: Any) -> Iterator[str]:
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(jax.numpy.asarray(value)) if is_key else value)
         yield f"{value.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
-    elif callable(value):
-        code = getattr(getattr(value, "callback_func", value), "__code__", None)  # of a callback on the host
-        yield type(value).__name__ if code is None else f"{code.co_code.hex()} {_ADDRESS.sub('', repr(code.co_consts))}"
+    elif hasattr(value, "callback_func"):
+        yield _host_code(value.callback_func)
+    elif callable(value):  # of a rule for derivatives, which are equations where they are used
+        yield type(value).__name__
     else:
         yield _ADDRESS.sub("", repr(value))
+
+
+def _host_code(function: Any) -> str:
+    """A callback on the host, which no trace shows, by its content, or as an object that is no other."""
+    content = io.BytesIO()
+    try:
+        _Parts(content).dump(function)
+    except Exception:  # of whatever cannot be pickled
+        return repr(function)
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+class _Parts(pickle.Pickler):
+    """Pickles functions that no module holds by their content, and no such classes."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_loose = getattr(obj, "__module__", "") == "__main__" or "<" in getattr(obj, "__qualname__", "")
+        if isinstance(obj, types.ModuleType):
+            return object, (), obj.__name__
+        if isinstance(obj, types.CodeType):
+            return object, (), (obj.co_code, obj.co_names, obj.co_consts)
+        if isinstance(obj, types.FunctionType) and is_loose:
+            read = {name: obj.__globals__.get(name) for name in _names(obj.__code__)}
+            closed_over = [cell.cell_contents for cell in obj.__closure__ or ()]
+            return object, (), (obj.__code__, obj.__defaults__, obj.__kwdefaults__, closed_over, read)
+        if isinstance(obj, type) and is_loose:
+            raise pickle.PicklingError("a later class of this name may be another")
+        return NotImplemented
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The global names in a function's code and in the functions inside."""
+    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
+    return sorted({*code.co_names, *inner})
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|(?<==)0x[0-9a-f]+")

@@ -80,8 +80,5 @@ def test_objects_of_one_name_are_told_apart_and_a_name_of_an_earlier_process_mea
     assert {without_token(name) for name in names} == {"session:_scaled.<locals>.scale"}
     assert resolve("session:_scaled.<locals>.scale#00000000", "config.loss") is three
     assert register(lambda: 1, "data").startswith("session:data#")
-
-
-def test_a_name_of_another_process_is_refused():
     with pytest.raises(InputError, match=r"config\.loss is 'session:gone'.*file"):
         resolve("session:gone#00000000", "config.loss")

@@ -123,7 +123,7 @@ def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_i
         error = refusal(run, workdir)
     finally:
         jax.config.update(setting, usual)
-    assert f"{setting}: {usual} then, {value} now" in error
+    assert f"{setting}: '(not set)' there, {value!r} here" in error
 
 
 OTHER_EXECUTION = {

@@ -68,7 +68,7 @@ def programs(of):
 
 
 VJP = "f = jax.custom_vjp(lambda h: h)\nf.defvjp(lambda h: (h, None), lambda r, g: (@ * g,))"
-CALLBACK = "jax.pure_callback(lambda x: x * np.float32(@), h, jax.lax.stop_gradient(h), vmap_method='sequential')"
+HOST = "h + jax.pure_callback(f, h, jax.lax.stop_gradient(h), vmap_method='sequential')"
 # Where @ stands there is one value, then another: a way to write code -> the code, and its two values.
 OTHER = {
     "a global number": ({"before": "F = @", "use": "F * h"}, "2", "3"),
@@ -87,24 +87,30 @@ OTHER = {
     "a closure": ({"before": "f = (lambda k: lambda h: k * h)(@)", "use": "f(h)"}, "2", "3"),
     "a jitted closure": ({"before": "f = (lambda k: jax.jit(lambda h: k * h))(@)", "use": "f(h)"}, "2", "3"),
     "a base class": ({"before": "class B:\n  k = @\nclass C(B):\n  pass", "use": "C.k * h"}, "2", "3"),
-    "a mixin": (
-        {"before": "class M:\n  def f(self, h): return @ * h\nclass C(M, dict): pass", "use": "C().f(h)"},
-        "2",
-        "3",
-    ),
+    "a mixin": ({"before": "class M:\n  f = lambda _, h: @ * h\nclass C(M, dict): pass", "use": "C().f(h)"}, "2", "3"),
     "a property": ({"before": "class Q:\n  k = property(lambda self: @)", "use": "Q().k * h"}, "2", "3"),
     "a nested class": ({"before": "class Q:\n  class R:\n    k = @", "use": "Q.R.k * h"}, "2", "3"),
     "a dict of a class": ({"before": "class Q:\n  k = {'a': @}", "use": "Q.k['a'] * h"}, "2", "3"),
     "a monkey patch": ({"before": "class Q: pass\nQ.k = @", "use": "Q.k * h"}, "2", "3"),
     "initial values": ({"init": "@"}, "0.1", "0.2"),
     "a gradient of its own": ({"before": VJP, "use": "f(h)"}, "2", "3"),
-    "a callback": ({"use": f"h + {CALLBACK}"}, "2", "3"),
     "a branch": ({"use": "jax.lax.cond(h.sum() > 0, lambda h: @ * h, lambda h: h, h)"}, "2", "3"),
     "a loop": ({"use": "jax.lax.scan(lambda c, _: (@ * c, None), h, length=2)[0]"}, "2", "3"),
     "a number of rounds": ({"use": "jax.lax.fori_loop(0, @, lambda i, h: 2 * h, h)"}, "2", "3"),
     "a precision": ({"use": "jnp.matmul(h, jnp.eye(8), precision='@')"}, "highest", "bfloat16"),
     "a dtype": ({"use": "h.astype(jnp.@).astype(jnp.float32)"}, "float16", "bfloat16"),
 }
+CALLBACKS = {  # functions on the host
+    "a lambda": "f = lambda x: x * np.float32(@)",
+    "NumPy's function": "f = {2: np.sin, 3: np.cos}[@]",
+    "a name": "f = [0, 0, lambda x: np.sin(x), lambda x: np.cos(x)][@]",
+    "a closure": "f = (lambda k: lambda x: k * x)(np.float32(@))",
+    "a default": "f = lambda x, k=np.float32(@): k * x",
+    "a global": "K = np.full(8, @, np.float32)\nf = lambda x: K * x",
+    "a partial": "f = functools.partial(np.multiply, np.float32(@))",
+    "a function inside": "g = lambda x: x * np.float32(@)\nf = lambda x: (lambda: g(x))()",
+}
+OTHER |= {f"a callback, {name}": ({"before": code, "use": HOST}, "2", "3") for name, code in CALLBACKS.items()}
 OF_NETWORKS = {
     "what differs above the base alone": ({"power": "@"}, "0.5", "1.0"),
     "a loss": ({"loss": "@ * ((outputs - targets) ** 2).mean()"}, "2", "3"),

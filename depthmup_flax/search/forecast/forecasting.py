@@ -22,7 +22,7 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, as_path, from_fields, read_json, reading, write_atomically
-from depthmup_flax.storage.run_hash import SOURCE, changed_code, json_text, run_differences, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, json_text, run_differences, without_execution
 from depthmup_flax.storage.sweep_records import (
     AUTO,
     COMPLETED,
@@ -129,11 +129,9 @@ class TargetForecast(Forecast):
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
         unrecorded = lambda tree: {**tree, SEED: 0, "train": {**tree["train"], "record_course": False}}
-        differing = run_differences(unrecorded(config), unrecorded(self.config))
+        differing = run_differences(unrecorded(self.config), unrecorded(config))
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
-        if changed := changed_code(self.config, config):
-            differing.append(changed)
         if differing:
             raise InputError(
                 f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "

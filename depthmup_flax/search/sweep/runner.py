@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import code_version, require_same_circumstances
+from depthmup_flax.config.fields import ANOTHER, code_version
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -338,10 +338,9 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> 
     if not recorded:
         create(path, info_to_json(info))
     stored = read_info(directory)
-    require_same_circumstances(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     if changed := sweep_differences(stored, info):
         raise InputError(
-            f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): choose another directory, or pass "
-            "overwrite to delete its records. You may add values to the existing axes of a sweep."
+            f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER} You may add values to the "
+            "existing axes of a sweep."
         )
     return stored

@@ -1,8 +1,4 @@
-"""What a user's code computes: a digest of the traced program, which a run keeps and which is compared on resume.
-
-The program has no names and no files, so it says for code of any kind, also of a notebook or a lambda with what it
-closes over, whether two attempts train the same.
-"""
+"""What a user's code of any kind computes: a digest of the traced program, which a run keeps and compares on resume."""
 
 from __future__ import annotations
 
@@ -12,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.config.fields import ANOTHER_CODE, names_users_code
+from depthmup_flax.config.fields import ANOTHER, names_users_code
 from depthmup_flax.storage.files import read_json, write_atomically
-from depthmup_flax.storage.run_hash import json_text
+from depthmup_flax.storage.provenance import versions
+from depthmup_flax.storage.run_hash import EXECUTION_OF_MODELS, json_text
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
@@ -26,7 +23,6 @@ from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Json
 
 FILE = "programs.json"
-_EXECUTION = ("scan", "remat", "attention")  # fields of our models that change the program and not what is computed
 
 
 @own_surroundings()
@@ -52,19 +48,19 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     traced = jax.make_jaxpr(program)(key, batch_shapes(config, dataset), test)
-    named = (jax.__version__, jax.default_backend(), *(str(config.model.get(field)) for field in _EXECUTION), which)
+    execution = [str(config.model.get(path.removeprefix("model."))) for path in EXECUTION_OF_MODELS]
+    # Execution changes the program alone; so may a later version of this package.
+    known = versions()
+    named = (known["depthmup-flax"], known["jax"], jax.default_backend(), *execution, which)
     return {" ".join(named).strip(): jaxprs.digest(traced)}
 
 
 def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: bool) -> None:
-    """Keeps programs in a directory; with ``compare``, `InputError` if one of them computed something else before.
-
-    ``holds`` begins the sentence.
-    """
+    """Keeps programs in a directory; with ``compare``, an error that begins with ``holds`` if one differs from before."""
     path = directory / FILE
     stored = read_json(path, "delete it") if path.exists() else {}
     changed = [name for name in stored.keys() & now.keys() if stored[name] != now[name]]
     if changed and compare:
-        raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER_CODE}")
+        raise InputError(f"{holds}, and the network, loss or optimizer computes something else now: {ANOTHER}")
     if changed or now.keys() - stored.keys():
         write_atomically(path, json_text(stored | now))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.config.fields import require_same_circumstances, to_json
+from depthmup_flax.config.fields import ANOTHER, to_json
 from depthmup_flax.data import ImageDataset, TextDataset, UserDataset, stored_dataset
 from depthmup_flax.devices.equal_copies import require_equal_copies
 from depthmup_flax.rule.info_trees import info_to_json
@@ -74,13 +74,9 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
         with reading(stored, GARBLED):
-            require_same_circumstances(before, now, holds)
             differing = run_differences(before, now)
         if differing:
-            raise InputError(
-                f"{holds} with another config ({listed(differing)}): choose another directory, or set overwrite to "
-                "delete that run."
-            )
+            raise InputError(f"{holds} with another config ({listed(differing)}): {ANOTHER}")
         path = directory / DATA
         before = read_json(path, GARBLED) if path.exists() else {}
         stored_dataset.require_same(before, data, f"the run in {str(directory)!r}")

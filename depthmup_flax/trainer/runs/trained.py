@@ -188,7 +188,7 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
     params = "carry/ema" if ema else "carry/params"
     parts = (params, "carry/collections") if task is None else ("carry",)  # a training step may carry anything
     state, meta = read_checkpoint(path / "checkpoints" / str(step), parts)
-    if changed := changed_code(stored, {SOURCE: code_of(config)}):
+    for changed in changed_code(stored, {SOURCE: code_of(config)}):
         log.warning("%s the run: its outputs may differ.", changed)
     if ema:
         state["carry"]["params"] = averaged(optax.EmaState(**state["carry"].pop("ema")), config.train.ema_decay)
