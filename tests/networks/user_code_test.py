@@ -13,12 +13,8 @@ from depthmup_flax.util.errors import InputError, UserCodeError
 
 def test_an_error_says_which_function_was_called_with_what_shapes():
     cause = ValueError("no such axis")
-    with (
-        pytest.raises(
-            UserCodeError, match=r"net:Net.__call__\(float32\[64, 8\], int32\[2\]\).*ValueError: no such"
-        ) as raised,
-        calling("net:Net.__call__", jnp.zeros((64, 8)), {"labels": jnp.arange(2)}),
-    ):
+    says = pytest.raises(UserCodeError, match=r"net:Net.__call__\(float32\[64, 8\], int32\[2\]\).*ValueError: no such")
+    with says as raised, calling("net:Net.__call__", jnp.zeros((64, 8)), {"labels": jnp.arange(2)}):
         raise cause
     assert raised.value.__cause__ is cause
 
@@ -69,10 +65,6 @@ def test_the_fields_are_what_the_user_sets(net):
     assert model_fields(net) == {"width": MISSING, "depth": 4} | ({"sizes": [1, 2]} if net is LinenNet else {})
 
 
-def test_a_class_without_init_has_no_fields():
-    assert model_fields(type("Net", (), {})) == {}
-
-
 def test_what_we_pass_is_seen():
     assert takes(NnxNet, "rngs")
     assert takes(EqxNet, "key")
@@ -86,7 +78,8 @@ def test_what_cannot_be_called_is_refused():
         model_fields(3)
 
 
-def test_a_partial_class_has_the_fields_that_are_left():
+def test_a_partial_class_has_the_fields_that_are_left_and_a_class_without_init_none():
+    assert model_fields(type("Net", (), {})) == {}
     assert model_fields(functools.partial(NnxNet, 64)) == {"depth": 4}
     assert model_fields(functools.partial(function, depth=8)) == {"width": MISSING, "depth": 8}
     assert model_fields(functools.partial(NnxNet, depth=8)) == {"width": MISSING, "depth": 8}

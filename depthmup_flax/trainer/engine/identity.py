@@ -56,7 +56,7 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
 
 
 def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: bool) -> None:
-    """Keeps programs in a directory; with ``compare``, an error that begins with ``holds`` if one differs from before."""
+    """Keeps programs in a directory; with ``compare``, an error that begins with ``holds`` if one differs."""
     path = directory / FILE
     stored = read_json(path, "delete it") if path.exists() else {}
     changed = [name for name in stored.keys() & now.keys() if stored[name] != now[name]]
