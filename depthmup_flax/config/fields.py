@@ -386,7 +386,4 @@ def _settings() -> Json:
     return {SETTINGS: unusual} if (unusual := unusual_settings()) else {}
 
 
-ANOTHER = (
-    "restore it to resume (train.same_code resumes with edited code), choose another directory, or set overwrite to "
-    "start again."
-)
+ANOTHER = "restore it, set train.same_code for edited code, choose another directory, or set overwrite to start again."

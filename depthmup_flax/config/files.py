@@ -43,7 +43,7 @@ def path_of(named: str) -> str:
     Keeps any ``:argument``. `InputError` for a name that is neither a file nor a shipped config.
     """
     name, colon, argument = named.partition(":")
-    if name.endswith(".py") or pathlib.Path(name).is_file():
+    if name.endswith(".py") or os.path.isfile(name):
         return named
     if name not in shipped_names():
         same_end = [other for other in shipped_names() if other.endswith(f"/{name}")]
@@ -72,7 +72,7 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     """
     if path in shipped_names():
         path = shipped_directory() / f"{path}.py"
-    if not pathlib.Path(path).is_file():
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
         raise InputError(f"config file {str(path)!r} cannot be read: {NAME_A_CONFIG}.")
     name = f"{pathlib.Path(path).stem}_config"
     loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))

@@ -164,7 +164,8 @@ def _types(hint: Any) -> set[type]:
 
 def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file, decompressed if it ends in ``.gz``; the last is empty if the file is complete."""
-    content = path.read_bytes()
+    with reading(path, "make it readable"):
+        content = path.read_bytes()
     if path.suffix == ".gz":
         try:
             content = gzip.decompress(content)

@@ -20,7 +20,7 @@ SOURCE, SETTINGS = "source", "jax"
 EXECUTION_OF_MODELS = ("model.scan", "model.remat", "model.attention")
 _OF_TRAINING = "eval_every eval_batch_size log_every reference writers checkpoint checkpoint_every keep_checkpoints "
 _OF_TRAINING += "compare_replicas same_code"
-EXECUTION = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
+EXECUTION: tuple[str, ...] = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
 EXECUTION += tuple(f"train.{name}" for name in _OF_TRAINING.split())
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.

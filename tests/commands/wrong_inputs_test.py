@@ -43,6 +43,7 @@ CASES = {
         ("--config={files}/argument.py", "optimizer.kwargs"),
         ("--config={files}/nothing.py", "nothing.py"),
         ("--config={files}", "{files}"),
+        (f"--config={'n' * 300}.py", "cannot be read"),
         ("{digits} --config.scale=cpu", "too many positional arguments"),
         ("--config=digist", "did you mean 'digits'?"),
         ("--config", "--config has no value"),

@@ -62,9 +62,7 @@ OF_OTHER_TYPES += [("test_metrics", "x"), ("title", {}), ("objective", "x"), ("b
 
 @pytest.mark.parametrize(("field", "value"), OF_OTHER_TYPES)
 def test_a_value_of_another_type_is_a_sentence_that_names_it(field, value, tmp_path):
-    def edit(info, records):
-        (info if field in info else records[3]).update({field: value})
-
+    edit = lambda info, records: (info if field in info else records[3]).update({field: value})
     with pytest.raises(InputError, match=field if field != "objective" else "sweep.json"):
         text_of(changed(tmp_path / "sweep", edit))
 

@@ -51,6 +51,9 @@ def test_compressed_records_read_as_plain_ones_and_are_not_appended_to(tmp_path)
     compressed.write_bytes(compressed.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"records.jsonl.gz cannot be decompressed"):
         read_sweep([directory])
+    compressed.unlink(), path.mkdir()
+    with pytest.raises(InputError, match=r"records\.jsonl"):
+        read_sweep([directory])
 
 
 def test_records_that_lack_fields_with_defaults_are_read(tmp_path):

@@ -63,8 +63,7 @@ def network(power="1.0", loss="((outputs - targets) ** 2).mean()", optimizer="'a
 
 
 def programs(of):
-    config = of.config(8, 4)
-    return identity.programs(build(config), {})
+    return identity.programs(build(of.config(8, 4)), {})
 
 
 VJP = "f = jax.custom_vjp(lambda h: h)\nf.defvjp(lambda h: (h, None), lambda r, g: (@ * g,))"
@@ -149,9 +148,7 @@ def test_code_that_computes_the_same_is_the_same_run(way):
 
 def test_a_module_in_a_closure_does_not_change_by_being_used():
     shared = nn.Dense(4)
-    first = Study(
-        lambda width, depth: nn.Sequential([shared, nn.Dense(2)]), DATA, loss="squared_error", batch_size=5, quiet=True
-    )
+    first = Study(lambda width, depth: nn.Sequential([shared, nn.Dense(2)]), DATA, loss="squared_error", **OPTIONS)
     before = programs(first)
     shared.init(jax.random.key(0), X)
     assert programs(first) == before
