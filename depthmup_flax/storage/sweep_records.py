@@ -244,7 +244,7 @@ def flat(record: Record, names: Mapping[str, str] | None = None) -> dict[str, An
     fields = {name: getattr(record, name) for name in ("run", "status", "width", "depth", "seed")}
     # Seed, width and depth of a point are fields of the record, too.
     sizes = {f"model.{name}" for name in ("width", "depth")} | {"seed"}
-    axes = {names[path]: value for path, value in record.point.items() if path not in sizes}
+    axes = {names.get(path, path): value for path, value in record.point.items() if path not in sizes}
     others = {name: value for name, value in vars(record).items() if name in _OWN and name not in fields}
     return {**fields, **axes, **others, **record.test_metrics}
 

@@ -172,7 +172,7 @@ def kind_of(workdir: pathlib.Path) -> str | None:
     mark = workdir / MARK
     if mark.exists():
         named = read_json(mark, "restore it, or choose another directory").get("kind")
-        if named not in NAMES:
+        if named not in tuple(NAMES):  # which may be of any type
             raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
         return str(named)
     for name, kind in _UNMARKED.items():

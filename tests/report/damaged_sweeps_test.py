@@ -10,7 +10,7 @@ from planted_sweeps import RATES, X, parabola, sweep_of, write
 from depthmup_flax.report import make_report
 from depthmup_flax.report.sweep_report import analysis_of
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.storage.sweep_records import read_sweep
+from depthmup_flax.storage.sweep_records import read_records, read_sweep
 from depthmup_flax.util.errors import InputError
 
 
@@ -43,6 +43,8 @@ def test_an_x_that_is_no_axis_is_a_sentence(tmp_path):
     directory = changed(tmp_path / "sweep", lambda info, records: info.update(x="seeds"))
     with pytest.raises(InputError, match="x is 'seeds', which is not one of its axes"):
         text_of(directory)
+    bare = changed(tmp_path / "bare", lambda info, records: info.update(axes={}))
+    assert len(read_records(bare)["run"]) == len(SWEEP.records)
 
 
 def test_records_whose_point_and_hash_differ_are_left_out_and_counted(tmp_path):

@@ -17,12 +17,8 @@ from depthmup_flax.util.errors import InputError, RunStopped
 GONE = r"workdir .* was deleted or renamed while it was in use: restore it, then rerun the command"
 
 
-def delete(directory):
-    shutil.rmtree(directory)
-
-
-def rename(directory):
-    directory.rename(directory.with_name("renamed"))
+delete = shutil.rmtree
+rename = lambda directory: directory.rename(directory.with_name("renamed"))
 
 
 def replace(directory):
@@ -30,10 +26,7 @@ def replace(directory):
     directory.mkdir()
 
 
-@pytest.mark.parametrize(
-    ("removed", "saves"),
-    [(delete, True), pytest.param(replace, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("removed", "saves"), [(delete, True), pytest.param(replace, False, marks=pytest.mark.slow)])
 def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(removed, saves, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     monkeypatch.setattr(_Run, "log", lambda *_: removed(workdir) if (workdir / "config.json").exists() else None)

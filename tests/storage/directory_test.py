@@ -85,7 +85,7 @@ def test_a_name_that_cannot_be_a_directory_is_refused_with_the_reason(name, reas
         pytest.fail("the work began")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"kind": "film"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"kind": "film"}', '{"kind": []}'])
 def test_a_damaged_mark_is_one_sentence(text, tmp_path):
     (tmp_path / MARK).write_text(text)
     with pytest.raises(InputError, match=rf"{MARK} .*choose another directory"), claimed(tmp_path, RUN):
