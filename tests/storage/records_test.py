@@ -143,8 +143,7 @@ def test_a_hash_is_that_of_its_point_and_of_what_is_trained():
 
 def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_path):
     def git(*arguments):
-        identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=Test", "-c", "user.email=test@example.org", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     (tmp_path / "storage").mkdir()
