@@ -40,16 +40,16 @@ def test_examples_run_and_learn(name, sizes, capsys):
 
 
 PAGE = (ROOT / "docs" / "your_model.md").read_text()
-BLOCKS = re.findall(r"```(python)?\n(.*?)```", PAGE, re.DOTALL)
-PROGRAMS = [text for language, text in BLOCKS if language and not text.startswith("# ")]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PROGRAMS = [text for language, text in BLOCKS if language == "python" and not text.startswith("# ")]
 SHOWN = {program: text for (_, program), (language, text) in itertools.pairwise(BLOCKS) if not language}
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """The blocks that begin with the name of a file, as modules that can be imported."""
-    for language, text in BLOCKS:
-        if language and text.startswith("# "):
+    for _, text in BLOCKS:
+        if text.startswith("# "):
             (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     yield
