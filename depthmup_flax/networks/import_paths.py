@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from depthmup_flax.networks.user_code import calling
-from depthmup_flax.storage.run_hash import without_token
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, without_token
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SESSION = "session:"

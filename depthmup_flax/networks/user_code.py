@@ -15,8 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from depthmup_flax.storage.run_hash import without_token
-from depthmup_flax.util.errors import InputError, UserCodeError
+from depthmup_flax.util.errors import InputError, UserCodeError, without_token
 
 _MOST_LEAVES = 6  # of an argument shown in an error
 

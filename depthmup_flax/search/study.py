@@ -45,13 +45,12 @@ from depthmup_flax.search.tune import tuning
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
 from depthmup_flax.storage.files import absolute, as_path
-from depthmup_flax.storage.run_hash import without_token
 from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.run_log import Writer
-from depthmup_flax.util.errors import InputError, closest, shown
+from depthmup_flax.util.errors import InputError, closest, require_number, shown, without_token
 from depthmup_flax.util.messages import PACKAGE
 from depthmup_flax.util.types import Json
 
@@ -287,6 +286,8 @@ class Study:
         search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         sizes = {"width": as_tuple(widths), "depth": as_tuple(depths)}
         varied = [name for name in sizes if sizes[name]]
+        for axis, size in [(axis, size) for axis in varied for size in sizes[axis]]:
+            require_number(f"{axis}s", size, least=1, whole=True)
         at_sizes = {name: (f"model.{name}", tuple(sorted({config.model[name], *sizes[name]}))) for name in varied}
         grids = {name: {path: line, **search.grid()} for name, (path, line) in at_sizes.items()}
         grid = sweep_config(

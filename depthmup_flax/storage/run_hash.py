@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from typing import Any
 
+from depthmup_flax.util.errors import without_token
 from depthmup_flax.util.types import Json
 
 # In a stored config: module of the user -> digest; setting of JAX -> value that is not the usual one.
@@ -43,14 +42,8 @@ def without_execution(tree: Json, path: str = "") -> Json:
     """A config as JSON without the fields of `EXECUTION`, and of `LATER` at their values; what a run's hash covers."""
     skipped = lambda name, value: name in EXECUTION or (name in LATER and LATER[name] == value)
     kept = {name: value for name, value in tree.items() if not skipped(path + name, value)}
-    return {
-        k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else without_token(v) for k, v in kept.items()
-    }
-
-
-def without_token(value: Any) -> Any:
-    """A text with names of objects of a process without the digits that tell them from others there; else ``value``."""
-    return re.sub(r"\b(session:[^#\s]+)#[0-9a-f]{8}", r"\1", value) if isinstance(value, str) else value
+    named = lambda value: without_token(value) if isinstance(value, str) else value
+    return {k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else named(v) for k, v in kept.items()}
 
 
 def run_differences(stored: Json, current: Json, path: str = "") -> list[str]:

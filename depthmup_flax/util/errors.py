@@ -3,6 +3,7 @@
 import difflib
 import math
 import numbers
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 
 class InputError(ValueError):
     """Bad input: one sentence with the field, its value and the remedy. Commands print it and exit with `BAD_INPUT`."""
+
+    def __str__(self) -> str:
+        return without_token(super().__str__())
 
 
 class RunStopped(RuntimeError):
@@ -38,6 +42,11 @@ PREEMPTED = TRY_LATER = 75  # EX_TEMPFAIL: rerun the command
 
 _LONGEST = 60  # characters of a value in a sentence
 _MOST_NAMES = 20  # that a sentence lists
+
+
+def without_token(text: str) -> str:
+    """A text with names of objects of a process without the digits that tell them from others there."""
+    return re.sub(r"\b(session:[^#\s]+)#[0-9a-f]{8}", r"\1", text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -21,9 +21,7 @@ delete = shutil.rmtree
 rename = lambda directory: directory.rename(directory.with_name("renamed"))
 
 
-def replace(directory):
-    shutil.rmtree(directory)
-    directory.mkdir()
+replace = lambda directory: (shutil.rmtree(directory), directory.mkdir())
 
 
 @pytest.mark.parametrize(("removed", "saves"), [(delete, True), pytest.param(replace, False, marks=pytest.mark.slow)])

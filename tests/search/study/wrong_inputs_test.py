@@ -67,6 +67,7 @@ WRONG = {  # call -> what the sentence names
     "a size in tune": (lambda: shared().tune(width=(8, 16)), "width is (8, 16)"),
     "the seed as an axis": (lambda: shared().tune(seed=(0, 1)), "seed is (0, 1)"),
     "a text for a number": (lambda: study().config(learning_rate="fast"), "optimizer.learning_rate is 'fast'"),
+    "a text for a width": (lambda: study().sweep(widths=("a",)), "widths is 'a'"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "model.width is"),
     "multipliers that are missing": (lambda: study(Plain).train(32, 4), "model.audit=False"),
     "the audit of our model": (lambda: study("res_mlp").audit(8, 2), "a model of this package"),
