@@ -286,8 +286,9 @@ class Study:
         search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         sizes = {"width": as_tuple(widths), "depth": as_tuple(depths)}
         varied = [name for name in sizes if sizes[name]]
-        for axis, size in [(axis, size) for axis in varied for size in sizes[axis]]:
-            require_number(f"{axis}s", size, least=1, whole=True)
+        for axis in varied:
+            for size in sizes[axis]:
+                require_number(f"{axis}s", size, least=1, whole=True)
         at_sizes = {name: (f"model.{name}", tuple(sorted({config.model[name], *sizes[name]}))) for name in varied}
         grids = {name: {path: line, **search.grid()} for name, (path, line) in at_sizes.items()}
         grid = sweep_config(
