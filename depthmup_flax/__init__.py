@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.util.imports import imported_late
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each is imported at its first use, so that reading records needs neither Flax nor JAX
     from depthmup_flax.auditing import audit, baked, rescale_init, rescaled_before
     from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
@@ -69,46 +69,12 @@ __all__ = [
     "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "compare_runs",
     "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run",
     "make_report", "measures", "muon", "muon_geometry", "muonh", "param_info", "param_table", "powers_of_two",
-    "proxy_config", "read_records",
-    "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope", "scale_by_depthmup", "search_of",
-    "sgd", "sweep", "sweep_config", "tune",
+    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope",
+    "scale_by_depthmup", "search_of", "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 
-# Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
-_NAMES = {
-    "util.errors": "InputError",
-    "util.imports": "__version__",
-    "trainer.course": "compare_runs",
-    "trainer.engine.task": "Task",
-    "check": "Network Source checked_network coord_check",
-    "search.forecast.ladder": "LadderPlan",
-    "search.forecast.forecasting": "forecast",
-    "report.sweep_report": "Report make_report",
-    "auditing": "audit baked rescale_init rescaled_before",
-    "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
-    "nn.attention": "attention_fn",
-    "nn.layers": "Conv Dense Norm Readout ResidualBranch",
-    "rule.annotations": "Axes annotated residual_scope",
-    "rule.direction_traits": "entrywise",
-    "rule.hyperball": "adamh muonh",
-    "rule.measures": "measures",
-    "rule.muon": "muon muon_geometry",
-    "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
-    "rule.param_table": "param_table",
-    "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",
-    "rule.batch_and_steps": "Hyperparameters rescaled_hyperparameters",
-    "rule.roles": "param_info",
-    "storage.sweep_records": "read_records",
-    "search.study": "Study",
-    "search.sweep.grid": "at_scale powers_of_two sweep_config",
-    "search.sweep.runner": "sweep",
-    "search.tune.tuning": "proxy_config tune",
-    "search.tune.searches": "Search search_of",
-    "trainer.runs.trained": "TrainedRun load_run",
-}
-
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = imported_late(__name__, _NAMES)
+    __getattr__ = imported_late(__name__)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["Network", "Report", "Source", "checked_network", "coord_check"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = imported_late(
-        __name__, {"check": "coord_check", "networks": "Network Source checked_network", "report": "Report"}
-    )
+    __getattr__ = imported_late(__name__)

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 __all__ = ["config_hash", "default_config", "from_file", "validate"]
 
 if not TYPE_CHECKING:
-    __getattr__ = imported_late(__name__, {"fields": "config_hash default_config validate", "files": "from_file"})
+    __getattr__ = imported_late(__name__)

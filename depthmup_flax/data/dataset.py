@@ -23,10 +23,6 @@ _CHECKED = 4096  # examples copied at a time for a checksum if they are not cont
 _LABELS, _CHUNK = 4096, 512  # examples whose labels `chance_loss` reads, evenly spaced; and how many at a time
 
 
-class NotHere(InputError):
-    """The data are not on this machine; a plan uses blank ones instead."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The fields of ``config.data``; see ``load``."""

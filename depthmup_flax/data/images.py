@@ -17,7 +17,6 @@ from depthmup_flax.data.dataset import (
     ArraySplit,
     DataConfig,
     Dataset,
-    NotHere,
     Split,
     checksum_of_texts,
     chosen,
@@ -169,7 +168,7 @@ def list_folder(directory: str) -> tuple[Files, Files, list[str]]:
     """
     field, root = f"data.name is 'folder:{directory}'", os.path.expanduser(directory)
     if not os.path.isdir(root):
-        raise NotHere(f"{field}: there is no folder {root!r}. Give the folder that holds train/ and val/.")
+        raise InputError(f"{field}: there is no folder {root!r}. Give the folder that holds train/ and val/.")
     train, *tests = (os.path.join(root, name) for name in ("train", "test", "val"))
     classes = _folders(train)
     test = next(filter(_folders, tests), "")
@@ -219,7 +218,7 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
     # Unknown sets, configs and versions; some sets need TensorFlow until they are prepared.
     except (ImportError, ValueError, AssertionError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NotHere(
+        raise InputError(
             f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
             f"{build} once."
         ) from error

@@ -18,8 +18,8 @@ class DataSource:
     """How to load what ``data.name`` says: a word of `SOURCES`, or a word, a colon and a place."""
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
-    load: Callable[[str, DataConfig], Dataset]  # of the place; raises `NotHere` if the data are absent
-    # A new kind also needs `checked_source`, `blank`, `stored_dataset`, engine/from_config._READS and runs/trained.
+    load: Callable[[str, DataConfig], Dataset]  # of the place
+    # A new kind also needs `checked_source`, `stored_dataset`, engine/from_config._READS and runs/trained.
     kind: Literal["images", "text", "arrays"]
     reads: tuple[str, ...] = ()  # fields of config.data that this source reads and some others ignore
     decodes: bool = False  # whether examples are image files, which can be cropped before they are resized

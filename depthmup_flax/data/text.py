@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, chosen, placement
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, chosen, placement
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
@@ -113,7 +113,7 @@ def load_text(path: str, config: DataConfig) -> TextDataset:
     """A text file: UTF-8, or with tokenizer "byte" any file; a tokenizer may be a file of the library tokenizers."""
     field, file = f"data.name is 'text:{path}'", os.path.expanduser(path)
     if not os.path.isfile(file):
-        raise NotHere(f"{field}: there is no file {file!r}. Give the path of a text file.")
+        raise InputError(f"{field}: there is no file {file!r}. Give the path of a text file.")
     with open(file, "rb") as opened:
         content = opened.read()
     if config.tokenizer == "byte":
@@ -142,7 +142,9 @@ def load_tokens(path: str, config: DataConfig) -> TextDataset:
     files = {name: os.path.join(directory, name) for name in ("train.bin", "val.bin", "meta.json")}
     if absent := [name for name, file in files.items() if not os.path.isfile(file)]:
         needs = ', such as {"vocab_size": 50257}' if absent[0] == "meta.json" else ""
-        raise NotHere(f"data.name is 'tokens:{path}': there is no file {absent[0]} in {directory!r}. Write it{needs}.")
+        raise InputError(
+            f"data.name is 'tokens:{path}': there is no file {absent[0]} in {directory!r}. Write it{needs}."
+        )
     size, dtype, file = _meta(files["meta.json"])
     train, held_out = (np.memmap(files[name], dtype, "r") for name in ("train.bin", "val.bin"))
     tokenizer = Tokenizer(file=os.path.join(directory, file)) if file else Tokenizer(unknown=size)

@@ -5,7 +5,6 @@ A split is arrays in memory, records with random access, or batches by seed. All
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import threading
@@ -42,7 +41,6 @@ _ABSTRACT = 64  # examples of the abstract batch of which shapes are read: divid
 _CHUNK = 4096  # examples whose targets are prepared at a time, for the number of classes
 _SAMPLE = 16  # records whose content is compared when a run is resumed
 _MOST_READERS = 256  # seeds whose iterators stay open
-_RECENT = 8  # batches of a seed that can be read again: those read ahead when a sweep continues with fewer lanes
 
 
 def pair_or_batch(key: jax.Array | None, batch: Any) -> Any:
@@ -187,8 +185,8 @@ class BatchStream(ArraySplit):
 
     def __init__(self, batches: Callable[[int], Iterable[Any]], where: str) -> None:
         self._batches, self._where = batches, where
-        # By seed: the open iterator, the position of its next batch, and the last batches.
-        self._readers: dict[int, tuple[Iterator[Any], int, collections.deque[HostBatch]]] = {}
+        # By seed: the open iterator, the position of its last batch, and that batch.
+        self._readers: dict[int, tuple[Iterator[Any], int, HostBatch]] = {}
         self._lock = threading.Lock()
         self.classes: dict[str, int] = {}  # see `ExampleSpec.require_labels`
         first, self.spec = self._next(self._iterator(0), 0, 0)
@@ -214,20 +212,19 @@ class BatchStream(ArraySplit):
         `InputError` for a batch unlike the first, or if there are no more.
         """
         with self._lock:
-            iterator, position, recent = self._readers.pop(seed, (None, 0, collections.deque[HostBatch]()))
-            if iterator is None or step < position - len(recent):
-                iterator, position, recent = self._iterator(seed), 0, collections.deque(maxlen=_RECENT)
-            while step >= position:
+            iterator, position, arrays = self._readers.pop(seed, (None, -1, {}))
+            if iterator is None or step < position:
+                iterator, position = self._iterator(seed), -1
+            while position < step:
+                position += 1
                 arrays, spec = self._next(iterator, seed, position)
                 self.spec.require(spec, f"{self._where}({seed})[{position}]")
                 self.require_size(len(next(iter(arrays.values()))))
                 self.spec.require_labels(arrays, self.classes, f"{self._where}({seed})[{position}]")
-                recent.append(arrays)
-                position += 1
-            self._readers[seed] = iterator, position, recent  # the last used one; after an error it is gone
+            self._readers[seed] = iterator, position, arrays  # the last used one; after an error it is gone
             if len(self._readers) > _MOST_READERS:
                 del self._readers[next(iter(self._readers))]
-            return recent[step - position]
+            return arrays
 
     def _iterator(self, seed: int) -> Iterator[Any]:
         with calling(self._where, seed):

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup_flax.data.blank import description
 from depthmup_flax.plan.compiled_step import LanesOfGroup, PlannedStep
 from depthmup_flax.plan.topologies import device_memory
 from depthmup_flax.search.sweep.lane_choice import OutOfMemory
@@ -124,7 +123,8 @@ class Plan:
 def make_plan(step: PlannedStep) -> Plan:
     """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
-    model, memory = config.model, memory_of(step, device_memory(device))
+    model, data, memory = config.model, experiment.dataset, memory_of(step, device_memory(device))
+    where = "streamed" if data.placement == "stream" else "on every device"
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
     return Plan(
         model=(
@@ -132,7 +132,7 @@ def make_plan(step: PlannedStep) -> Plan:
             f"(base {model.base_depth or model.depth})"
         ),
         parameters=experiment.parameters,
-        data=description(experiment.dataset),
+        data=f"{data.name}, {data.train_size} {data.describe()}, {where}",
         device_kind=device.device_kind,
         devices=step.mesh.size,
         mesh=dict(step.mesh.shape),

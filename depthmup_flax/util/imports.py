@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from depthmup_flax.util.errors import InputError, closest
 
@@ -50,17 +52,20 @@ def missing(error: ImportError, why: str) -> InputError | None:
     return InputError(f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".')
 
 
-def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package, from module of the package -> the names that it defines, with spaces."""
-    module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
+def imported_late(package: str) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package, which imports at its first use what its source imports ``if TYPE_CHECKING``."""
+    importing: Any = sys.modules[package]
+    tree = ast.parse(importing.__loader__.get_source(package))
+    indented = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.col_offset)
+    module_of = {alias.name: str(node.module) for node in indented for alias in node.names}
 
     def get(name: str) -> object:
         if name not in module_of:
             meant = None if name.startswith("_") else closest(name, module_of)
             hint = f". Did you mean {meant!r}?" if meant else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
-        value = getattr(require(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
-        setattr(sys.modules[package], name, value)
+        value = getattr(require(module_of[name], f"{package}.{name}"), name)
+        setattr(importing, name, value)
         return value
 
     return get

@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 __all__ = ["limits_config", "run"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = imported_late(__name__, {"pipeline": "limits_config run"})
+    __getattr__ = imported_late(__name__)

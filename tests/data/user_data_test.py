@@ -15,7 +15,6 @@ from data_sets import assert_batches_equal, error, load
 from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.dataset import chance_loss
-from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.util.errors import UserCodeError
 
@@ -121,20 +120,6 @@ def test_batches_by_seed_are_functions_of_seed_and_step(given):
     for step, batch in enumerate(resumed, 20):
         wanted = jax.tree.map(lambda x: x[4:], written[1][step])
         jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), wanted)
-
-
-def test_batches_read_again_when_a_sweep_shrinks_do_not_begin_the_iterator_again():
-    begun = []
-
-    def batches(seed):
-        begun.append(seed)
-        return batches_of(seed)
-
-    stream = BatchStream(batches, "train")
-    begun.clear()
-    for step in [*range(20), *range(15, 30)]:
-        stream.batch(2, step)
-    assert begun == [2]
 
 
 def test_limits_keep_as_many_examples_of_any_split(given):

@@ -8,7 +8,7 @@ import pytest
 from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
-from depthmup_flax.data.blank import PlannedData
+from depthmup_flax.data import LoadOnce
 from depthmup_flax.devices import sharding
 from depthmup_flax.plan import compiled_step
 from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
@@ -32,7 +32,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def step(config):
-    return compile_run(config, jax.devices()[:1], PlannedData())
+    return compile_run(config, jax.devices()[:1], LoadOnce())
 
 
 def test_the_planned_program_is_the_one_that_training_compiles(config, step):
@@ -104,7 +104,7 @@ def test_other_errors_of_a_compiler_are_not_hidden():
 
 
 def test_the_largest_group_of_a_sweep_is_planned_with_the_lanes_that_fit():
-    load = PlannedData()
+    load = LoadOnce()
     plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], load, None, None))
     assert (plan.lanes.runs, plan.lanes.per_device, plan.lanes.label) == (4, 4, "depth 3")
     assert plan.steps == 6
@@ -116,7 +116,7 @@ def test_the_largest_group_of_a_sweep_is_planned_with_the_lanes_that_fit():
 
 def test_a_sweep_that_is_refused_has_a_plan(monkeypatch):
     monkeypatch.setattr(compiled_step, "unless_out_of_memory", lambda _: OutOfMemory(GIB, used=2 * GIB))
-    plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], PlannedData(), 2, GIB))
+    plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], LoadOnce(), 2, GIB))
     assert plan.memory.fits is False
     assert plan.memory.parameters == 2 * 4 * plan.parameters
     assert "TOO BIG   2.00 of 1.00 GiB" in str(plan)
@@ -124,5 +124,5 @@ def test_a_sweep_that_is_refused_has_a_plan(monkeypatch):
 
 
 def test_lanes_are_fewer_where_memory_is_short():
-    step = compile_sweep(a_sweep(rates=2), jax.devices()[:1], PlannedData(), None, 1.0)
+    step = compile_sweep(a_sweep(rates=2), jax.devices()[:1], LoadOnce(), None, 1.0)
     assert step.lanes.per_device == 1

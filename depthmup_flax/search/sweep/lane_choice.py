@@ -17,7 +17,7 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import Run
 from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.trainer.engine.from_config import abstract_batch
-from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, Shrink, cohorts, one_seed_fits
+from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import count_flops
 from depthmup_flax.util.types import Batch
@@ -58,9 +58,6 @@ class GroupPrograms:
 # On a CPU, the most FLOP in the matrix products of a step of all lanes of a device. Smaller steps wait for the host: in
 # 4 lanes a run of ResMLP 32x4 (2.2e6) took 0.2 to 0.4 times as long as in one, 128x8 (5.3e7) 1.1 times.
 _STEP_FLOPS = 1e7
-# Fewer lanes are compiled for runs that are left by diverged ones if these save that many FLOP, about two compilations.
-_SHRINK_FLOPS_ON_CPU, _SHRINK_FLOPS = 1e11, 1e14
-_LEAST_FLOPS = 1e6  # that a step of a run takes as long as, however small it is
 MEMORY_SHARE = 0.8
 _REFUSALS = (
     r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
@@ -89,21 +86,6 @@ def choose_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | No
             "memory. Lower it, or set train.accumulate or model.remat."
         )
     return program
-
-
-def shrinking(programs: GroupPrograms, program: LaneProgram) -> Shrink:
-    """Replaces ``program`` for the runs that are left where that saves more work than its compilation is worth."""
-    devices, total_steps = programs.mesh.size, program.periods.total
-    worth = _SHRINK_FLOPS_ON_CPU if sharding.platform(programs.mesh) == "cpu" else _SHRINK_FLOPS
-    of_run = total_steps * max(programs.step_flops, _LEAST_FLOPS)
-
-    def shrink(alive: list[LaneRun]) -> LaneProgram | None:
-        fewer = math.ceil(len(alive) / devices)
-        if fewer >= program.per_device or (program.capacity - fewer * devices) * of_run < worth:
-            return None
-        return programs.get(fewer, one_seed_fits(alive, fewer, devices))
-
-    return shrink
 
 
 def memory_limit() -> float:

@@ -24,7 +24,7 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, structure, sweep_info
 from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
-from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program, shrinking
+from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.unfinished import Unfinished
 from depthmup_flax.storage import workdir as workdirs
@@ -43,7 +43,7 @@ from depthmup_flax.storage.sweep_records import (
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
-from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, Shrink, cohorts, lane_mesh, train
+from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Batch, Json
@@ -206,7 +206,7 @@ class _Runner:
         resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
             log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)
-            self._train(group, resumed, lambda alive: None)
+            self._train(group, resumed)
             if not (runs := self._left(group)):
                 return
         program = choose_program(programs, runs, self.lanes)
@@ -216,7 +216,7 @@ class _Runner:
             ahead, choose = GroupPrograms(following, self.mesh, self.data), own_surroundings()(choose_program)
             self.ahead = ahead, self.compiler.submit(choose, ahead, self._left(following), self.lanes)
         for part in cohorts(runs, program.per_device, self.mesh.size):
-            self._train(group, Cohort.of(program, part), shrinking(programs, program))
+            self._train(group, Cohort.of(program, part))
 
     def _programs(self, group: Group) -> GroupPrograms:
         """Those of ``group``, compiled ahead or not at all; raises what the thread raised."""
@@ -241,11 +241,10 @@ class _Runner:
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
-    def _train(self, group: Group, cohort: Cohort, shrink: Shrink) -> None:
+    def _train(self, group: Group, cohort: Cohort) -> None:
         """Trains ``cohort`` and writes its records."""
-        lanes = cohort.program.per_device  # training may shrink the program
         self.progress.train(cohort)
-        outcomes = train(cohort, shrink, self._after_call)
+        outcomes = train(cohort, self._after_call)
         runs: Sequence[Any] = cohort.runs  # each a `Run`
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
@@ -259,7 +258,7 @@ class _Runner:
                 slice_steps=group.experiment.config.train.log_every,
                 train_loss_slices=cohort.slices[run.hash],
                 wall_time_s=seconds,
-                lanes=lanes,
+                lanes=cohort.program.per_device,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
                 versions=self.versions,
                 audit=group.experiment.audit,

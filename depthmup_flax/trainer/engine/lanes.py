@@ -181,11 +181,6 @@ class LaneProgram(Program):
         """The state after the steps of ``call``; ``state`` is donated."""
         return self.compiled(state, lanes.values, call, self._data)
 
-    def select(self, state: TrainState, lanes: Sequence[int]) -> TrainState:
-        """The given lanes of a larger program's state, as this program's."""
-        take = lambda x: x[np.array(lanes)]
-        return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._place(LANES))(state)
-
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
         """``test_loss``, or ``validation_loss``, and other metrics of every lane; none without an evaluation."""
         if not self.experiment.evaluates:
@@ -279,17 +274,13 @@ def _with_axis(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-# Runs that are left -> a program with fewer lanes for them, or None.
-Shrink = Callable[[list[LaneRun]], LaneProgram | None]
-
-
 @dataclasses.dataclass
 class Cohort:
     """Runs in training, all at the same step."""
 
-    runs: list[LaneRun]  # all of them
-    program: LaneProgram  # trains those that are left
-    lanes: Lanes  # of those that are left
+    runs: list[LaneRun]
+    program: LaneProgram
+    lanes: Lanes
     state: TrainState  # of the lanes
     step: int
     slices: dict[str, list[float | None]]  # hash of a run -> its mean loss over each time slice so far
@@ -307,25 +298,15 @@ class Cohort:
         """Seconds of training."""
         return self.elapsed_before_s + time.perf_counter() - self.started
 
-    def end_slice(self) -> list[LaneRun]:
-        """Appends to `slices`, and records runs that diverged; returns the others."""
+    def end_slice(self) -> bool:
+        """Appends to `slices`, and records runs that diverged; returns whether others are left."""
         numbers = unstacked(read(self.state))
-        alive = []
         for run_hash, lane in self.lanes.lane_of.items():
             if run_hash not in self.outcomes:
                 self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()["loss"]))
                 if numbers[lane].nonfinite_step >= 0:
                     self.outcomes[run_hash] = self._outcome(numbers[lane], None)
-                else:
-                    alive.append(self.lanes.runs_K[lane])
-        return alive
-
-    def move(self, program: LaneProgram, alive: Sequence[LaneRun]) -> None:
-        """Moves the runs ``alive`` into a program with fewer lanes."""
-        lanes = program.place(alive)
-        self.state = program.select(self.state, [self.lanes.lane_of[run.hash] for run in lanes.runs_K])
-        program.call_length.steps = self.program.call_length.steps
-        self.program, self.lanes = program, lanes
+        return len(self.outcomes) < len(self.runs)
 
     def finish(self) -> None:
         """Evaluates the runs that have not diverged."""
@@ -338,39 +319,25 @@ class Cohort:
         return outcome(numbers, test, seven_digits, course=self.program.experiment.course)
 
 
-def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Json]:
-    """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
+def train(cohort: Cohort, after_call: Callable[[Cohort], None]) -> list[Json]:
+    """Trains ``cohort``, fresh or resumed, in place, to the end; returns the outcome of each of its runs.
 
-    Args:
-      cohort: fresh or resumed.
-      shrink: called when half of the lanes are empty.
-      after_call: called after every call of the program but the last; its exceptions end the training.
+    ``after_call`` is called after every call of the program but the last; its exceptions end the training.
     """
-    periods = cohort.program.periods
-    calls = cohort.program.calls(cohort.lanes, cohort.step)
-    since, started = cohort.step, time.perf_counter()
-    try:
-        while cohort.step < periods.total:
+    program, since, started = cohort.program, cohort.step, time.perf_counter()
+    with contextlib.closing(program.calls(cohort.lanes, cohort.step)) as calls:
+        while cohort.step < program.periods.total:
             call = next(calls)
-            cohort.state = cohort.program.take(cohort.state, cohort.lanes, call)
+            cohort.state = program.take(cohort.state, cohort.lanes, call)
             cohort.step += int(call.count)
-            if periods.logs_at(cohort.step):
-                alive = cohort.end_slice()
-                if not alive:
+            if program.periods.logs_at(cohort.step):
+                if not cohort.end_slice():
                     break
                 # A program starts with single steps, and the load of the machine varies.
-                cohort.program.call_length.adapt((cohort.step - since) / (time.perf_counter() - started))
+                program.call_length.adapt((cohort.step - since) / (time.perf_counter() - started))
                 since, started = cohort.step, time.perf_counter()
-                few = cohort.step < periods.total and len(alive) <= cohort.program.capacity / 2
-                smaller = shrink(alive) if few else None
-                if smaller is not None:
-                    calls.close()
-                    cohort.move(smaller, alive)
-                    calls = smaller.calls(cohort.lanes, cohort.step)
-            if cohort.step < periods.total:
+            if cohort.step < program.periods.total:
                 after_call(cohort)
-    finally:
-        calls.close()
     cohort.finish()
     return [cohort.outcomes[run.hash] for run in cohort.runs]
 

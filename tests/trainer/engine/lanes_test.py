@@ -1,6 +1,5 @@
 """Lanes: which run gets which, and that neither they nor several steps in a call change numbers."""
 
-import numpy as np
 import pytest
 from small_runs import RATE, programs_of, small_base, small_sweep
 
@@ -44,10 +43,10 @@ def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
     assert list(lane_of.values()) == [0, 1, 2, 3]
 
 
-def outcomes_of(program, runs, shrink=lambda alive: None):
+def outcomes_of(program, runs):
     """Hash of a run -> its outcome and mean losses of time slices."""
     cohort = Cohort.of(program, runs)
-    outcomes = train(cohort, shrink, lambda cohort: None)
+    outcomes = train(cohort, lambda cohort: None)
     return {run.hash: (out, cohort.slices[run.hash]) for run, out in zip(runs, outcomes, strict=True)}
 
 
@@ -83,34 +82,3 @@ def test_a_single_lane_computes_no_moment_twice():
     programs = programs_of(small_sweep(base))
     operations = lambda lanes: programs.get(lanes, one_seed=True).compiled.cost_analysis()["flops"] / lanes
     assert operations(1) < 1.01 * operations(3)
-
-
-@pytest.mark.parametrize(
-    ("rates", "seeds", "lanes"),
-    [
-        pytest.param((1e8, 1e7, 1e6, 0.01, 0.02), (5,), (5, 2), id="one-seed", marks=pytest.mark.slow),
-        pytest.param((1e8, 1e7, 0.01, 0.02), (0, 5), (8, 4), id="several-seeds"),
-    ],
-)
-def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seeds, lanes):
-    base = small_base()
-    base.optimizer.name = "sgd"
-    base.train.update(steps=12, log_every=2)
-    programs = programs_of(small_sweep(base, {"rates": {RATE: rates, "seed": seeds}}))
-    runs = cohorts(programs.group.runs, lanes[0], 1)[0]
-    large, small = (programs.get(n, one_seed=len(seeds) == 1) for n in lanes)
-    left = []
-
-    def shrink(alive):
-        left.append(len(alive))
-        return small
-
-    plain, shrunk = outcomes_of(large, runs), outcomes_of(large, runs, shrink)
-    assert left[0] == lanes[1]
-    assert sum(outcome["status"] == "completed" for outcome, _ in plain.values()) == lanes[1]
-    for run, (expected, slices) in plain.items():
-        found, found_slices = shrunk[run]
-        assert all(found[name] == expected[name] for name in ("status", "steps", "diverged_at_step"))
-        if expected["status"] == "completed":
-            np.testing.assert_allclose(found_slices, slices, rtol=1e-5)
-            np.testing.assert_allclose(found["test_loss"], expected["test_loss"], rtol=1e-5)

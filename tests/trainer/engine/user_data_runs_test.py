@@ -8,7 +8,6 @@ import pytest
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data import batch_indices, load
-from depthmup_flax.data.blank import PlannedData, description
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
@@ -115,10 +114,6 @@ def test_our_language_model_trains_on_their_tokens(tmp_path):
     run.data.augment = "none"
     run.train.update(batch_size=16, steps=20, eval_every=20)
     assert train_and_evaluate(run, tmp_path)["test_loss"] < np.log(7)
-
-
-def test_a_plan_loads_their_data():
-    assert "64 float32[5, 4, 2], targets int32[], 3 classes" in description(PlannedData()(config(in_memory).data))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, NotHere, placement, validation_count
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, placement, validation_count
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.registry import LoadOnce, checked_source, named_split
 from depthmup_flax.data.text import TextDataset, Tokenizer
@@ -49,16 +49,9 @@ def _real_or_blank(fields: DataConfig) -> Dataset:
     source, place = checked_source(fields)
     try:
         dataset = source.load(place, fields)
-    except NotHere:
+    except InputError:  # it is not on this machine
         dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place)
     return named_split(dataset, fields)
-
-
-def description(dataset: Dataset) -> str:
-    """Size and place of a set, and whether it is blank."""
-    origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
-    where = "streamed" if dataset.placement == "stream" else "on every device"
-    return f"{dataset.name}, {dataset.train_size} {dataset.describe()}, {where}; {origin}"
 
 
 def _blank_images(fields: DataConfig, name: str) -> ImageDataset:
