@@ -19,18 +19,7 @@ from typing import NoReturn
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.config.field_comments import docstring, summary_of_file
 from depthmup_flax.config.files import is_config
-from depthmup_flax.util.errors import (
-    BAD_INPUT,
-    STOPPED,
-    TRY_LATER,
-    Busy,
-    InputError,
-    Preempted,
-    RunStopped,
-    UserCodeError,
-    did_you_mean,
-    printable,
-)
+from depthmup_flax.util import errors
 from depthmup_flax.util.imports import __version__, missing
 
 # Heading -> commands. Each is a module of this package with define(parser) and main(args); its docstring is its help.
@@ -64,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif name in COMMANDS:
         run(name, words)
     else:
-        hint = did_you_mean(name, COMMANDS)
+        hint = errors.did_you_mean(name, COMMANDS)
         if name.startswith("-") or is_config(name):
             hint = "a command comes first, such as depthmup train --config=digits."
-        print(f"error: depthmup has no command {printable(name)!r}: {hint}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        print(f"error: depthmup has no command {errors.printable(name)!r}: {hint}", file=sys.stderr)
+        sys.exit(errors.BAD_INPUT)
 
 
 def usage() -> str:
@@ -122,13 +111,13 @@ def _end(error: BaseException, command: str, with_traceback: bool) -> NoReturn:
     """Prints the sentence of an error and ends the process; raises an error that has none."""
     if isinstance(error, ImportError):
         error = missing(error, command) or error
-    if isinstance(error, (Busy, Preempted)):
-        text, code = str(error), TRY_LATER
-    elif isinstance(error, (InputError, RunStopped)):
+    if isinstance(error, (errors.Busy, errors.Preempted)):
+        text, code = str(error), errors.TRY_LATER
+    elif isinstance(error, (errors.InputError, errors.RunStopped)):
         if with_traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        text, code = f"error: {error}", BAD_INPUT if isinstance(error, InputError) else STOPPED
-    elif isinstance(error, UserCodeError):
+        text, code = f"error: {error}", errors.BAD_INPUT if isinstance(error, errors.InputError) else errors.STOPPED
+    elif isinstance(error, errors.UserCodeError):
         cause = error.__cause__ or error
         shown = "".join(traceback.format_exception(cause)) if with_traceback else user_traceback(cause)
         text, code = f"error: {error}\n\n{shown.rstrip()}", 1
@@ -141,7 +130,7 @@ def _end(error: BaseException, command: str, with_traceback: bool) -> NoReturn:
         text, code = f"error: {failed} {hint} Rerun the command: it resumes from the last checkpoint.", 1
     else:
         raise error
-    print(printable(text), file=sys.stderr)
+    print(errors.printable(text), file=sys.stderr)
     if "jax" not in sys.modules:
         sys.exit(code)
     from depthmup_flax.devices import distributed

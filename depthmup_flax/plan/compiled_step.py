@@ -14,15 +14,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.devices import sharding
+from depthmup_flax.search.sweep import lane_choice
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.groups import plan
-from depthmup_flax.search.sweep.lane_choice import (
-    MEMORY_SHARE,
-    GroupPrograms,
-    OutOfMemory,
-    largest_that_fits,
-    unless_out_of_memory,
-)
+from depthmup_flax.search.sweep.lane_choice import OutOfMemory, unless_out_of_memory
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
@@ -102,13 +97,13 @@ def compile_sweep(
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
-    programs = GroupPrograms(group, mesh, data)
+    programs = lane_choice.GroupPrograms(group, mesh, data)
     most = math.ceil(len(group.runs) / mesh.size)
     started = time.perf_counter()
     if lanes is None:
         # A sweep leaves some memory free, unless it trains one run at a time.
-        limit = math.inf if memory is None else MEMORY_SHARE * memory
-        per_device, program = largest_that_fits(programs, group.runs, most, limit)
+        limit = math.inf if memory is None else lane_choice.MEMORY_SHARE * memory
+        per_device, program = lane_choice.largest_that_fits(programs, group.runs, most, limit)
     else:
         per_device = min(lanes or most, most)
         program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))

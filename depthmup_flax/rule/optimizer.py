@@ -30,19 +30,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.direction_traits import check_direction
-from depthmup_flax.rule.info_trees import (
-    flatten_info,
-    frozen_paths,
-    is_info,
-    map_info,
-    path_name,
-    require_audited,
-    require_info,
-    require_inner_layers,
-    require_rescaled,
-    with_decay,
-)
+from depthmup_flax.rule.info_trees import is_info, map_info
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
@@ -105,7 +95,7 @@ def depthmup(
       mask: which parameters decay, in place of ``info.decay``: as in ``optax.adamw``, a tree of bools or a function of
         the parameters, here of their shapes.
     """
-    info = with_decay(info, mask)
+    info = info_trees.with_decay(info, mask)
     first, *others = _scaled(inner, info, rule, geometry)
     if not callable(learning_rate):
         require_number("learning_rate", learning_rate, least=0)
@@ -220,9 +210,9 @@ def freeze(
     ``patterns`` are globs of paths or of their beginnings, each of which must match: TP6 10.2 freezes
     ``("stem", "readout")``.
     """
-    frozen = frozen_paths(info, patterns)
+    frozen = info_trees.frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
-        lambda path, _: "frozen" if path_name(path) in frozen else "trained", info, is_leaf=is_info
+        lambda path, _: "frozen" if info_trees.path_name(path) in frozen else "trained", info, is_leaf=is_info
     )
     # A function: optax would call labels in the structure of a module that can be called, as Equinox's.
     return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, lambda _: labels)
@@ -268,10 +258,10 @@ def _scaled(
     geometry: str | ArrayTree | None,
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
-    require_info(info)
+    info_trees.require_info(info)
     inner, kinds = check_direction(inner, info, rule, geometry)
-    require_audited(info, rule)
-    require_inner_layers(info, rule)
+    info_trees.require_audited(info, rule)
+    info_trees.require_inner_layers(info, rule)
     before, after = rule.gradient_scale, rule.update_scale
     inner = _seeing(inner, info, ParamInfo.uncarried)
     return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]
@@ -281,7 +271,7 @@ def _seeing(
     inner: optax.GradientTransformation, info: InfoTree, values: Callable[[ParamInfo, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
     """``inner``, which sees ``values(leaf_info, parameter)`` of parameters that carry a factor."""
-    if all(leaf.carried == 1 for leaf in flatten_info(info).values()):
+    if all(leaf.carried == 1 for leaf in info_trees.flatten_info(info).values()):
         return inner
     inner_update = optax.with_extra_args_support(inner).update
 
@@ -304,7 +294,7 @@ def _scale_by_info(
     def init(params: ArrayTree) -> optax.EmptyState:
         map_info(_require_match, info, params)
         if geometries is not None:
-            require_rescaled(info)
+            info_trees.require_rescaled(info)
             _warn_of_coarse(info, params, lambda path, leaf_info: scale_of(leaf_info, geometries[path]))
         return optax.EmptyState()
 

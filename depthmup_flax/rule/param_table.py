@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthmup_flax.rule.info_trees import (
-    collapsed,
-    flatten_info,
-    frozen_paths,
-    named_geometries,
-    param_count,
-    sizes,
-    template,
-    with_decay,
-)
+from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.optimizer import DecayMask, decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, factor_text
 from depthmup_flax.util.table import Table, notebook_html
@@ -69,15 +60,15 @@ def param_table(
       epoch_steps: steps of an epoch, for times in epochs; ``None`` if it is not known.
       frozen: as in `depthmup_flax.freeze`.
     """
-    info = with_decay(info, mask)
-    carries = any(leaf.carried != 1 for leaf in flatten_info(info).values())
+    info = info_trees.with_decay(info, mask)
+    carries = any(leaf.carried != 1 for leaf in info_trees.flatten_info(info).values())
     peak = learning_rate if weight_decay and learning_rate else None
     columns = ["parameter", "shape", "role", "init std", "forward", *(["carried"] if carries else [])]
     columns += ["lr mult", "eps", "decay", *(["decay time"] if peak else [])]
     equal: dict[tuple[str, int, tuple[str, ...]], list[str]] = {}
-    leaves = flatten_info(info)
-    kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
-    frozen_names = frozen_paths(info, frozen)
+    leaves = info_trees.flatten_info(info)
+    kinds = info_trees.named_geometries(info, Geometry.SIGN if geometry is None else geometry)
+    frozen_names = info_trees.frozen_paths(info, frozen)
     for name, leaf in leaves.items():
         rate = "?" if degree is None else factor_text(rule.lr_multiplier(leaf, degree, kinds[name]))
         decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
@@ -92,15 +83,16 @@ def param_table(
             f"{decay:g}",
             *([_time(peak, decay, epoch_steps)] if peak else []),
         )
-        equal.setdefault((template(name), len(leaf.shape), cells), []).append(name)
+        equal.setdefault((info_trees.template(name), len(leaf.shape), cells), []).append(name)
     rows = [
-        (collapsed(names), sizes([leaves[name].shape for name in names]), *cells)
+        (info_trees.collapsed(names), info_trees.sizes([leaves[name].shape for name in names]), *cells)
         for (_, _, cells), names in equal.items()
     ]
     align = "<<<" + ">" * (len(columns) - 3)  # text left, numbers right
     table = Table(columns, rows, align, ruled=True)
-    inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
-    total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
+    inside = info_trees.param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
+    whole = info_trees.param_count(leaves)
+    total = f"{len(leaves)} arrays, {whole:,} parameters, {inside:,} of them inside residual branches"
     return ParamTable(f"{table}\n{total}", notebook_html(table, total))
 
 

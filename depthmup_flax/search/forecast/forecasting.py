@@ -20,20 +20,11 @@ from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tuning import require_mup
+from depthmup_flax.storage import sweep_records
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, as_path, from_fields, read_json, reading, write_atomically
 from depthmup_flax.storage.run_hash import SOURCE, json_text, run_differences, without_execution
-from depthmup_flax.storage.sweep_records import (
-    AUTO,
-    COMPLETED,
-    LOSS_FIELDS,
-    SEED,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Record,
-    read_info,
-)
+from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.runs.directory import RESTORE, require_run
@@ -128,7 +119,7 @@ class TargetForecast(Forecast):
         directory = as_path(run)
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
-        unrecorded = lambda tree: {**tree, SEED: 0, "train": {**tree["train"], "record_course": False}}
+        unrecorded = lambda tree: {**tree, sweep_records.SEED: 0, "train": {**tree["train"], "record_course": False}}
         differing = run_differences(unrecorded(self.config), unrecorded(config))
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
@@ -140,7 +131,8 @@ class TargetForecast(Forecast):
         if not (directory / "result.json").exists():
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
         result = read_json(directory / "result.json", RESTORE)
-        loss = result[LOSS_FIELDS[self.objective]] if result["status"] == COMPLETED else None
+        completed = result["status"] == sweep_records.COMPLETED
+        loss = result[sweep_records.LOSS_FIELDS[self.objective]] if completed else None
         (low, high), name = self.interval, LOSSES[self.objective]
         inside = loss is not None and low <= loss <= high
         error = None if loss is None else loss / self.loss - 1
@@ -199,7 +191,7 @@ def forecast(
     depth: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
-    objective: str = AUTO,
+    objective: str = sweep_records.AUTO,
     lanes: int | None = None,
     load: LoadOnce | None = None,
 ) -> tuple[TargetForecast, ConfigDict]:
@@ -227,9 +219,9 @@ def forecast(
     target = Rung(width or tuned.model.width, depth or tuned.model.depth, steps or built.total_steps)
     batch_size = batch_size or tuned.train.batch_size
     at = lambda rung: rung_config(tuned, built.total_steps, built.epoch_steps, rung, batch_size)
-    evaluated = (VALIDATION if tuned.data.validation_fraction else TEST,) if built.evaluates else ()
-    measured = (*evaluated, TRAIN)
-    loss = measured[0] if objective == AUTO else objective
+    evaluated = sweep_records.VALIDATION if tuned.data.validation_fraction else sweep_records.TEST
+    measured = (*[evaluated] * built.evaluates, sweep_records.TRAIN)
+    loss = measured[0] if objective == sweep_records.AUTO else objective
     if loss not in measured:
         raise InputError(f"objective is {objective!r}: runs of this config measure {' and '.join(measured)}.")
     parameters = functools.cache(lambda rung: count_parameters(at(rung), load=load))
@@ -256,7 +248,7 @@ def forecast(
         **vars(forecast_loss(ladder, target)),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
-        chance=read_info(directory).chance,
+        chance=sweep_records.read_info(directory).chance,
     )
     write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))
     largest, large = max(rungs, key=lambda rung: rung.cost), at(target)

@@ -27,19 +27,12 @@ from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
 from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.unfinished import Unfinished
+from depthmup_flax.storage import sweep_records
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import JsonLines, create, delete_tree, read_json, write_atomically
 from depthmup_flax.storage.provenance import commit, versions
 from depthmup_flax.storage.run_hash import json_text, without_execution
-from depthmup_flax.storage.sweep_records import (
-    Record,
-    SweepInfo,
-    flat,
-    info_to_json,
-    read_info,
-    read_runs,
-    sweep_differences,
-)
+from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
@@ -129,7 +122,7 @@ def sweep(
         _require_same_programs(directory, planned, config.base)
         with contextlib.closing(JsonLines(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
-            done, notes = read_runs([(directory, stored)])
+            done, notes = sweep_records.read_runs([(directory, stored)])
             for note in notes:
                 log.warning("%s", note)
             saved = Unfinished(unfinished, keep_every_s, preemption)
@@ -280,7 +273,7 @@ class _Runner:
             return
         try:
             for record in records:
-                self.on_record(flat(record))
+                self.on_record(sweep_records.flat(record))
         except Exception:
             log.warning("on_record failed and is not called again; all records are written", exc_info=True)
             self.on_record = None
@@ -330,14 +323,14 @@ def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], bas
     identity.require_same(directory, now, holds, compare=not base.train.same_code)
 
 
-def _require_same_sweep(directory: pathlib.Path, info: SweepInfo, kind: str) -> SweepInfo:
+def _require_same_sweep(directory: pathlib.Path, info: sweep_records.SweepInfo, kind: str) -> sweep_records.SweepInfo:
     """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
     if not recorded:
-        create(path, info_to_json(info))
-    stored = read_info(directory)
-    if changed := sweep_differences(stored, info):
+        create(path, sweep_records.info_to_json(info))
+    stored = sweep_records.read_info(directory)
+    if changed := sweep_records.sweep_differences(stored, info):
         raise InputError(
             f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER} You may add values to the "
             "existing axes of a sweep."

@@ -17,18 +17,10 @@ from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune.choice import Best
 from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.storage import sweep_records
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path
-from depthmup_flax.storage.sweep_records import (
-    AUTO,
-    COMPLETED,
-    LEARNING_RATE,
-    OBJECTIVE_CHOICES,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Record,
-)
+from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
@@ -38,9 +30,9 @@ from depthmup_flax.util.surroundings import own_surroundings
 log = logging.getLogger(__name__)
 
 _COMPARED = {
-    VALIDATION: "the loss on held-out training examples, which the proxy does not train on",
-    TEST: "the loss on the test set, which therefore no longer measures the target's quality",
-    TRAIN: "the training loss",
+    sweep_records.VALIDATION: "the loss on held-out training examples, which the proxy does not train on",
+    sweep_records.TEST: "the loss on the test set, which therefore no longer measures the target's quality",
+    sweep_records.TRAIN: "the training loss",
 }
 FRACTION = 0.1  # of the training examples that are held out, where the config sets no other
 
@@ -51,7 +43,7 @@ def tune(
     search: Search,
     workdir: str | os.PathLike[str],
     *,
-    objective: str = AUTO,
+    objective: str = sweep_records.AUTO,
     lanes: int | None = None,
     overwrite: bool = False,
     on_record: OnRecord | None = None,
@@ -100,7 +92,7 @@ def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], to
     def distance(record: Record) -> float:
         return sum(abs(math.log((record.point[path] or 1e-9) / (value or 1e-9))) for path, value in numbers.items())
 
-    completed = [record for record in records if record.status == COMPLETED and record.course]
+    completed = [record for record in records if record.status == sweep_records.COMPLETED and record.course]
     if not completed:  # records of earlier versions
         return
     nearest = min(map(distance, completed))
@@ -108,8 +100,8 @@ def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], to
     config = proxy.copy_and_resolve_references()
     for path, value in best.fields.items():
         set_field(config, path, value)
-    rate = best.fields.get(LEARNING_RATE, config.optimizer.learning_rate)
-    factor = rate / chosen[0].point.get(LEARNING_RATE, rate)
+    rate = best.fields.get(sweep_records.LEARNING_RATE, config.optimizer.learning_rate)
+    factor = rate / chosen[0].point.get(sweep_records.LEARNING_RATE, rate)
     columns = mean_columns([record.course for record in chosen], factor)
     write_course(best.directory, config, total_steps, columns)
 
@@ -168,17 +160,17 @@ def prepare_objective(objective: str, proxy: ConfigDict, experiment: Experiment)
 
     ``experiment`` is what ``proxy``, or its target, describes without held-out examples.
     """
-    if objective not in OBJECTIVE_CHOICES:
-        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), OBJECTIVE_CHOICES)}")
+    if objective not in sweep_records.OBJECTIVE_CHOICES:
+        raise InputError(f"objective is {objective!r}: {did_you_mean(str(objective), sweep_records.OBJECTIVE_CHOICES)}")
     fraction = proxy.data.validation_fraction
     problem = "" if fraction else _why_nothing_is_held_out(experiment)
-    if objective == AUTO:
-        objective = TRAIN if problem else VALIDATION
-    if objective == VALIDATION and problem:
+    if objective == sweep_records.AUTO:
+        objective = sweep_records.TRAIN if problem else sweep_records.VALIDATION
+    if objective == sweep_records.VALIDATION and problem:
         raise InputError(f"objective is 'validation', and {problem}. Or use 'train'.")
-    if objective == TEST and not experiment.evaluates:
+    if objective == sweep_records.TEST and not experiment.evaluates:
         raise InputError(f"objective is 'test', and {experiment.dataset.name!r} is not evaluated: use 'train'.")
-    if objective == VALIDATION and not fraction:
+    if objective == sweep_records.VALIDATION and not fraction:
         proxy.data.validation_fraction = FRACTION
         proxy.train.steps = proxy.train.steps or experiment.total_steps
     return objective
