@@ -197,11 +197,7 @@ def _collapsed(
 
 
 def _program(
-    traced: Traced,
-    loss: Loss,
-    keys: Sequence[_Key],
-    trains_GxP: np.ndarray,
-    lengths_G: np.ndarray,
+    traced: Traced, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
 ) -> jax.stages.Wrapped:
     """A function of N seeds and the `_random_readout` of every parameter.
 

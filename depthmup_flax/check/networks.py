@@ -39,22 +39,15 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network of one size on a fixed batch.
+    """A network of one size on a fixed batch."""
 
-    Attributes:
-      init: key -> parameters; pure.
-      apply: parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``). A stack of layers
-        is one array, or one name per layer.
-      info: tree of `ParamInfo` with the structure of the parameters.
-      optimizer: complete optax optimizer, as used in training.
-      source: the model, which the check audits; ``None``: no audit.
-    """
-
-    init: Callable[[jax.Array], ArrayTree]
+    init: Callable[[jax.Array], ArrayTree]  # key -> parameters; pure
+    # Parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``). A stack of layers is one
+    # array, or one name per layer.
     apply: Callable[[ArrayTree], tuple[jax.Array, Activations]]
-    info: InfoTree
-    optimizer: optax.GradientTransformation
-    source: Source | None = None
+    info: InfoTree  # tree of `ParamInfo` with the structure of the parameters
+    optimizer: optax.GradientTransformation  # complete optax optimizer, as used in training
+    source: Source | None = None  # the model, which the check audits; ``None``: no audit
 
     def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
         """The network with initial values corrected by `rescale_init`.
@@ -115,20 +108,13 @@ def checked_network(
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A network and facts from its trace.
-
-    Attributes:
-      shapes: of the activations, and of the outputs under the name `OUTPUT`.
-      convolves: whether the forward pass has convolutions.
-      flops: of the products and convolutions in one forward pass.
-      equations: of its jaxpr; those in a loop count once.
-    """
+    """A network and facts from its trace."""
 
     network: Network
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
-    convolves: bool
-    flops: int
-    equations: int
+    shapes: Mapping[str, jax.ShapeDtypeStruct]  # of the activations, and of the outputs under the name `OUTPUT`
+    convolves: bool  # whether the forward pass has convolutions
+    flops: int  # of the products and convolutions in one forward pass
+    equations: int  # of its jaxpr; those in a loop count once
 
 
 def traced(network: Network) -> Traced:

@@ -13,15 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, mixed, normalize
-from depthmup_flax.data.dataset import (
-    ArraySplit,
-    DataConfig,
-    Dataset,
-    Split,
-    checksum_of_texts,
-    chosen,
-    placement,
-)
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Split, checksum_of_texts, chosen, placement
 from depthmup_flax.data.image_files import SUFFIXES, Encoded, Fetch, ImageFiles, decode, fit
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require

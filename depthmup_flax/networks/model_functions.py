@@ -22,16 +22,11 @@ class ModelFunctions:
     """A network as pure functions; ``jax.jit`` and ``jax.vmap`` over keys and parameters work on them.
 
     Parameters and state are nested dictionaries of arrays; of a pair, what its ``init`` returns.
-
-    Attributes:
-      name: of the user's class or function, in the `UserCodeError` that its errors become; "" for our models.
-      adapter: the network in its library.
-      start: changes the initial parameters.
     """
 
-    name: str
-    adapter: Adapter
-    start: Callable[[ArrayTree], ArrayTree] = lambda params: params
+    name: str  # of the user's class or function, in the `UserCodeError` that its errors become; "" for our models
+    adapter: Adapter  # the network in its library
+    start: Callable[[ArrayTree], ArrayTree] = lambda params: params  # changes the initial parameters
 
     def init(self, key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """New parameters and state: what a step changes besides the parameters, such as running averages."""

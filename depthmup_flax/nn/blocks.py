@@ -68,12 +68,6 @@ class TransformerConfig(LayerConfig):
     """A stack of attention and feed-forward branches.
 
     Attributes:
-      num_kv_heads: heads of keys and values, a divisor of ``num_heads``; 0: as many as ``num_heads``.
-      base_head_dim: the base model's head dimension; 0: this model's.
-      causal: a position attends to itself and to earlier ones.
-      rotary: sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid
-        are not. Empty: no rotation. See `depthmup_flax.nn.attention.rotary_angles`.
-      mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
 
     The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
@@ -82,14 +76,16 @@ class TransformerConfig(LayerConfig):
     norm: str = "layer"
     depth: int = 4
     num_heads: int = 4
-    num_kv_heads: int = 0
-    base_head_dim: int = 0
-    causal: bool = False
+    num_kv_heads: int = 0  # heads of keys and values, a divisor of ``num_heads``; 0: as many as ``num_heads``
+    base_head_dim: int = 0  # the base model's head dimension; 0: this model's
+    causal: bool = False  # a position attends to itself and to earlier ones
+    # Sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid are not.
+    # Empty: no rotation. See `depthmup_flax.nn.attention.rotary_angles`.
     rotary: tuple[int, ...] = ()
     qk_norm: bool = False
     mlp: str = "gelu"
     mlp_ratio: int = 4
-    mlp_features: int = 0
+    mlp_features: int = 0  # hidden features of this model; 0: ``mlp_ratio`` times the width
     dropout: float = 0.0
     stream_dtype: Dtype = ""
     attention: str = "auto"

@@ -65,20 +65,14 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class Dense(nn.Module):
-    """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``.
-
-    Attributes:
-      axes: logical axes of the kernel: ``("fixed_in", "width_out")`` for a stem; the default is a hidden layer.
-      sigma: 0 starts at zero.
-      use_bias: add a bias, which starts at zero.
-      dtype: of the computation; ``None`` promotes the dtypes of input and parameters.
-    """
+    """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``."""
 
     features: int
+    # Logical axes of the kernel: ``("fixed_in", "width_out")`` for a stem; the default is a hidden layer
     axes: AxisNames = HIDDEN
-    sigma: float = 1.0
-    use_bias: bool = False
-    dtype: Dtype | None = None
+    sigma: float = 1.0  # 0 starts at zero
+    use_bias: bool = False  # add a bias, which starts at zero
+    dtype: Dtype | None = None  # of the computation; ``None`` promotes the dtypes of input and parameters
     param_dtype: Dtype = jnp.float32
 
     @nn.compact
@@ -136,23 +130,18 @@ class Readout(nn.Module):
     """The output layer: ``(x @ kernel / m + bias) / gamma0``, summed and returned in float32.
 
     The kernel starts at the *base* model's scale, std ``sigma / sqrt(fan_in / m)``, as in the mup package's MuReadout.
-
-    Attributes:
-      rule: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
-      width_ratio: ``m``, the input dimension over the base model's; 1 in a network that never grows wider.
-      sigma: 0 starts at zero.
-      out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
-      dtype: of the model's computation; ``None`` is that of the input. With bfloat16 the factors of the product, and of
-        its gradients, are rounded to it: full precision would take six times as long on a TPU, TF32 twice on a GPU.
     """
 
     features: int
-    rule: Parametrization
-    width_ratio: float
-    sigma: float = 1.0
+    rule: Parametrization  # gives ``1/m`` and ``gamma0`` (both 1 under ``sp``)
+    width_ratio: float  # ``m``, the input dimension over the base model's; 1 in a network that never grows wider
+    sigma: float = 1.0  # 0 starts at zero
     use_bias: bool = False
     param_dtype: Dtype = jnp.float32
+    # Logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary
     out_axis: str = "fixed_out"
+    # Of the model's computation; ``None`` is that of the input. With bfloat16 the factors of the product, and of its
+    # gradients, are rounded to it: full precision would take six times as long on a TPU, TF32 twice on a GPU.
     dtype: Dtype | None = None
 
     @nn.compact
@@ -179,17 +168,12 @@ class ResidualBranch(nn.Module):
     Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
     them. A parameter that already exists (from ``setup`` or an earlier call) keeps its record (`residual_scope`).
     A norm belongs inside ``branch``: after the multiplier, it would cancel it.
-
-    Attributes:
-      branch: a module or function ``h -> increment`` of the same shape.
-      depth_ratio: ``r``, the number of branches over the base model's; 1 in a network that never grows deeper.
-      shortcut: projects ``h`` if the branch changes the shape; outside the branch, without multiplier. ``None`` is the
-        identity.
     """
 
-    branch: Callable[[jax.Array], jax.Array]
+    branch: Callable[[jax.Array], jax.Array]  # a module or function ``h -> increment`` of the same shape
     rule: Parametrization
-    depth_ratio: float
+    depth_ratio: float  # ``r``, the number of branches over the base model's; 1 in a network that never grows deeper
+    # Projects ``h`` if the branch changes the shape; outside the branch, without multiplier. ``None`` is the identity.
     shortcut: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact

@@ -39,27 +39,16 @@ class LanesOfGroup:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """A compiled training step.
+    """A compiled training step."""
 
-    Attributes:
-      experiment: the run, or any run of the group.
-      mesh: the devices.
-      state: shapes and shardings.
-      data: shapes of the examples on the devices; ``None`` if they are streamed.
-      compiled: the program, or the compiler's refusal.
-      flops: FLOP of the matrix products of one step, on all devices; 0 if not known.
-      compile_s: seconds of tracing and compilation.
-      lanes: ``None`` for a run.
-    """
-
-    experiment: Experiment
-    mesh: Mesh
-    state: TrainState
-    data: dict[str, jax.ShapeDtypeStruct] | None
-    compiled: jax.stages.Compiled | OutOfMemory
-    flops: int
-    compile_s: float
-    lanes: LanesOfGroup | None = None
+    experiment: Experiment  # the run, or any run of the group
+    mesh: Mesh  # the devices
+    state: TrainState  # shapes and shardings
+    data: dict[str, jax.ShapeDtypeStruct] | None  # shapes of the examples on the devices; ``None`` if they are streamed
+    compiled: jax.stages.Compiled | OutOfMemory  # the program, or the compiler's refusal
+    flops: int  # FLOP of the matrix products of one step, on all devices; 0 if not known
+    compile_s: float  # seconds of tracing and compilation
+    lanes: LanesOfGroup | None = None  # ``None`` for a run
 
 
 @own_surroundings()

@@ -29,21 +29,13 @@ _OF_SWEEP = ("fewer --lanes", "--config.base.model.remat=full", "a smaller --con
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device.
+    """Bytes on each device."""
 
-    Attributes:
-      parameters: with BatchNorm's averages.
-      optimizer: the optimizer's state.
-      data: the batch, the training set if it is on the devices, and the padding of all arguments.
-      temporaries: activations, gradients and other intermediate results.
-      limit: of a program; ``None`` if it is not known.
-    """
-
-    parameters: int
-    optimizer: int
-    data: int
-    temporaries: int
-    limit: int | None
+    parameters: int  # with BatchNorm's averages
+    optimizer: int  # the optimizer's state
+    data: int  # the batch, the training set if it is on the devices, and the padding of all arguments
+    temporaries: int  # activations, gradients and other intermediate results
+    limit: int | None  # of a program; ``None`` if it is not known
 
     @property
     def total(self) -> int:
@@ -68,15 +60,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run or a sweep needs; print shows it.
-
-    Attributes:
-      steps: of the run, or of all runs of the group, one program after another.
-      gflops: of the matrix products of a step, on each device; 0 if the program does not fit.
-      by_compiler: the compiler's own counts for a step, in which the body of a loop counts once: ``flops`` and ``bytes
-        accessed``; empty if it gives none.
-      remedies: settings to try if the program does not fit.
-    """
+    """What a run or a sweep needs; print shows it."""
 
     model: str
     parameters: int
@@ -85,13 +69,15 @@ class Plan:
     devices: int
     mesh: Mapping[str, int]
     batch_size: int
-    steps: int
+    steps: int  # of the run, or of all runs of the group, one program after another
     lanes: LanesOfGroup | None
     memory: Memory
-    gflops: float
+    gflops: float  # of the matrix products of a step, on each device; 0 if the program does not fit
+    # The compiler's own counts for a step, in which the body of a loop counts once: ``flops`` and ``bytes accessed``;
+    # empty if it gives none
     by_compiler: Mapping[str, float]
     compile_s: float
-    remedies: tuple[str, ...]
+    remedies: tuple[str, ...]  # settings to try if the program does not fit
 
     def as_json(self) -> Json:
         """A plan in bytes and seconds."""

@@ -63,28 +63,19 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
-    """Losses of one variant at one size.
+    """Losses of one variant at one size."""
 
-    Attributes:
-      variant: short name, empty if the sweep has only one.
-      seeds: (S,) seeds of all runs here.
-      slice_ends: (T,) last step of each time slice.
-      x: (X,) axis values.
-      losses: (S, Y, X) mean training loss at the end, or an evaluation's; NaN if the run diverged or has not ended.
-      diverged: (Y, X) number of runs.
-      slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
-    """
-
-    variant: str
+    variant: str  # short name, empty if the sweep has only one
     width: int
     depth: int
     parameters: int
-    seeds: tuple[int, ...]
-    slice_ends: np.ndarray
-    x: np.ndarray
+    seeds: tuple[int, ...]  # (S,) seeds of all runs here
+    slice_ends: np.ndarray  # (T,) last step of each time slice
+    x: np.ndarray  # (X,) axis values
+    # (S, Y, X) mean training loss at the end, or an evaluation's; NaN if the run diverged or has not ended
     losses: np.ndarray
-    diverged: np.ndarray
-    slices: np.ndarray
+    diverged: np.ndarray  # (Y, X) number of runs
+    slices: np.ndarray  # (S, Y, X, T) mean training loss of each time slice; NaN as above
 
     def size(self, name: str) -> int:
         """Its ``width`` or ``depth``."""

@@ -28,19 +28,12 @@ _DRAWN_BY = ("matplotlib", "jinja2")  # optional dependencies
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """An analyzed sweep; print shows its text, a notebook its verdict, tables and main figure.
+    """An analyzed sweep; print shows its text, a notebook its verdict, tables and main figure."""
 
-    Attributes:
-      data: the content of ``report.json``.
-      text: for a terminal.
-      paths: of all files, ``report.html`` first, if there is one.
-      html: for a notebook.
-    """
-
-    data: Json
-    text: str
-    paths: list[pathlib.Path]
-    html: str = dataclasses.field(default="", repr=False)
+    data: Json  # the content of ``report.json``
+    text: str  # for a terminal
+    paths: list[pathlib.Path]  # of all files, ``report.html`` first, if there is one
+    html: str = dataclasses.field(default="", repr=False)  # for a notebook
 
     def __repr__(self) -> str:
         return self.text

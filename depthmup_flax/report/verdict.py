@@ -34,19 +34,12 @@ _ROUNDS_TO_0 = 5e-5  # a loss is printed with four digits
 
 @dataclasses.dataclass(frozen=True)
 class Yardstick:
-    """A tolerance, and what it means for one curve.
+    """A tolerance, and what it means for one curve."""
 
-    Attributes:
-      tolerance: the largest small regret, in units of the loss.
-      passing: how much of the grid has at most this regret.
-      grid: the length of the grid.
-      unit: of both.
-    """
-
-    tolerance: float
-    passing: float
-    grid: float
-    unit: str
+    tolerance: float  # the largest small regret, in units of the loss
+    passing: float  # how much of the grid has at most this regret
+    grid: float  # the length of the grid
+    unit: str  # of both
 
     @property
     def is_empty(self) -> bool:

@@ -301,10 +301,7 @@ def _is_negative(value: Any) -> bool:
 
 
 def check_direction(
-    inner: optax.GradientTransformation,
-    info: InfoTree,
-    rule: Parametrization,
-    geometry: str | ArrayTree | None,
+    inner: optax.GradientTransformation, info: InfoTree, rule: Parametrization, geometry: str | ArrayTree | None
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
     """``inner``, and path -> geometry of its updates: as `TRAITS` say or, of other people's, as ``geometry`` says.
 

@@ -153,10 +153,7 @@ def _momentum(beta: Scalar, nesterov: bool, mu_dtype: Dtype | None) -> optax.Gra
 
 
 def _on_matrices(
-    newton_schulz: optax.GradientTransformation,
-    info: InfoTree,
-    consistent_rms: Scalar | None,
-    place: Place | None,
+    newton_schulz: optax.GradientTransformation, info: InfoTree, consistent_rms: Scalar | None, place: Place | None
 ) -> optax.GradientTransformation:
     """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
 

@@ -252,10 +252,7 @@ def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> lis
 
 
 def _scaled(
-    inner: optax.GradientTransformation,
-    info: InfoTree,
-    rule: Parametrization,
-    geometry: str | ArrayTree | None,
+    inner: optax.GradientTransformation, info: InfoTree, rule: Parametrization, geometry: str | ArrayTree | None
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     info_trees.require_info(info)

@@ -64,17 +64,11 @@ _KWARGS = "optimizer.kwargs."  # of a direction, which may have others than the 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Swept:
-    """The runs of `Study.sweep`.
+    """The runs of `Study.sweep`."""
 
-    Attributes:
-      records: a flat dictionary for each run, see `depthmup_flax.storage.sweep_records.flat`.
-      directory: that holds them.
-      objective: the loss by which they are compared.
-    """
-
-    records: list[dict[str, Any]]
-    directory: pathlib.Path
-    objective: str = TRAIN
+    records: list[dict[str, Any]]  # a flat dictionary for each run, see `depthmup_flax.storage.sweep_records.flat`
+    directory: pathlib.Path  # that holds them
+    objective: str = TRAIN  # the loss by which they are compared
 
     def report(
         self, out: str | os.PathLike[str] | None = None, *, tolerance: float = TOLERANCE, loss: str | None = None

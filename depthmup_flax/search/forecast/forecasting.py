@@ -44,24 +44,15 @@ _OF_CHANCE = 0.98  # a network with a larger share of the loss of chance has not
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetForecast(Forecast):
-    """The content of ``forecast.json``; print shows it.
+    """The content of ``forecast.json``; print shows it."""
 
-    Attributes:
-      objective: the loss of `depthmup_flax.storage.sweep_records.OBJECTIVES` that is forecast.
-      target: its sizes.
-      rungs: the ladder with its losses.
-      config: of the target, as JSON.
-      data: what its runs read, with checksums (`depthmup_flax.data.stored_dataset`).
-      chance: the cross-entropy of the best constant guess; ``None`` for other losses.
-    """
-
-    objective: str
+    objective: str  # the loss of `depthmup_flax.storage.sweep_records.OBJECTIVES` that is forecast
     batch_size: int
-    target: Rung
-    rungs: tuple[Rung, ...]
-    config: Json
-    data: Json
-    chance: float | None = None
+    target: Rung  # its sizes
+    rungs: tuple[Rung, ...]  # the ladder with its losses
+    config: Json  # of the target, as JSON
+    data: Json  # what its runs read, with checksums (`depthmup_flax.data.stored_dataset`)
+    chance: float | None = None  # the cross-entropy of the best constant guess; ``None`` for other losses
 
     def __repr__(self) -> str:
         (low, high), target, name = self.interval, self.target, LOSSES[self.objective]
@@ -144,17 +135,11 @@ class TargetForecast(Forecast):
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What the target of a forecast reached; print shows ``text``.
+    """What the target of a forecast reached; print shows ``text``."""
 
-    Attributes:
-      inside: whether the loss lies in the interval.
-      loss: ``None`` if the target diverged.
-      error: the relative error of the forecast.
-    """
-
-    inside: bool
-    loss: float | None
-    error: float | None
+    inside: bool  # whether the loss lies in the interval
+    loss: float | None  # ``None`` if the target diverged
+    error: float | None  # the relative error of the forecast
     text: str
 
     def __repr__(self) -> str:

@@ -42,37 +42,24 @@ class Rung:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A law fitted to a ladder.
+    """A law fitted to a ladder."""
 
-    Attributes:
-      law: as a formula.
-      left_out_error: root mean square of the errors of log loss for each rung, by the law of the others.
-      loss: of the target.
-      deviation: standard deviation of the log loss of one run of the target: from how much its forecast changes without
-        each rung (jackknife), the error for left-out rungs, and the seeds.
-    """
-
-    law: str
-    left_out_error: float
-    loss: float
+    law: str  # as a formula
+    left_out_error: float  # root mean square of the errors of log loss for each rung, by the law of the others
+    loss: float  # of the target
+    # Standard deviation of the log loss of one run of the target: from how much its forecast changes without each rung
+    # (jackknife), the error for left-out rungs, and the seeds
     deviation: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The forecast loss of one run of the target.
+    """The forecast loss of one run of the target."""
 
-    Attributes:
-      loss: by the first of ``fits``.
-      interval: 95 %, of one run with another seed.
-      fits: by the law that forecasts, and by others for comparison.
-      seed_spread: relative standard deviation over seeds; 0 for one seed.
-    """
-
-    loss: float
-    interval: tuple[float, float]
-    fits: tuple[Fit, ...]
-    seed_spread: float
+    loss: float  # by the first of ``fits``
+    interval: tuple[float, float]  # 95 %, of one run with another seed
+    fits: tuple[Fit, ...]  # by the law that forecasts, and by others for comparison
+    seed_spread: float  # relative standard deviation over seeds; 0 for one seed
 
 
 def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:

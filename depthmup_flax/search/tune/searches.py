@@ -120,19 +120,12 @@ def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What a search trains: a grid, and then what `more` adds.
+    """What a search trains: a grid, and then what `more` adds."""
 
-    Attributes:
-      axes: dotted field -> values of the grid.
-      seeds: of the runs.
-      extend: the most values that are added at the ends of the grid.
-      ranges: of the fields that are tuned over a range.
-    """
-
-    axes: Mapping[str, tuple[Any, ...]]
-    seeds: tuple[int, ...]
-    extend: int = EXTEND
-    ranges: Ranges = dataclasses.field(default_factory=dict)
+    axes: Mapping[str, tuple[Any, ...]]  # dotted field -> values of the grid
+    seeds: tuple[int, ...]  # of the runs
+    extend: int = EXTEND  # the most values that are added at the ends of the grid
+    ranges: Ranges = dataclasses.field(default_factory=dict)  # of the fields that are tuned over a range
     figure: ClassVar[str] = "tune"  # of its sweep
 
     @property
@@ -189,12 +182,9 @@ class Rounds(Search):
     1, 1999), which is less subject to chance than the best point. The last round trains this mean and the best of the
     grid with `CONFIRM` seeds that the search has not seen. The mean is the choice if its gain is resolved: if the 95 %
     interval is above 0.
-
-    Attributes:
-      trials: number of points in all boxes, as many in each.
     """
 
-    trials: int = TRIALS
+    trials: int = TRIALS  # number of points in all boxes, as many in each
     figure: ClassVar[str] = ROUNDS
 
     @property

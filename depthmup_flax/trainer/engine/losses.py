@@ -43,19 +43,13 @@ def cross_entropy(
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """The loss of a network's outputs.
+    """The loss of a network's outputs."""
 
-    Attributes:
-      metrics: ``(outputs, targets) -> {"loss": [B, ...], ...}``, or means over the batch.
-      averaged: their names.
-      masked: the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`.
-      training: in place of ``metrics`` in training.
-    """
-
+    # ``(outputs, targets) -> {"loss": [B, ...], ...}``, or means over the batch
     metrics: Callable[[Any, Any], Mapping[str, jax.Array]]
-    averaged: tuple[str, ...] = ("loss",)
-    masked: bool = True
-    training: Callable[[Any, Any], Mapping[str, jax.Array]] | None = None
+    averaged: tuple[str, ...] = ("loss",)  # their names
+    masked: bool = True  # the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`
+    training: Callable[[Any, Any], Mapping[str, jax.Array]] | None = None  # in place of ``metrics`` in training
 
     def gradient(
         self, apply: Callable[[ArrayTree], tuple[Any, ArrayTree]], params: ArrayTree, targets: Any

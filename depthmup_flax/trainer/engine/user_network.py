@@ -26,15 +26,10 @@ from depthmup_flax.util.types import InfoTree
 
 @dataclasses.dataclass(frozen=True)
 class UserNetwork:
-    """The class or function that ``model.name`` names, with the fields of ``config.model``.
+    """The class or function that ``model.name`` names, with the fields of ``config.model``."""
 
-    Attributes:
-      config: of the model.
-      num_classes: of the data, for a model that takes it.
-    """
-
-    config: ConfigDict
-    num_classes: int
+    config: ConfigDict  # of the model
+    num_classes: int  # of the data, for a model that takes it
 
     @functools.cached_property
     def named(self) -> Any:

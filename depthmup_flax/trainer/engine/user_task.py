@@ -50,19 +50,12 @@ class NamedHyper(Mapping[str, Scalar]):
 
 @dataclasses.dataclass(frozen=True)
 class UserTask:
-    """A user's `Task`, adapted.
+    """A user's `Task`, adapted."""
 
-    Attributes:
-      task: its functions; its state is the user's without what is not an array, and with raw random keys.
-      shapes: of the state's arrays.
-      averaged: names of the metrics.
-      read: names of the hyperparameters that the functions look up.
-    """
-
-    task: Task
-    shapes: Any
-    averaged: tuple[str, ...]
-    read: frozenset[str]
+    task: Task  # its functions; its state is the user's without what is not an array, and with raw random keys
+    shapes: Any  # of the state's arrays
+    averaged: tuple[str, ...]  # names of the metrics
+    read: frozenset[str]  # names of the hyperparameters that the functions look up
 
 
 def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:

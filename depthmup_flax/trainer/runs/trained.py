@@ -43,38 +43,28 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TrainedRun:
-    """What `load_run` returns. Arrays are on the first device.
+    """What `load_run` returns. Arrays are on the first device."""
 
-    Attributes:
-      directory: the work directory.
-      step: of the checkpoint.
-      config: of the run, resolved.
-      model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits. Of your own
-        code what ``model.name`` makes: an NNX or Equinox module with the trained values, or your `Task`.
-      rule: the parametrization.
-      params: nested dictionaries of arrays; for a pair (init, apply) what its ``init`` returns. Of a `Task` the arrays
-        of its state by path.
-      collections: what the forward pass updates: ``batch_stats``, BatchNorm's running averages; else empty.
-      state: of a `Task`, with all its parts; ``None`` for networks.
-      info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`; of a `Task` empty.
-      metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
-      result: of ``result.json``; ``None`` if the run has not ended.
-      data: shape and normalization of images, or context and tokenizer, or shapes of your data; no examples.
-    """
-
-    directory: pathlib.Path
-    step: int
-    config: ConfigDict
+    directory: pathlib.Path  # the work directory
+    step: int  # of the checkpoint
+    config: ConfigDict  # of the run, resolved
+    # A Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits. Of your own code
+    # what ``model.name`` makes: an NNX or Equinox module with the trained values, or your `Task`.
     model: Any
-    rule: Parametrization
+    rule: Parametrization  # the parametrization
+    # Nested dictionaries of arrays; for a pair (init, apply) what its ``init`` returns. Of a `Task` the arrays of its
+    # state by path.
     params: ArrayTree
-    collections: ArrayTree
+    collections: ArrayTree  # what the forward pass updates: ``batch_stats``, BatchNorm's running averages; else empty
+    # The role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`; of a `Task` empty
     info: InfoTree
+    # Name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``
     metrics: dict[str, np.ndarray]
-    result: Json | None
+    result: Json | None  # of ``result.json``; ``None`` if the run has not ended
+    # Shape and normalization of images, or context and tokenizer, or shapes of your data; no examples
     data: ImageDataset | TextDataset | UserDataset
     functions: ModelFunctions | None = None  # of a network
-    state: Any = None
+    state: Any = None  # of a `Task`, with all its parts; ``None`` for networks
 
     def __repr__(self) -> str:
         model = self.config.model
