@@ -74,10 +74,7 @@ def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend |
 
 
 def settled(quantities: Sequence[Quantity], right_axes: Collection[str], tolerance: float) -> list[Quantity]:
-    """The quantities, where the code of an axis is right: the size of the networks explains the others, or nothing.
-
-    It explains nothing where initial values or updates are wrong, or numbers are not finite or below precision.
-    """
+    """The quantities; where code, initial values and updates are right, the size of the networks explains the rest."""
     differing = {(q.kind in ("activation", "change"), q.verdict in _OF_SIZE) for q in quantities if not q.passed}
     if differing != {(True, True)}:
         return [*quantities]
@@ -227,11 +224,7 @@ class _Judge:
         return dataclasses.replace(q, passed=q.passed or q.verdict == ZERO or shrinks)
 
     def start(self, path: str) -> list[Quantity]:
-        """The size of a weight before training.
-
-        Zeros pass. Hidden and output weights may be smaller than the rule says; input weights may not, nor any over
-        depth, where the branch multiplier would count twice.
-        """
+        """The size of a weight before training: zeros pass, and over width hidden and output weights that are small."""
         leaf = self.layers.weights[path]
         expected = expected_start(self.axis, leaf, self.rule)
         values = self.table.values(self.axis, EVERYTHING, "weight", path, 0)
@@ -252,10 +245,7 @@ class _Judge:
         return bool(of(path)) and min(of(path)) > 1e-3 * max(others)
 
     def update(self, path: str) -> list[Quantity]:
-        """The first nonzero update of a weight without decay, if possible when it trains alone.
-
-        Alone, a weight before a product that starts at zero has no gradient.
-        """
+        """The first nonzero update without decay, alone if possible: before a zero product there is none."""
         if self.axis == "width" and path in self.layers.matrix_updates:
             return []
         group, leaf = self.layers.group(path), self.layers.leaf(path)

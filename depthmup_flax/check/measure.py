@@ -52,11 +52,7 @@ class Measurement:
 
     @functools.cached_property
     def groups(self) -> dict[str, list[bool]]:
-        """Group -> whether each parameter trains.
-
-        In the first step from one readout, a parameter gets the same update alone as with all others: `AT_ONCE` stands
-        for the groups that do not train alone.
-        """
+        """Group -> whether each parameter trains; `AT_ONCE` is for those whose first update is the same alone."""
         collapse = self.network.collapse
         own = {path: groups_of_parameter(path, leaf, collapse) for path, leaf in self.network.info.items()}
         trained = {group for names in own.values() for group in names}
@@ -171,10 +167,7 @@ def _steps_recorded(quantity: str, group: int, length: int) -> range:
 def _collapsed(
     sizes: Mapping[_Key, np.ndarray], untrained: Container[str], collapse: Collapse
 ) -> dict[_Key, np.ndarray]:
-    """RMS over the layers that share a collapsed name, and the extremes of their updates.
-
-    Updates of untrained parameters are left out, and rounding errors are 0.
-    """
+    """RMS over the layers of one collapsed name, without rounding errors, and extremes of their updates."""
     together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
         if quantity in _OF_TRAINED and name in untrained:
@@ -256,10 +249,7 @@ _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the 
 def _initial_values(
     network: Network, readouts: Sequence[jax.Array | None], seed: jax.Array, zero_readout: jax.Array
 ) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
-    """The parameters to train, their updates without a gradient (weight decay), and mean squares ``[P]``.
-
-    The mean squares are ``weight``, of the network's own initial values, and ``decay``, relative to the parameters.
-    """
+    """The parameters to train, their updates by decay alone, and mean squares [P] of initial values and of decay."""
     own = network.init(jax.random.key(seed))
     leaves, structure = jax.tree.flatten(own)
     # A readout that the optimizer freezes does not start at zero.

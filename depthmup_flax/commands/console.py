@@ -16,10 +16,7 @@ from depthmup_flax.util.messages import PACKAGE
 
 
 def show(*, traceback: bool = False, level: int = logging.INFO) -> _Output:
-    """Shows messages from ``level`` on as lines: warnings and errors on standard error, others on standard output.
-
-    With ``traceback``, errors that other libraries log have theirs.
-    """
+    """Shows messages from ``level`` on as lines; with ``traceback``, errors of other libraries have theirs."""
     output = _Output()
     output.setFormatter(_Plain())
     PACKAGE.handlers = [output]

@@ -56,10 +56,7 @@ def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> n
 
 
 def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> HostBatch:
-    """The training batch of a step: a pure function of (seed, step, place in the batch).
-
-    ``rows`` are the places in the global batch of ``batch_size`` that this host reads.
-    """
+    """The batch of a step: a function of (seed, step, place). ``rows``: the places that this host reads."""
     if isinstance(split, BatchStream):
         split.require_size(batch_size)
         return {field: values[rows] for field, values in split.batch(seed, step).items()}

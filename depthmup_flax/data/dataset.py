@@ -129,10 +129,7 @@ class Dataset(abc.ABC):
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """Of the training and the test examples: of all that are arrays in memory, of some that are read when asked.
-
-        Of image files and not of pixels, which decoders of other versions may round otherwise.
-        """
+        """Of the training and the test examples; of image files, not of pixels, which decoders may round otherwise."""
         return tuple(split.checksum() for split in self.given or (self.train, self.test))
 
     @property
@@ -176,11 +173,7 @@ def placement(config: DataConfig, train_bytes: int) -> Placement:
 
 
 def chosen(config: DataConfig, splits: Iterable[Any]) -> list[Any]:
-    """The training and test split, which have a method ``take``, cut to ``train_examples`` and ``test_examples``.
-
-    With ``validation_fraction``, that share of the first, drawn at random, takes the place of the second. The same
-    examples are drawn for every seed of a run.
-    """
+    """Training and test split, cut as ``config`` says; ``validation_fraction`` of the first may replace the second."""
     parts = []
     for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
         if (count := getattr(config, field)) > len(split):
@@ -232,10 +225,7 @@ def spaced(count: int, most: int) -> np.ndarray:
 
 
 def checksum_of_arrays(fields: Mapping[str, np.ndarray]) -> str:
-    """Eight hexadecimal digits of named arrays [N, ...]: of names, dtypes, shapes and contents.
-
-    A resumed run knows its data again by them. They find accidental changes, so CRC-32 serves, at several GB/s.
-    """
+    """Eight hexadecimal digits of named arrays [N, ...], by CRC-32: they find accidental changes, at several GB/s."""
     value = 0
     for name, array in sorted(fields.items()):
         value = zlib.crc32(f"{name} {array.dtype} {array.shape} ".encode(), value)

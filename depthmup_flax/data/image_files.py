@@ -182,10 +182,7 @@ def center_box(width: int, height: int, size: int) -> Box:
 
 
 def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Image:
-    """The part ``box`` of an image, in ``mode``, resized to ``size`` x ``size``.
-
-    Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the box is at least that much larger than ``size``.
-    """
+    """The part ``box`` of an image, in ``mode``, resized to ``size`` x ``size``; a large JPEG is decoded smaller."""
     (left, top, right, bottom), (width, height) = box, image.size
     drafted = image.draft(None, (math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))))
     scale = 1 if drafted is None else round(width / drafted[1][2])
@@ -194,10 +191,7 @@ def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Imag
 
 
 def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
-    """The center square of the image in ``mode``, resized to ``size`` x ``size`` pixels.
-
-    Size 0 keeps the whole image. Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least ``size``.
-    """
+    """The center square of an image in ``mode``, resized to ``size`` pixels; the whole image if ``size`` is 0."""
     from PIL import ImageOps
 
     if not size:

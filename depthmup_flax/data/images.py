@@ -40,10 +40,7 @@ class ImageDataset(Dataset):
     unit: ClassVar[str] = "images"
 
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Augmented and normalized images, float32 ``[B, H, W, C]``, and their classes ``[B]``.
-
-        Of mixed images the classes are probabilities, float32 ``[B, num_classes]``.
-        """
+        """Normalized images, float32 ``[B, H, W, C]``, and classes ``[B]``; of mixed ones ``[B, num_classes]``."""
         single, _, mix = augmentation.partition("+")
         images = normalize(augment("none" if key is None else single, key, batch["image"]), self.mean, self.std)
         if key is None or not mix:

@@ -43,10 +43,7 @@ def to_json(dataset: Dataset) -> Json:
 
 
 def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
-    """The data set that `to_json` describes, without examples; its `Dataset.prepare` is that of training.
-
-    A user's own ``prepare`` is not stored: `InputError` if it is called.
-    """
+    """The data set that `to_json` describes, without examples; a ``prepare`` of the user's own is not stored."""
     name, classes = str(stored["name"]), int(stored["num_classes"])
     if "example" in stored:
         return _user_dataset(name, classes, stored)
@@ -91,10 +88,7 @@ def changes(stored: Json, current: Json) -> str:
 
 
 def require_same(stored: Json, data: Json, work: str) -> None:
-    """Raises `InputError` if data, as they were stored and as they are, differ.
-
-    Both are from `to_json`. ``work`` is for the sentence: "the run in 'runs/mine'".
-    """
+    """Raises `InputError` if two results of `to_json` differ; ``work``: "the run in 'runs/mine'"."""
     if changed := changes(stored, data):
         raise InputError(
             f"data.name is {data['name']!r}: its data have changed since {work} began "

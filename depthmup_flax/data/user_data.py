@@ -74,10 +74,7 @@ class ExampleSpec:
         return self.unflatten(self.fields)
 
     def require_labels(self, batch: Mapping[str, np.ndarray], classes: Mapping[str, int], where: str) -> None:
-        """Raises `InputError` for a label of a flat ``batch`` that is none of ``classes``: name of an array -> number.
-
-        A cross-entropy would be lowered without bound by such a label.
-        """
+        """Raises `InputError` for a label that is none of ``classes``: a cross-entropy would fall without bound."""
         for name, count in classes.items():
             wrong = np.argwhere((batch[name] < 0) | (batch[name] >= count))
             if len(wrong):
@@ -108,10 +105,7 @@ def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _flat(tree: Any, where: str, batch_axes: int) -> tuple[HostBatch, ExampleSpec]:
-    """A pair or a dict, of one example or (``batch_axes`` 1) of a batch, as arrays by name; and the spec of an example.
-
-    64-bit numbers become 32-bit, as in JAX.
-    """
+    """A pair or dict, of an example or (``batch_axes`` 1) a batch, as arrays of 32 bits by name, and its spec."""
     if not (isinstance(tree, dict) and tree) and not (isinstance(tree, tuple) and len(tree) == 2):
         raise InputError(f"{where} is {shown(tree)}: it must be a pair (inputs, targets) or a dict of arrays.")
     leaves, structure = _leaves(tree)
@@ -207,10 +201,7 @@ class BatchStream(ArraySplit):
             )
 
     def batch(self, seed: int, step: int) -> HostBatch:
-        """The batch of a training step, counted from 0; thread-safe. Skips batches, or begins again, to get there.
-
-        `InputError` for a batch unlike the first, or if there are no more.
-        """
+        """The batch of a step, counted from 0; thread-safe. Skips batches, or begins again, to get there."""
         with self._lock:
             iterator, position, arrays = self._readers.pop(seed, (None, -1, {}))
             if iterator is None or step < position:
@@ -403,10 +394,7 @@ def _split(given: Any, where: str, like: ExampleSpec | None = None) -> tuple[Any
 
 
 def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:
-    """Shapes and dtypes of one example's inputs and targets, or Nones if ``prepare`` gives other things.
-
-    ``key`` is its shape and dtype; None as in evaluation.
-    """
+    """Shapes and dtypes of one example's inputs and targets, or Nones; ``key``: its shape and dtype, or None."""
     batch = dataset.abstract_batch
     prepared = jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
     if not (isinstance(prepared, (tuple, list)) and len(prepared) == 2 and all(map(jax.tree.leaves, prepared))):

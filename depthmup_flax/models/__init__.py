@@ -27,10 +27,7 @@ def model_fields(name: str) -> dict[str, Any]:
 
 
 def create_model(name: str, *, num_classes: int, rule: Parametrization, **fields: Any) -> Any:
-    """A model of `MODELS`; the docstring of its class lists its ``fields``.
-
-    ``num_classes`` is the number of outputs: classes, or tokens of a language model.
-    """
+    """A model of `MODELS`, whose class explains its ``fields``; ``num_classes``: of outputs, or of tokens."""
     known = model_fields(name)
     for field in fields:
         if field not in known:

@@ -86,10 +86,7 @@ class ModelFunctions:
         return self.adapter.filled(self.adapter.contained(params), self.adapter.contained_state(state))
 
     def auditable(self) -> tuple[Any, dict[str, Any]]:
-        """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call.
-
-        A Linen module is itself, with its annotations.
-        """
+        """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call."""
         module = self.linen
         return (self, {}) if module is None else (module, Call(train=True).options(type(module).__call__))
 

@@ -101,10 +101,7 @@ def _words(variant: Variant) -> set[str]:
 
 
 def headline(analysis: Analysis, own: Verdict | None, against: Sequence[Contrast]) -> str:
-    """One sentence: whether the rule's x transfers along its first axis, and which controls are better or worse.
-
-    Where there are two losses, controls are named if both say so.
-    """
+    """Whether the rule's x transfers along its first axis, and the controls that are better or worse by both losses."""
     if own is None:
         return f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
     name = own.variant or f"the {analysis.scale.name}"

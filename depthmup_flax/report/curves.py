@@ -115,10 +115,7 @@ def profile(surface: Surface) -> Curve:
 
 
 def roles(info: SweepInfo) -> tuple[Scale, Scale | None, tuple[str, ...]]:
-    """x, the second continuous axis if there is one, and the axes whose combinations are compared side by side.
-
-    `InputError` if x is not a numeric axis.
-    """
+    """x, which must be numeric; the second continuous axis, if any; and the axes that are compared side by side."""
     if info.x not in info.axes:
         raise InputError(f"the sweep's x is {info.x!r}, which is not one of its axes: use {', '.join(info.axes)}.")
     x = _scale(info, info.x)

@@ -72,10 +72,7 @@ class Optimum:
 
 
 def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
-    """(S, ...) -> (D, ...): means over seeds drawn with replacement, the same draws for every curve.
-
-    If any seed is NaN at a point, all of its draws are.
-    """
+    """(S, ...) -> (D, ...): means over seeds drawn with replacement, alike for every curve; NaN where a seed is."""
     seeds = len(losses)
     indices = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
     counts = np.bincount((indices + seeds * np.arange(draws)[:, None]).ravel(), minlength=draws * seeds)
@@ -243,7 +240,7 @@ def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Esti
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:
-    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw.
+    """Least-squares slope of estimates against positions, (N,), refitted in every draw.
 
     ``None`` for N < 3, or if all positions are equal.
     """

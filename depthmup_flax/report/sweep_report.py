@@ -113,10 +113,7 @@ def first_round(sweep: Sweep) -> Sweep:
 
 
 def other_analysis(sweep: Sweep, analysis: Analysis) -> Analysis | None:
-    """The sweep by the test, else the validation loss; by the training loss, if it is analyzed by one of these.
-
-    ``None`` if a completed run lacks it.
-    """
+    """The sweep by another loss: test or validation, of these by training; ``None`` if a completed run lacks it."""
     completed = [record for record in sweep.records if record.status == COMPLETED]
     losses = [TEST, VALIDATION] if analysis.loss == TRAIN else [TRAIN]
     measured = [loss for loss in losses if all(record.loss(loss) is not None for record in completed)]
@@ -124,10 +121,7 @@ def other_analysis(sweep: Sweep, analysis: Analysis) -> Analysis | None:
 
 
 def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
-    """A sweep analyzed along x; for ``loss`` see `make_report`.
-
-    Raises InputError if no run has ended, all runs diverged, or a completed run lacks that loss.
-    """
+    """A sweep analyzed along x, by ``loss`` of `make_report`; `InputError` if no run has ended, or one lacks it."""
     info, records = sweep.info, sweep.records
     loss = loss or info.objective
     if not records:

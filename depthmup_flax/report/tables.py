@@ -54,10 +54,7 @@ _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
 
 def as_data(sweep: Sweep, analysis: Analysis, tolerance: float = TOLERANCE, other: Analysis | None = None) -> Json:
-    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments: see `make_report`.
-
-    ``other`` is the sweep by another loss, which is judged, too.
-    """
+    """The content of ``report.json``, ``None`` for unknown numbers; see `make_report`. ``other``: by another loss."""
     info, records = sweep.info, sweep.records
     judged = verdicts(analysis, tolerance, other)
     main = main_verdict(analysis, judged)
@@ -356,10 +353,7 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
 
 
 def as_pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[str, bytes]]]) -> tuple[str, str]:
-    """The page of an analysis, and what a notebook shows of it, in the notebook's own style.
-
-    ``figures`` are captions and files.
-    """
+    """The page of an analysis, and what a notebook shows of it; ``figures`` are captions and files."""
     template, parts = _template(), sections(data, analysis)
     svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
     shown, cell = [Section(pictures=svg), *parts], [Section(pictures=png), *parts[:-2]]

@@ -167,10 +167,7 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
-    """Depth and width, if they have at least two values at one value of the other; depth if neither has.
-
-    That value is the base's if possible; else the one with most sizes.
-    """
+    """Depth and width, where they have two values at one value of the other: the base's, or the one with most sizes."""
     axes = []
     for name, other in (("depth", "width"), ("width", "depth")):
         sizes: dict[int, set[int]] = {}

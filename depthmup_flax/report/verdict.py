@@ -77,10 +77,7 @@ class Judgment:
 
 
 def judge(estimate: Estimate, bound: float) -> Judgment:
-    """Whether its 95 % interval shows that a quantity is at most ``bound``; the opposite is that it is above.
-
-    For "at least" negate both.
-    """
+    """Whether its 95 % interval shows that a quantity is at most ``bound``, or above; for "at least" negate both."""
     ends = estimate.interval
     if ends and ends[1] <= bound:
         return Judgment(SHOWN)

@@ -144,10 +144,7 @@ def homogeneity(inner: optax.GradientTransformation) -> int | None:
 
 
 def require_direction(inner: optax.GradientTransformation, rule: Parametrization) -> None:
-    """Raises `InputError` unless ``inner`` is a direction that ``rule`` allows, as far as its parts tell.
-
-    Other people's transformations pass; `check_direction` has them read.
-    """
+    """Raises `InputError` unless ``rule`` allows ``inner``, by its known parts; `check_direction` reads others."""
     if not isinstance(rule, Parametrization):
         raise InputError(f"rule is {rule!r}: use depthmup_flax.get_parametrization(name).")
     if not hasattr(inner, "update"):

@@ -181,10 +181,7 @@ _EPSILONS = ("eps", "eps_root")
 
 
 def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
-    """Raises `InputError` for an average or an epsilon out of its range; traced values pass.
-
-    ``where`` precedes an argument's name in the sentence, such as ``optimizer.kwargs.``.
-    """
+    """Raises `InputError` for an average or an epsilon out of its range; ``where`` precedes its name."""
     for name, value in arguments.items():
         if name in (*AVERAGES, *_EPSILONS) and value is not None:
             require_number(where + name, value, least=0, below=1 if name in AVERAGES else math.inf)

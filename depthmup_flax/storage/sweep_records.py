@@ -236,10 +236,7 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def flat(record: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A record in one level: its fields, the axes under ``names``, by default `short_names`, and further test metrics.
-
-    Without the versions of packages.
-    """
+    """A record in one level: its fields, the axes under ``names`` (by default `short_names`), and more test metrics."""
     names = short_names(record.point) if names is None else names
     fields = {name: getattr(record, name) for name in ("run", "status", "width", "depth", "seed")}
     # Seed, width and depth of a point are fields of the record, too.

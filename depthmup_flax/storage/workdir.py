@@ -165,10 +165,7 @@ def require_kind(workdir: pathlib.Path, kind: str, remedy: str) -> None:
 
 
 def kind_of(workdir: pathlib.Path) -> str | None:
-    """The kind of work that a directory holds; ``None`` if it holds none.
-
-    `InputError` if it holds files of unknown work, or a damaged mark.
-    """
+    """The kind of work that a directory holds, or ``None``; `InputError` for unknown work, or a damaged mark."""
     mark = workdir / MARK
     if mark.exists():
         named = read_json(mark, "restore it, or choose another directory").get("kind")

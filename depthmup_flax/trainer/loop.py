@@ -273,10 +273,7 @@ class _Run:
         return test
 
     def save(self, *, evaluated: bool = False, wait: bool = False) -> None:
-        """Writes a checkpoint of the current step, unless it exists or checkpoints are off.
-
-        A state that is not finite is not written, so that it replaces no older one.
-        """
+        """Writes a checkpoint of the current step, unless it exists, or the state is not finite, or they are off."""
         self._checkpoints.save_finite(self.state, self._elapsed_s(), evaluated=evaluated, first=self._log.upload)
         if wait:
             self._checkpoints.wait()

@@ -31,10 +31,7 @@ EXTRA_OF = {
 
 
 def require(module: str, why: str) -> ModuleType:
-    """Imports a module, or says in an `InputError` which extra installs what it lacks.
-
-    ``why`` is the subject of that sentence: "data.name='digits'", "depthmup train".
-    """
+    """Imports a module; `InputError`, of which ``why`` is the subject, with the extra that installs what it lacks."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

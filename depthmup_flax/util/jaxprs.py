@@ -182,10 +182,7 @@ def _flops_of(equation: Any) -> int:
 
 
 def digest(jaxpr: core.ClosedJaxpr) -> str:
-    """16 digits of a SHA-256 of what is computed: operations, their parameters, constants and shapes.
-
-    Names of functions and variables, and addresses in memory, do not count.
-    """
+    """16 digits of a SHA-256 of what is computed: operations, parameters, constants, shapes; no names and addresses."""
     return hashlib.sha256("\n".join(_lines(jaxpr)).encode()).hexdigest()[:16]
 
 

@@ -12,10 +12,7 @@ _SIDES = {"<": "left", ">": "right"}
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows below named columns: `print` shows plain text that does not depend on the terminal, a notebook HTML.
-
-    A float has four digits, and ``None`` is nothing.
-    """
+    """Rows below named columns, as plain text or a notebook's HTML; a float has four digits, and ``None`` is empty."""
 
     columns: Sequence[str]  # none for a table without a head
     rows: Sequence[Sequence[Any]]

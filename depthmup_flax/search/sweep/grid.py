@@ -147,10 +147,7 @@ def _grouped(runs: Sequence[Run], key: Callable[[Run], str]) -> list[list[Run]]:
 
 
 def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[str, float]) -> list[Run]:
-    """Shard ``(i, n)`` of a sweep's runs: whole curves along ``x``, of about equal cost, similar runs together.
-
-    ``cost``: hash of a run -> cost, in any unit.
-    """
+    """Shard ``(i, n)`` of runs: whole curves along ``x``, similar ones together, of about equal ``cost`` (by hash)."""
     index, count = shard
     total = sum(cost[run.hash] for run in runs)
     selected: list[Run] = []

@@ -98,10 +98,7 @@ def memory_limit() -> float:
 
 
 def fewer_lanes(lanes: int, runs: int, share: float) -> int:
-    """The next number to try if memory holds only a ``share`` of what ``lanes`` take; ``runs``: of one device.
-
-    Memory grows nearly as lanes do. The last cohort has few empty lanes.
-    """
+    """The next number to try if memory holds only a ``share`` of what ``lanes`` take; ``runs``: of one device."""
     most = max(1, min(lanes - 1, int(lanes * share)))
     return math.ceil(runs / math.ceil(runs / most))
 

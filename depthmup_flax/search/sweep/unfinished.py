@@ -29,10 +29,7 @@ class Unfinished:
         self._last = time.monotonic()
 
     def restore(self, runs: Sequence[LaneRun], make: Callable[[int, bool], LaneProgram]) -> Cohort | None:
-        """The saved cohort, if all its runs are among ``runs``, of one group.
-
-        ``make``: lanes per device, and whether they have one seed -> program.
-        """
+        """The saved cohort, if all its runs are among ``runs``, of one group; ``make``: `GroupPrograms.get`."""
         meta, by_hash = self._meta(), {run.hash: run for run in runs}
         if meta is None or not by_hash.keys() >= set(meta["runs"]):
             return None

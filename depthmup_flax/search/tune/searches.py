@@ -104,11 +104,7 @@ def octave_grid(low: float, high: float) -> tuple[float, ...]:
 
 
 def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
-    """The fields among ``paths`` on which initial values and a training step do not depend.
-
-    These are factors of a role that no trained parameter has, and constants that a network of the user's does not take.
-    Both are traced with the fields as arguments; nothing is computed.
-    """
+    """The fields among ``paths`` on which initial values and a step do not depend; traces, and computes nothing."""
     arguments = experiment.state_shapes(), abstract_batch(experiment.config, experiment.dataset)
     values = dict.fromkeys(paths, jax.ShapeDtypeStruct((), jnp.float32))
     train = lambda values, state, batch: (experiment.init(values).carry, experiment.step(values)(state, batch)[0].carry)

@@ -131,10 +131,7 @@ def compare_presets(
 
 
 def result(records: Sequence[Record]) -> str:
-    """``test accuracy 97.1 % ± 1.0 %, training loss 0.0019``: the first and the last of `_MEASURES` that there are.
-
-    Of the runs that have not diverged; it says how many have.
-    """
+    """``test accuracy 97.1 % ± 1.0 %, training loss 0.0019`` of completed runs: the first and last of `_MEASURES`."""
     completed = [record for record in records if record.status == COMPLETED]
     diverged = len(records) - len(completed)
     text = [f"{diverged} of {len(records)} runs diverged"] if diverged else []

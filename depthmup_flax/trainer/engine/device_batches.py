@@ -125,11 +125,7 @@ def calls(
 
 
 def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:
-    """The test split once, on the host.
-
-    ``masked``: the last batch is filled up, and each has a ``mask``. Otherwise the last one has fewer examples, which
-    every process reads.
-    """
+    """The test split once, on the host; ``masked``: the last batch is filled up, and each has a ``mask``."""
     if masked:
         yield from eval_batches(dataset.test, size, rows=rows)
         return

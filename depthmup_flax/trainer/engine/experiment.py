@@ -103,10 +103,7 @@ class Experiment(abc.ABC):
 
     @property
     def convolves(self) -> bool:
-        """Whether a loop over steps would be slow on a CPU: a parameter has more axes than layers, in, out.
-
-        Of a user's network, by shapes alone.
-        """
+        """Whether a loop over steps would be slow on a CPU: a parameter has more axes than layers, in, out."""
         leaves = jax.tree.leaves(getattr(self, "variables", {}).get("params"))
         return max(map(len, self.axes.values() or (leaf.shape for leaf in leaves)), default=0) > 3
 

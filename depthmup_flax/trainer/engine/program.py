@@ -131,11 +131,7 @@ class ShardedProgram(Program):
         return self._take(state, None, call, self._data)
 
     def compile(self) -> None:
-        """Compiles `take`.
-
-        Several processes compile at the first call instead, and so do JAX's debugging modes, which run a compiled step
-        again, operation by operation.
-        """
+        """Compiles `take`; not for several processes, or for JAX's debugging modes, which rerun a compiled step."""
         debugs = any(jax.config.values[f"jax_{name}"] for name in ("debug_nans", "debug_infs", "disable_jit"))
         if jax.process_count() > 1 or debugs:
             return

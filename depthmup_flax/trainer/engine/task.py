@@ -184,11 +184,7 @@ def counted(
     average_from: int,
     course: Mapping[str, jax.Array] | None = None,
 ) -> TrainState:
-    """The state after a step that gave ``carry`` and ``metrics``.
-
-    ``TrainState.recent`` restarts after each multiple of ``log_every``; ``final`` sums the steps after
-    ``average_from``.
-    """
+    """The state after a step; `recent` restarts every ``log_every`` steps, `final` sums after ``average_from``."""
     loss = metrics["loss"].astype(jnp.float32)
     first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
     return TrainState(

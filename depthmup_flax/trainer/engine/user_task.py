@@ -21,10 +21,7 @@ from depthmup_flax.util.types import ArrayTree, Scalar
 
 
 class NamedHyper(Mapping[str, Scalar]):
-    """Hyperparameters as the user names them, without the sections of a config: ``hyper["learning_rate"]``.
-
-    ``read`` gets the names that are looked up.
-    """
+    """Hyperparameters as the user names them, ``hyper["learning_rate"]``; ``read`` gets those that are looked up."""
 
     def __init__(self, hyper: Hyper, owner: str, read: set[str]) -> None:
         self._values = {path.rpartition(".")[2]: value for path, value in hyper.items()}

@@ -39,10 +39,7 @@ class Checkpointer:
         return -1 if latest is None else latest
 
     def save(self, step: int, state: ArrayTree, meta: Mapping[str, object]) -> None:
-        """Copies ``state`` off the devices and returns; the files are then written in the background, atomically.
-
-        ``step`` is larger than that of every checkpoint.
-        """
+        """Copies ``state`` off the devices and returns; files are written in the background, atomically."""
         as_now = copy.deepcopy(dict(meta))  # Orbax reads it in the background, while training goes on
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(as_now))
         self._manager.save(step, args=items, force=True)
