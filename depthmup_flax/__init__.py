@@ -1,21 +1,8 @@
 """Depth-muP for Flax and Optax: tune a small network once, train a deeper, wider one with the same hyperparameters.
 
-The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. Around it:
-
-* `audit` reads a model of yours, in Linen, NNX or plain functions: which multipliers its forward pass lacks, with the
-  code to write, and the role of every parameter (``audit.info``), which the optimizers below take. `rescale_init` sets
-  the initial values, which a trace does not show.
-* `param_info` says what each parameter is (`Role`, width ratios, inside a residual branch or not) for a model whose
-  parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
-* `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
-* `param_table` prints every factor.
-* `Study` tunes, sweeps, reports and trains a network of yours on your data, in Python; `read_records` reads the records
-  of its runs for pandas.
-* `load_run` reads what a training run wrote: parameters, metrics, predictions.
-
-* `coord_check`, `sweep`, `tune`, `forecast` and `make_report` are what the commands call, for a program.
-
-Importing this package starts no device and imports no TensorFlow.
+The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. `audit` or `param_info` says what
+each parameter is, `depthmup`, `adamw` and others are optimizers that follow the rule, and `Study` tunes, sweeps and
+trains a network of yours. Importing this package starts no device and imports no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The coordinate check: activations and updates must keep their size as the network grows wider and deeper.
-
-``depthmup check --config=...`` checks a config, `depthmup_flax.coord_check` any network.
-"""
+"""The coordinate check: activations and updates must keep their size as networks grow wider and deeper."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from depthmup_flax.check.report import Report, notes
 from depthmup_flax.devices.host import cpu_cores
 from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.surroundings import own_surroundings
 
@@ -210,9 +210,5 @@ def require_plan(
             raise InputError(f"{name} is {sizes!r}: use at least three positive integers, such as (64, 128, 256).")
     # A confidence interval needs two seeds.
     for name, value, least in (("width", width, 1), ("depth", depth, 1), ("steps", steps, 1), ("seeds", seeds, 2)):
-        if not isinstance(value, numbers.Integral) or value < least:
-            raise InputError(f"{name} is {value!r}: use an integer of at least {least}.")
-    if not 0 < tolerance < 0.5:
-        raise InputError(
-            f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
-        )
+        require_number(name, value, least=least, whole=True)
+    require_number("tolerance", tolerance, above=0, below=0.5)  # mistakes have exponents of 1/2 or more

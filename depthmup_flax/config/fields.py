@@ -28,7 +28,7 @@ from depthmup_flax.networks.import_paths import is_import_path, project_code, re
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.storage.provenance import unusual_settings
 from depthmup_flax.storage.run_hash import SETTINGS, SOURCE, json_text, run_hash
-from depthmup_flax.util.errors import InputError, closest, did_you_mean, shown
+from depthmup_flax.util.errors import InputError, closest, did_you_mean, require_number, shown
 from depthmup_flax.util.types import Json
 
 # Fields of `Parametrization`; by default they have the preset's value.
@@ -191,7 +191,7 @@ _RANGES: Sequence[tuple[float, float, Sequence[str]]] = (
     (0, 2**31, ("seed",)),
     (1, math.inf, tuple(f"train.{name}" for name in _COUNTS)),
     (0, math.inf, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
-    (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms", "optimizer.learning_rate")),
+    (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
     (0.0, 1.0, ("train.ema_decay", "label_smoothing")),
 )
 
@@ -213,15 +213,9 @@ def validate(config: ConfigDict) -> None:
         if default is user_code.MISSING and config.model.get(field) is None:
             raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
     for lowest, too_large, paths in _RANGES:
-        whole = isinstance(lowest, int)
         for path in paths:
-            value = get_field(config, path)
-            number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not number or not lowest <= value < too_large:
-                below = "" if math.isinf(too_large) else f" and below {too_large}"
-                raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}{below}.")
-    if not config.optimizer.learning_rate:
-        raise InputError("optimizer.learning_rate is 0: use a number above 0, such as 0.001.")
+            require_number(path, get_field(config, path), least=lowest, below=too_large, whole=isinstance(lowest, int))
+    require_number("optimizer.learning_rate", config.optimizer.learning_rate, above=0)
     frozen = config.optimizer.frozen
     if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
         raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")

@@ -1,7 +1,4 @@
-"""Flags of a config: ``--config=FILE.py`` and ``--config.section.field=value``.
-
-`split` extracts them from a command line; `GivenConfig.resolved` loads the file and sets the fields.
-"""
+"""Flags of a config: ``--config=FILE.py`` and ``--config.section.field=value``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from depthmup_flax.rule.batch_and_steps import (
     rescaled_hyperparameters,
     rescaling_table,
 )
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import require_number
 
 _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 
@@ -46,8 +46,8 @@ def rescale_target(
       batch_size, steps: of the target; ``None``: its config's, and as many examples.
     """
     for field, value in (("batch_size", batch_size), ("steps", steps)):
-        if value is not None and value < 1:
-            raise InputError(f"target.{field} is {value}: use a whole number of at least 1.")
+        if value is not None:
+            require_number(f"target.{field}", value, least=1, whole=True)
     tuned, name = tuned_hyperparameters(proxy, proxy_steps), proxy.optimizer.name
     batch_size = batch_size or large.train.batch_size
     steps = steps or max(1, round(large_steps * large.train.batch_size / batch_size))

@@ -1,12 +1,7 @@
 """Images, text and your own data: named data sets, and batches that depend only on (seed, step).
 
-``load(config.data)``, or ``from_arrays`` for images in memory, returns a ``Dataset``. Sets in memory use
-``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. Each host reads its
-part of every batch. A new source is a function that returns a ``Dataset``, and an entry in
-``registry.SOURCES``.
-
-``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step: images through
-``augment`` and ``normalize``, text through ``text.shift``, your own data through your function.
+``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step. A new source is a
+function that returns a ``Dataset``, and an entry in ``registry.SOURCES``.
 """
 
 from depthmup_flax.data.augmentation import AUGMENTATIONS, augment, normalize

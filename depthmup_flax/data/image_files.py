@@ -1,9 +1,4 @@
-"""Encoded images: decoded, cropped and resized by Pillow on the host when they are read.
-
-``data.augment = "resized_crop"`` is ImageNet's usual recipe for images of many sizes: training reads a random box
-(``random_box``), evaluation the center (``center_box``), and ``resize_box`` resizes it to a square. Otherwise ``fit``
-resizes the center square.
-"""
+"""Encoded images: decoded, cropped and resized by Pillow on the host when they are read."""
 
 from __future__ import annotations
 
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
+# "resized_crop" is the usual recipe of ImageNet: training reads a `random_box`, evaluation a `center_box`.
 AREA = (0.08, 1.0)  # of the image
 RATIO = (3 / 4, 4 / 3)  # width / height
 ATTEMPTS = 10

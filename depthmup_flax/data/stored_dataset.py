@@ -1,7 +1,4 @@
-"""A data set without its examples, ``data.json`` of a run.
-
-A trained network needs it where the data are absent, and a resumed run compares it with the data that it finds.
-"""
+"""A data set without its examples, ``data.json`` of a run: to use the network, and to know the data again."""
 
 from __future__ import annotations
 

@@ -273,7 +273,11 @@ class UserDataset(Dataset):
         """
         for split, name in ((self.train, "train"), (self.test, "test")):
             if isinstance(split, (RecordSplit, BatchStream)):
-                split.classes = dict.fromkeys(self._targets_fields, classes)
+                # The array of a batch that `prepare` gives as targets without a change, if there is one.
+                batch = self.abstract_batch
+                jaxpr = jax.make_jaxpr(lambda batch: self.prepare("none", None, batch)[1])(batch).jaxpr
+                fields = zip(sorted(batch), jaxpr.invars, strict=True)
+                split.classes = {field: classes for field, x in fields if jaxpr.outvars == [x]}
             elif len(split) and (self.lowest_target < 0 or self.num_classes > classes):
                 inputs, targets = self.prepare("none", None, split.arrays())
                 parts = (
@@ -281,13 +285,6 @@ class UserDataset(Dataset):
                 )
                 of_all = {part: np.asarray(x) for part, x in parts.items()}
                 self.spec.require_labels(of_all, dict.fromkeys(of_all, classes), f"data.name is {self.name!r}: {name}")
-
-    @property
-    def _targets_fields(self) -> list[str]:
-        """The array of a batch that `prepare` gives as targets without a change, if there is one."""
-        batch = self.abstract_batch
-        jaxpr = jax.make_jaxpr(lambda batch: self.prepare("none", None, batch)[1])(batch).jaxpr
-        return [name for name, x in zip(sorted(batch), jaxpr.invars, strict=True) if jaxpr.outvars == [x]]
 
     @property
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -37,12 +37,9 @@ class FeedForward(nn.Module):
         if config.mlp == "gelu":
             z = _recomputed(jax.nn.gelu)(z)
         else:
-            z = _recomputed(_gated)(z, config.dense(hidden, INTO, name="gate")(x))
+            gated = _recomputed(lambda z, gate: jax.nn.silu(gate) * z)
+            z = gated(z, config.dense(hidden, INTO, name="gate")(x))
         return config.dense(n, OUT_OF, name="down")(z)
-
-
-def _gated(z: jax.Array, gate: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * z
 
 
 def _recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -110,6 +110,8 @@ def make_plan(step: PlannedStep) -> Plan:
     """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
     model, data, memory = config.model, experiment.dataset, memory_of(step, device_memory(device))
+    costs = {} if isinstance(step.compiled, OutOfMemory) else step.compiled.cost_analysis() or {}
+    counted = ("flops", "bytes accessed")
     where = "streamed" if data.placement == "stream" else "on every device"
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
     return Plan(
@@ -127,7 +129,7 @@ def make_plan(step: PlannedStep) -> Plan:
         lanes=step.lanes,
         memory=memory,
         gflops=step.flops / step.mesh.size / 1e9,
-        by_compiler=_by_compiler(step),
+        by_compiler={name: float(costs[name]) for name in counted} if all(name in costs for name in counted) else {},
         compile_s=step.compile_s,
         remedies=(_OF_SWEEP if step.lanes else _OF_RUN) if memory.fits is False else (),
     )
@@ -135,12 +137,6 @@ def make_plan(step: PlannedStep) -> Plan:
 
 def _short(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
-
-
-def _by_compiler(step: PlannedStep) -> dict[str, float]:
-    names = ("flops", "bytes accessed")
-    costs = None if isinstance(step.compiled, OutOfMemory) else step.compiled.cost_analysis()
-    return {name: float(costs[name]) for name in names} if costs and all(name in costs for name in names) else {}
 
 
 def memory_of(step: PlannedStep, limit: int | None) -> Memory:

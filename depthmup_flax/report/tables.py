@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import functools
 import math
 import pathlib
@@ -202,6 +203,7 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
         columns = ("width", "depth", "seeds", x, "95 % interval", "shift", "regret", f"best {best}", "remarks")
         table = Table(columns, rows, ">>>>>>>><")
         parts.append(Section(variant["name"] or "Results", table=table, below=_slope_sentences(variant, data["x"])))
+    took = datetime.timedelta(seconds=round(3600 * data["hours"]))
     facts = {
         "sweep": f"{data['title']} ({data['figure']}, {data['scale']})",
         **data["settings"],
@@ -209,7 +211,7 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
         "devices": "; ".join(data["devices"]),
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
-        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {_duration(data['hours'])}",
+        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {took}",
     }
     measured = Table((), [(name, text) for name, text in facts.items() if text], "<<")
     reading = Section("How to read it", _explanation(data, analysis))
@@ -307,12 +309,6 @@ def _explanation(data: Json, analysis: Analysis) -> list[str]:
         "control costs more if the whole interval of its regret minus the rule's is above 0. Would pass: the "
         f"{unit} of the grid whose regret is below the tolerance; above half of the grid there is no evidence.",
     ]
-
-
-def _duration(hours: float) -> str:
-    """``2.1 hours``, ``2.3 minutes`` or ``7 s``."""
-    units = (("hours", 1.0), ("minutes", 1 / 60))
-    return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
 
 
 def settings(info: SweepInfo) -> dict[str, str]:

@@ -92,7 +92,12 @@ def orthogonal_direction(
     place: Place | None,
 ) -> optax.GradientTransformation:
     """The direction of hidden matrices, with the arguments of `muon`."""
-    _require_settings(beta, ns_steps, preconditioning, consistent_rms)
+    if preconditioning not in _PRECONDITIONINGS:
+        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
+    require_number("beta", beta, least=0, below=1)
+    require_number("ns_steps", ns_steps, least=1, whole=True)
+    if consistent_rms is not None:
+        require_number("consistent_rms", consistent_rms, above=0)
     require_matrices(info)
     momentum = _momentum(beta, nesterov, mu_dtype)
     # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
@@ -167,26 +172,14 @@ def _on_matrices(
         x = moved.reshape(-1, fan_in, fan_out)
         orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
-        x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
+        into, out = fan_in / leaf.width_in, fan_out / leaf.width_out
+        if consistent_rms is None:
+            x = x * math.sqrt(max(1.0, out / into))
+        else:
+            x = x * (consistent_rms * math.sqrt(max(into, out)))
         return x.reshape(moved.shape).transpose([order.index(axis) for axis in range(array.ndim)])
 
     return optax.stateless(lambda updates, params: map_info(orthogonal, info, updates))
-
-
-def _shape_factor(fan_in: float, fan_out: float, consistent_rms: Scalar | None) -> Scalar:
-    if consistent_rms is None:
-        return math.sqrt(max(1.0, fan_out / fan_in))
-    return consistent_rms * math.sqrt(max(fan_in, fan_out))
-
-
-def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None) -> None:
-    """Raises `InputError` for a setting that is out of range; traced arrays pass."""
-    if preconditioning not in _PRECONDITIONINGS:
-        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
-    require_number("beta", beta, least=0, below=1)
-    require_number("ns_steps", ns_steps, least=1, whole=True)
-    if consistent_rms is not None:
-        require_number("consistent_rms", consistent_rms, above=0)
 
 
 def require_matrices(info: InfoTree) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -116,11 +115,7 @@ def _network(experiment: NetworkExperiment, inputs: ArrayTree, width: int, depth
     functions, info = model.functions(rule, width, depth), model.audited(inputs, rule, (width, depth)).info
     functions = rescaled(functions, model.init_factors(inputs, rule, info, (width, depth)))
     # Layers are annotated for this base: no other one can be that of the audit.
-    annotated = functions.linen is not None and _has_annotations(functions.linen, inputs)
+    params = {} if functions.linen is None else Linen(functions.linen).shapes(inputs, Call(train=False))[0]
+    annotated = any(map(is_annotated, jax.tree.leaves(params, is_leaf=is_annotated)))
     base = model.functions(rule, *model.base_sizes).linen if annotated else None
     return checked_network(functions, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base)
-
-
-def _has_annotations(model: nn.Module, inputs: ArrayTree) -> bool:
-    leaves = jax.tree.leaves(Linen(model).shapes(inputs, Call(train=False))[0], is_leaf=is_annotated)
-    return any(map(is_annotated, leaves))

@@ -1,7 +1,6 @@
 """Files of a work directory that stay complete when the process is killed: on a disk, or in a bucket (``gs://``).
 
-A bucket writes and replaces whole objects, each in one step, and cannot append: files that grow are kept
-in memory, or on this machine's disk.
+A bucket replaces whole objects and cannot append: files that grow are kept in memory, or on this machine's disk.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ NAMES = {
     COORD_CHECK: "a coordinate check",
     REPORT: "a report",
 }
-_UNMARKED = {"sweep.json": SWEEP}  # copied records without the mark
 _UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # another program may have written these
 
 
@@ -172,9 +171,8 @@ def kind_of(workdir: pathlib.Path) -> str | None:
         if named not in tuple(NAMES):  # which may be of any type
             raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
         return str(named)
-    for name, kind in _UNMARKED.items():
-        if (workdir / name).exists():
-            return kind
+    if (workdir / "sweep.json").exists():  # copied records without the mark
+        return SWEEP
     for path in (path for name in _UNKNOWN for path in workdir.glob(name)):
         if not path.is_dir() or any(path.iterdir()):  # an empty folder may be the user's, for checkpoints
             holds = f"holds {path.name!r}, which another program may have written"

@@ -1,7 +1,4 @@
-"""Packages: what an extra of depthmup-flax installs, names that are imported at their first use, and the version.
-
-``--help`` does not import JAX, and one sentence says which extra installs what is missing.
-"""
+"""Packages: what an extra of depthmup-flax installs, names that are imported at their first use, and the version."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.forecast.law import AXES, DEPTH, STEPS, WIDTH, Rung
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, require_number
 
 FIGURE = "forecast"
 _BUDGET = 0.05
@@ -45,8 +45,7 @@ class LadderPlan:
             raise InputError(f"budget is {self.budget!r}: use a part of the target's operations, such as 0.05.")
         if self.budget is not None and (self.widths or self.depths or self.steps):
             raise InputError("budget plans rungs, and widths, depths and steps name them: use one.")
-        if self.seeds < 1:
-            raise InputError(f"seeds is {self.seeds!r}: use a whole number of at least 1.")
+        require_number("seeds", self.seeds, least=1, whole=True)
 
     def rungs(self, target: Rung, parameters: Callable[[Rung], int]) -> list[Rung]:
         """The rungs, without losses.

@@ -70,17 +70,13 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
     """
     logs = np.log([rung.losses for rung in rungs])
     spread = float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
-    fits = tuple(fit(axes, rungs, target, spread) for axes in laws_of(rungs))
+    axes = tuple(axis for axis in (PARAMETERS, STEPS) if len({getattr(rung, axis) for rung in rungs}) > 1)
+    laws = [axes, (COST,), (PARAMETERS,)] if len(axes) > 1 else [axes]  # the first one forecasts
+    fits = tuple(fit(law, rungs, target, spread) for law in laws)
     longer = target.steps > max(rung.steps for rung in rungs)
     loss, deviation = fits[0].loss, math.hypot(fits[0].deviation, LONGER_ERROR if longer else 0)
     factor = math.exp(stats.norm.ppf((1 + _LEVEL) / 2) * deviation)
     return Forecast(loss, (loss / factor, loss * factor), fits, spread)
-
-
-def laws_of(rungs: Sequence[Rung]) -> list[tuple[str, ...]]:
-    """The axes of the laws that a ladder can distinguish, first those of the law that forecasts."""
-    axes = tuple(axis for axis in (PARAMETERS, STEPS) if len({getattr(rung, axis) for rung in rungs}) > 1)
-    return [axes, (COST,), (PARAMETERS,)] if len(axes) > 1 else [axes]
 
 
 def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: float) -> Fit:

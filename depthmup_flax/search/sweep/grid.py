@@ -31,7 +31,7 @@ from depthmup_flax.storage.sweep_records import (
 )
 from depthmup_flax.trainer.engine.experiment import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import LaneRun
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 
 SCALES = ("smoke", "cpu", "long", "gpu10", "gpu", "paper")
 _PRESET, _ALPHA = f"{RULE}.preset", f"{RULE}.alpha"
@@ -168,14 +168,20 @@ def _validate(config: ConfigDict) -> None:
             f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep trains whole networks on every device. Leave "
             "the mesh as it is; depthmup train splits a network over devices."
         )
-    if not isinstance(config.extend, int) or config.extend < 0:
-        raise InputError(f"config.extend is {config.extend!r}: use a whole number of at least 0.")
+    require_number("config.extend", config.extend, least=0, whole=True)
     require_objective(config.objective, config.base)
+    known = configs.field_paths(config.base)
     for name, grid in _grids(config).items():
         if not grid:
             raise InputError(f"config.grids.{name} is empty: give it at least one axis, such as {LEARNING_RATE}.")
         for path, values in grid.items():
-            _validate_axis(config.base, f"config.grids.{name}.{path}", path, values)
+            where = f"config.grids.{name}.{path}"
+            if path not in known:
+                raise InputError(f"{where} is not a field of the base config: {did_you_mean(path, known)}")
+            if path in EXECUTION or path.partition(".")[0] in EXECUTION:
+                raise InputError(f"{where} does not change what is trained: remove the axis, set it in config.base.")
+            if not values or any(value in values[:i] for i, value in enumerate(values)):
+                raise InputError(f"{where} is {values}: give it at least one value, and every value once.")
     paths = {path for grid in _grids(config).values() for path in grid} - {"model.width", "model.depth"}
     if config.x not in paths:
         raise InputError(f"config.x is {config.x!r}, which is no hyperparameter of a grid: use one of {sorted(paths)}.")
@@ -194,16 +200,6 @@ def require_objective(objective: str, base: ConfigDict) -> None:
             f"config.objective is {objective!r}, and config.base.data.validation_fraction is {share:g}: set a "
             "fraction, such as 0.1, for 'validation', which replaces the test set, and 0 for 'test'."
         )
-
-
-def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any]) -> None:
-    known = configs.field_paths(base)
-    if path not in known:
-        raise InputError(f"{where} is not a field of the base config: {did_you_mean(path, known)}")
-    if path in EXECUTION or path.partition(".")[0] in EXECUTION:
-        raise InputError(f"{where} does not change what is trained: remove the axis, and set the field in config.base.")
-    if not values or any(value in values[:i] for i, value in enumerate(values)):
-        raise InputError(f"{where} is {values}: give it at least one value, and every value once.")
 
 
 def _grids(config: ConfigDict) -> dict[str, dict[str, tuple[Any, ...]]]:

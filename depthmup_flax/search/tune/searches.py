@@ -23,7 +23,7 @@ from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond
 from depthmup_flax.storage.sweep_records import CONTINUOUS, LEARNING_RATE, ROUNDS, SEED, Record
 from depthmup_flax.trainer.engine.experiment import RULE, Experiment
 from depthmup_flax.trainer.engine.from_config import abstract_batch
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 
 log = logging.getLogger(__name__)
 
@@ -322,10 +322,8 @@ def search_of(
       trials: points of all rounds.
       extend: values that may be added at each end of the grid.
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < len(SHRINK):
-        raise InputError(f"trials is {trials!r}: use a whole number of at least {len(SHRINK)}.")
-    if not isinstance(extend, int) or extend < 0:
-        raise InputError(f"extend is {extend!r}: use a whole number of at least 0.")
+    require_number("trials", trials, least=len(SHRINK), whole=True)
+    require_number("extend", extend, least=0, whole=True)
     ranges, seeds = tuned_ranges(config, named, octaves), seed_values(seeds, config.seed)
     if len(ranges) == 1:
         return Search({LEARNING_RATE: octave_grid(*ranges[LEARNING_RATE])}, seeds, extend, ranges)

@@ -24,7 +24,7 @@ from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.surroundings import own_surroundings
 
 log = logging.getLogger(__name__)
@@ -136,8 +136,7 @@ def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int 
             "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
             f"target's depth, {target.model.depth}."
         )
-    if steps < 0:
-        raise InputError(f"proxy.steps is {steps}: use a whole number of at least 0.")
+    require_number("proxy.steps", steps, least=0, whole=True)
     if steps:
         # Averaged over a whole short run, the loss would measure how early it falls.
         average = proxy.train.average_steps or max(1, steps // 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -62,12 +63,7 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
     named = lambda hyper: NamedHyper(hyper, name, read)
     wants_key = "key" in inspect.signature(task.step).parameters
 
-    def init(key: jax.Array, hyper: Hyper) -> Any:
-        with calling(f"{name}: init"):
-            state = task.init(key, named(hyper))
-        if not layouts:
-            layouts.append(_Layout.of(state))
-        return layouts[0].arrays(state, f"{name}: init")
+    init = functools.partial(_initial, task, name, read, layouts)
 
     def step(arrays: Any, batch: Any, hyper: Hyper, key: jax.Array) -> tuple[Any, Metrics]:
         with calling(f"{name}: step", arrays, batch):
@@ -96,16 +92,18 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
 
 def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
     """The user's state of which a checkpoint holds ``arrays``; `InputError` if ``init``, traced, makes another one."""
-    layout: list[_Layout] = []
+    layouts: list[_Layout] = []
+    made = jax.eval_shape(lambda: _initial(task, name, set(), layouts, jax.random.key(0), hyper))
+    return layouts[0].state(fitted(made, arrays, name))
 
-    def init() -> ArrayTree:
-        with calling(f"{name}: init"):
-            state = task.init(jax.random.key(0), NamedHyper(hyper, name, set()))
-        layout.append(_Layout.of(state))
-        return layout[0].arrays(state, name)
 
-    made = jax.eval_shape(init)  # fills the layout
-    return layout[0].state(fitted(made, arrays, name))
+def _initial(task: Task, name: str, read: set[str], layouts: list[_Layout], key: jax.Array, hyper: Hyper) -> ArrayTree:
+    """The arrays of a new state, whose layout the first call keeps."""
+    with calling(f"{name}: init"):
+        state = task.init(key, NamedHyper(hyper, name, read))
+    if not layouts:
+        layouts.append(_Layout.of(state))
+    return layouts[0].arrays(state, f"{name}: init")
 
 
 def fitted(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
