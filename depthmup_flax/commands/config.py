@@ -135,7 +135,7 @@ def _meanings_of_model(name: str) -> dict[str, str]:
     own = is_import_path(name)
     meanings: dict[str, str] = {}
     for base in reversed((ResidualNetwork if own else MODELS[name]).__mro__):
-        meanings |= field_comments.of_docstring(base, "Attributes")
+        meanings |= field_comments.of_docstring(base, "Attributes") | field_comments.of_class(base)
     if not own:
         return meanings
     sizes = {size: meanings[size] for size in ("width", "depth", "base_width", "base_depth")}

@@ -50,37 +50,30 @@ class ResidualNetwork(nn.Module):
     """The base of every model.
 
     Attributes:
-      width: n, the dimension of hidden representations.
-      depth: L, the number of residual blocks.
       base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model's own.
-      rule: a `Parametrization`.
-      norm: kind of normalization inside the residual branches; ``none`` for none.
-      zero_init_readout: the readout starts at zero.
-      use_bias: biases in every layer, the readout included.
-      sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
-      scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs every block, or
-        groups of blocks.
-      remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
-        attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where
-        blocks are a loop, else ``none``.
-      dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream, which
-        transformers may change by ``stream_dtype``.
     """
 
     # The allowed values of fields that are names.
     choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
 
-    width: int
-    depth: int
+    width: int  # n, the dimension of hidden representations
+    depth: int  # L, the number of residual blocks
     base_width: int = 0
     base_depth: int = 0
     rule: Parametrization = PRESETS["depth_mup"]
-    norm: str = "none"
-    zero_init_readout: bool = False
-    use_bias: bool = False
-    sigma: float = 1.0
+    norm: str = "none"  # kind of normalization inside the residual branches; ``none`` for none
+    zero_init_readout: bool = False  # the readout starts at zero
+    use_bias: bool = False  # biases in every layer, the readout included
+    sigma: float = 1.0  # initial standard deviation of the weights in units of ``1/sqrt(fan_in)``
+    # Compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs every block, or groups of
+    # blocks.
     scan: bool | str = "auto"
+    # What the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
+    # attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where blocks
+    # are a loop, else ``none``
     remat: str = "none"
+    # Of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream, which
+    # transformers may change by ``stream_dtype``
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
 
@@ -157,27 +150,6 @@ class TransformerNetwork(ResidualNetwork):
     Attributes:
       width: n, the model dimension.
       depth: transformer layers (TP6's L in 10.3); each has two residual branches, attention and feed-forward.
-      num_heads: number of heads at every width; their dimension grows.
-      head_dim: if above 0, replaces ``num_heads``: the dimension of a head at every width; their number grows.
-        Both transfer; which is better at a given cost is an open question.
-      num_kv_heads: if above 0, heads of keys and values at the base width, a divisor of the number of heads there. A
-        head of keys serves equally many heads of queries at every width.
-      qk_norm: RMS norm of the queries and of the keys of each head, with scales that heads share. Queries then start
-        at random instead of at zero.
-      mlp: the feed-forward: ``gelu``, or ``swiglu``, which has a third matrix of the same size.
-      mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
-      mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
-        ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
-      norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
-      positions: ``learned``, added to the tokens; or ``rotary``: queries and keys are rotated.
-      dropout: of branch outputs in training.
-      stream_dtype: of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and
-        rounds it to 8 bits after each branch; the result of the last norm and the input of the readout have
-        ``param_dtype``.
-      attention: ``xla`` is ``jax.nn.dot_product_attention``. ``auto`` is cuDNN's in programs for GPUs in 16 bits with
-        heads of up to 128 features, and our kernel in ``depthmup train`` for TPUs in bfloat16; float32 and larger heads
-        have no fused form and stay with ``xla``. Both were compiled for their devices; ours was tested by
-        interpretation, and never ran on a TPU.
     """
 
     choices = ResidualNetwork.choices | {
@@ -189,18 +161,32 @@ class TransformerNetwork(ResidualNetwork):
     }
     rotary_divisor: ClassVar[int]  # of a head's dimension: two for each side of the grid
 
-    num_heads: int = 4
+    num_heads: int = 4  # number of heads at every width; their dimension grows
+    # If above 0, replaces ``num_heads``: the dimension of a head at every width; their number grows. Both transfer;
+    # which is better at a given cost is an open question.
     head_dim: int = 0
-    mlp_ratio: int = 4
-    norm: str = "layer"
+    mlp_ratio: int = 4  # hidden features of the feed-forward branch in units of ``width``
+    norm: str = "layer"  # ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``
     remat: str = "auto"
-    positions: str = "learned"
-    dropout: float = 0.0
+    positions: str = "learned"  # ``learned``, added to the tokens; or ``rotary``: queries and keys are rotated
+    dropout: float = 0.0  # of branch outputs in training
+    # Of the residual stream between blocks; "": ``param_dtype``. ``bfloat16`` halves its bytes and rounds it to 8 bits
+    # after each branch; the result of the last norm and the input of the readout have ``param_dtype``.
     stream_dtype: Dtype = ""
+    # ``xla`` is ``jax.nn.dot_product_attention``. ``auto`` is cuDNN's in programs for GPUs in 16 bits with heads of up
+    # to 128 features, and our kernel in ``depthmup train`` for TPUs in bfloat16; float32 and larger heads have no fused
+    # form and stay with ``xla``. Both were compiled for their devices; ours was tested by interpretation, and never ran
+    # on a TPU.
     attention: str = "auto"
+    # If above 0, heads of keys and values at the base width, a divisor of the number of heads there. A head of keys
+    # serves equally many heads of queries at every width.
     num_kv_heads: int = 0
+    # RMS norm of the queries and of the keys of each head, with scales that heads share. Queries then start at random
+    # instead of at zero.
     qk_norm: bool = False
-    mlp: str = "gelu"
+    mlp: str = "gelu"  # the feed-forward: ``gelu``, or ``swiglu``, which has a third matrix of the same size
+    # If above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A ``swiglu`` with
+    # ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
     mlp_features: int = 0
 
     def __post_init__(self) -> None:

@@ -31,24 +31,20 @@ class ResMLP(ResidualNetwork, Classifier):
     `ResidualNetwork`.
 
     Attributes:
-      nonlinearity: relu, abs, linear, gelu, tanh or erf.
-      pre_nonlin: the nonlinearity comes before the weights.
-      mean_subtraction: MS, subtract the mean over features from the branch's output.
-      block_depth: layers in a branch; above 1 the default preset is not optimal in theory
-        (measured in reproduction/pages/which_exponent.md).
       norm: ``none``, or ``layer``: a LayerNorm before the branch's first weights (TP6 Fig. 12).
-      zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """
 
     choices = ResidualNetwork.choices | {"nonlinearity": NONLINEARITIES}
 
     width: int = 128
     depth: int = 8
-    nonlinearity: str = "relu"
-    pre_nonlin: bool = False
-    mean_subtraction: bool = True
+    nonlinearity: str = "relu"  # relu, abs, linear, gelu, tanh or erf
+    pre_nonlin: bool = False  # the nonlinearity comes before the weights
+    mean_subtraction: bool = True  # MS, subtract the mean over features from the branch's output
+    # Layers in a branch; above 1 the default preset is not optimal in theory (measured in
+    # reproduction/pages/which_exponent.md)
     block_depth: int = 1
-    zero_init_branch: bool = False
+    zero_init_branch: bool = False  # the branch's last weights start at zero (B24 App. M)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,15 +40,13 @@ class ConvNetwork(ResidualNetwork):
     """The base of `SimpleResNet` and `ResNet`.
 
     Attributes:
-      nonlinearity: relu, abs, linear, gelu, tanh or erf.
       norm: ``none``, ``batch`` or ``layer`` (over channels), after every convolution (B24 Fig. 2, B.4).
-      zero_init_branch: the last convolution of a branch starts at zero (B24 App. M).
     """
 
     choices = ResidualNetwork.choices | {"norm": NORMS, "nonlinearity": NONLINEARITIES}
 
-    nonlinearity: str = "relu"
-    zero_init_branch: bool = False
+    nonlinearity: str = "relu"  # relu, abs, linear, gelu, tanh or erf
+    zero_init_branch: bool = False  # the last convolution of a branch starts at zero (B24 App. M)
 
 
 class SimpleResNet(ConvNetwork, Classifier):
@@ -58,14 +56,10 @@ class SimpleResNet(ConvNetwork, Classifier):
     (``conv(phi(h))``, not residual). The readout acts on the flattened ``phi(h)``. The paper divides by the total
     number of layers, so ``r = (3 + depth) / (3 + base_depth)``; it mentions both "max-pool" and "average pooling".
     Other fields: `ConvNetwork` and `ResidualNetwork`.
-
-    Attributes:
-      width: channels at the end, as the paper reports it; the stem has ``width / 8``.
-      depth: number of residual blocks, at least 3.
     """
 
-    width: int = 128
-    depth: int = 6
+    width: int = 128  # channels at the end, as the paper reports it; the stem has ``width / 8``
+    depth: int = 6  # number of residual blocks, at least 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,19 +131,15 @@ class ResNet(ConvNetwork, Classifier):
 
     ResNet-18 is ``depth=8``, the default; ResNet-34 is ``depth=16, stage_sizes=(3, 4, 6, 3)``. Other fields:
     `ConvNetwork` and `ResidualNetwork`.
-
-    Attributes:
-      width: channels of the stem and of the first stage (64 in ResNet-18); the last stage has 8 times as many.
-      depth: L, the number of residual branches, at least 4.
-      stage_sizes: branches in each stage, which sum to ``depth``; (): four stages, as equal as possible.
-      stem: ``cifar``, a 3x3 convolution; or ``imagenet``, a 7x7 convolution and a 3x3 maximum, both with stride 2.
     """
 
     choices = ConvNetwork.choices | {"stem": ("cifar", "imagenet")}
 
-    width: int = 64
-    depth: int = 8
+    width: int = 64  # channels of the stem and of the first stage (64 in ResNet-18); the last stage has 8 times as many
+    depth: int = 8  # L, the number of residual branches, at least 4
+    # Branches in each stage, which sum to ``depth``; (): four stages, as equal as possible
     stage_sizes: tuple[int, ...] = ()
+    # ``cifar``, a 3x3 convolution; or ``imagenet``, a 7x7 convolution and a 3x3 maximum, both with stride 2
     stem: str = "cifar"
     norm: str = "batch"
 

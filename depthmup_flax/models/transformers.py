@@ -23,8 +23,6 @@ class ViT(TransformerNetwork, Classifier):
     deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all. Other fields: `TransformerNetwork`.
 
     Attributes:
-      patch_size: side of a square patch in pixels.
-      pool: ``token``, a class token; or ``mean`` over patches.
       positions: ``learned``; or ``rotary``, by row and column. A class token is not rotated.
     """
 
@@ -33,8 +31,8 @@ class ViT(TransformerNetwork, Classifier):
 
     width: int = 192
     depth: int = 12
-    patch_size: int = 8
-    pool: str = "token"
+    patch_size: int = 8  # side of a square patch in pixels
+    pool: str = "token"  # ``token``, a class token; or ``mean`` over patches
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -71,14 +69,13 @@ class GPT(TransformerNetwork, LanguageModel):
 
     Attributes:
       positions: ``learned``, for at most as many tokens as at initialization; or ``rotary``, for any number.
-      tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
     rotary_divisor = 2
 
     width: int = 128
     depth: int = 4
-    tied: bool = False
+    tied: bool = False  # the readout's weights are the token embedding. Excludes ``zero_init_readout``.
 
     def __post_init__(self) -> None:
         super().__post_init__()

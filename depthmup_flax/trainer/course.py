@@ -78,8 +78,8 @@ class Comparison:
     """Two runs side by side; print shows a table and a sentence.
 
     Attributes:
-      reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule wants
-        them of the run.
+      reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule
+        wants them of the run.
     """
 
     reference: Columns

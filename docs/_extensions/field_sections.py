@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 
 
 def _on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Writes the section "Fields", which napoleon formats: that of the docstring, or one of the comments."""
+    """Writes the section "Fields", which napoleon formats: that of the docstring, with the comments."""
     if what != "class":
         return
     lines[:] = ["Fields:" if line == "Attributes:" else line for line in lines]
     is_enum = issubclass(obj, enum.Enum)
-    if "Fields:" in lines or not (dataclasses.is_dataclass(obj) or is_enum):
+    if not (dataclasses.is_dataclass(obj) or is_enum):
         return
     comments = field_comments.of_class(obj)
     if comments:
-        section = "Values:" if is_enum else "Fields:"
-        lines += ["", section, *(f"  {field}: {text}" for field, text in comments.items()), ""]
+        while lines and not lines[-1]:
+            lines.pop()
+        section = [] if "Fields:" in lines else ["", "Values:" if is_enum else "Fields:"]
+        lines += [*section, *(f"  {field}: {text}" for field, text in comments.items()), ""]
 
 
 _PLAIN: dict[str, list[str]] = {}

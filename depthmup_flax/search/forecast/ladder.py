@@ -29,16 +29,15 @@ class LadderPlan:
     Attributes:
       widths, depths, steps: of the rungs; of an empty one, the target's. All three empty: three widths and depths (or
         four of one of them), each half of the one before, the largest that fit the budget.
-      budget: of all runs of such a ladder, in parameters times examples of one run of the target; ``None``: 0.05, or
-        what the smallest ladder takes.
-      seeds: runs of each size.
     """
 
     widths: Sequence[int] = ()
     depths: Sequence[int] = ()
     steps: Sequence[int] = ()
+    # Of all runs of such a ladder, in parameters times examples of one run of the target; ``None``: 0.05, or what the
+    # smallest ladder takes
     budget: float | None = None
-    seeds: int = 3
+    seeds: int = 3  # runs of each size
 
     def __post_init__(self) -> None:
         if self.budget is not None and not 0 < self.budget < 1:
