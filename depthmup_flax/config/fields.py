@@ -208,7 +208,13 @@ def validate(config: ConfigDict) -> None:
     """Checks what needs neither data nor model; they and `trainer.engine` check the rest. Raises `InputError`."""
     require_command(config, "train")
     name = config.get("model", {}).get("name", "res_mlp")
-    _require_same_fields(config, _default_of_ours(name) if name in MODELS else default_config(name))
+    given, known = map(field_paths, (config, _default_of_ours(name) if name in MODELS else default_config(name)))
+    for path in given:
+        if path not in known and not path.startswith(_OPEN):
+            raise InputError(f"config has no field {path!r}: {did_you_mean(path, known)}")
+    for path in known:
+        if path not in given and not path.startswith(_OPEN):
+            raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
     for field, default in user_code.model_fields(resolve(name, "model.name")).items() if is_import_path(name) else ():
         if default is user_code.MISSING and config.model.get(field) is None:
             raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
@@ -240,17 +246,6 @@ def validate(config: ConfigDict) -> None:
 
 
 _OPEN = ("optimizer.kwargs.", "hyper.")  # sections to which a config file may add fields
-
-
-def _require_same_fields(config: ConfigDict, default: ConfigDict) -> None:
-    """`InputError` unless ``config`` has the fields of ``default`` and no others, except in sections of `_OPEN`."""
-    given, known = field_paths(config), field_paths(default)
-    for path in given:
-        if path not in known and not path.startswith(_OPEN):
-            raise InputError(f"config has no field {path!r}: {did_you_mean(path, known)}")
-    for path in known:
-        if path not in given and not path.startswith(_OPEN):
-            raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
 
 
 def make_parametrization(config: ConfigDict) -> Parametrization:

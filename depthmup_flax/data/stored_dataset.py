@@ -43,7 +43,15 @@ def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
     """The data set that `to_json` describes, without examples; a ``prepare`` of the user's own is not stored."""
     name, classes = str(stored["name"]), int(stored["num_classes"])
     if "example" in stored:
-        return _user_dataset(name, classes, stored)
+
+        def absent(key: jax.Array | None, batch: Any) -> Any:
+            raise InputError(f"data.name is {name!r}: its prepare is not stored with the run. Give prepared inputs.")
+
+        spec = ExampleSpec.of_tree(_decoded(stored["example"]))
+        examples = ArraySplit(spec.zeros(0))
+        prepare = absent if stored["own_prepare"] else pair_or_batch
+        inputs, targets = (_decoded(stored[field]) for field in ("inputs", "targets"))
+        return UserDataset(name, examples, examples, classes, "device", spec, prepare, inputs, targets)
     if stored["kind"] == TextDataset.input_kind:
         tokens = ArraySplit({"tokens": np.zeros((0, 0), np.uint8)})
         tokenizer = Tokenizer(stored["characters"], stored.get("file", ""), stored.get("unknown", 0))
@@ -91,17 +99,6 @@ def require_same(stored: Json, data: Json, work: str) -> None:
             f"data.name is {data['name']!r}: its data have changed since {work} began "
             f"({changed}). Restore them to resume, choose another workdir, or set overwrite to start again."
         )
-
-
-def _user_dataset(name: str, classes: int, stored: Json) -> UserDataset:
-    def absent(key: jax.Array | None, batch: Any) -> Any:
-        raise InputError(f"data.name is {name!r}: its prepare is not stored with the run. Give prepared inputs.")
-
-    spec = ExampleSpec.of_tree(_decoded(stored["example"]))
-    examples = ArraySplit(spec.zeros(0))
-    prepare = absent if stored["own_prepare"] else pair_or_batch
-    inputs, targets = (_decoded(stored[field]) for field in ("inputs", "targets"))
-    return UserDataset(name, examples, examples, classes, "device", spec, prepare, inputs, targets)
 
 
 def _encoded(tree: Any) -> Any:

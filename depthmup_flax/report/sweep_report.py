@@ -18,7 +18,7 @@ from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
-from depthmup_flax.util.errors import InputError, require_number
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ def make_report(
     """
     if isinstance(directories, (str, pathlib.Path)):
         raise InputError(f"directories is {str(directories)!r}: use several, [{str(directories)!r}].")
-    require_number("tolerance", tolerance, above=0, below=1)
+    if not 0 < tolerance < 1:
+        raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
     of_csv = [path.suffix for path in paths] == [".csv"]
     sweep = read_csv(paths[0]) if of_csv else first_round(read_sweep(paths))

@@ -351,8 +351,10 @@ def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
 def as_pages(data: Json, analysis: Analysis, figures: Sequence[tuple[str, Mapping[str, bytes]]]) -> tuple[str, str]:
     """The page of an analysis, and what a notebook shows of it; ``figures`` are captions and files."""
     template, parts = _template(), sections(data, analysis)
-    svg, png = ([_picture(*figure, kind) for figure in figures] for kind in ("svg", "png"))
-    shown, cell = [Section(pictures=svg), *parts], [Section(pictures=png), *parts[:-2]]
+    encoded = lambda kind, files: [base64.b64encode(x).decode() for name, x in files.items() if name.endswith(kind)]
+    pictures = lambda kind, media: [(caption, media, *encoded(kind, files)) for caption, files in figures]
+    shown = [Section(pictures=pictures(".svg", "svg+xml")), *parts]
+    cell = [Section(pictures=pictures(".png", "png")), *parts[:-2]]
     render = lambda sections, whole: template.render(title=data["headline"], sections=sections, whole=whole)
     return render(shown, True).strip() + "\n", render(cell, False).strip() + "\n"
 
@@ -363,9 +365,3 @@ def _template() -> Any:
 
     text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
     return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
-
-
-def _picture(caption: str, files: Mapping[str, bytes], kind: str) -> tuple[str, str, str]:
-    """One of a figure's files for a `Section`."""
-    content = next(content for name, content in files.items() if name.endswith(f".{kind}"))
-    return caption, {"svg": "svg+xml"}.get(kind, kind), base64.b64encode(content).decode()

@@ -235,7 +235,11 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
     result: list[tuple[list[Run], str]] = []
     known = {record.point[config.x] for record in done.values()}
     for curve in curves(runs, config.x):
-        value = next_value(_mean_losses(curve, config.x, done, config.objective))
+        losses: dict[float, list[float]] = {}
+        for run in (run for run in curve if run.hash in done):
+            loss = done[run.hash].loss(config.objective)
+            losses.setdefault(run.point[config.x], []).append(math.inf if loss is None else loss)
+        value = next_value({x: sum(of_seeds) / len(of_seeds) for x, of_seeds in sorted(losses.items())})
         if value is None:
             continue
         # A known value may differ by rounding. A new one loses the rounding of its last digits.
@@ -247,16 +251,6 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
         label = ", ".join(f"{path.rpartition('.')[2]} {v}" for path, v in fields.items()) or "the curve"
         result.append((new, f"{label}: the best {config.x} is at the edge of the grid; trying {value:.4g} too"))
     return result
-
-
-def _mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record], objective: str) -> dict[float, float]:
-    """x -> mean loss over seeds, ascending in x; infinite where a seed diverged."""
-    losses: dict[float, list[float]] = {}
-    for run in curve:
-        if run.hash in done:
-            loss = done[run.hash].loss(objective)
-            losses.setdefault(run.point[x], []).append(math.inf if loss is None else loss)
-    return {value: sum(of_seeds) / len(of_seeds) for value, of_seeds in sorted(losses.items())}
 
 
 def next_value(losses: Mapping[float, float]) -> float | None:

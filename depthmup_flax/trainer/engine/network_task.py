@@ -100,7 +100,10 @@ def network_task(
         average = jax.tree.map(
             lambda mean, x: jnp.where(state.ema.count == 0, x, mean), averaged(state.ema, ema_decay), state.params
         )
-        return _both(metrics, of(average))
+        # The metrics of the parameters, and of their average as ``ema_loss`` and so on.
+        raw, mean = (x.totals if isinstance(x, Means) else x for x in (metrics, of(average)))
+        both = {**raw, **{f"ema_{name}": x for name, x in mean.items()}}
+        return Means(both, metrics.weight) if isinstance(metrics, Means) else both
 
     finite = lambda state: (state.params, state.collections)
     return Task(init, step, evaluate, finite, masked=loss.masked)
@@ -117,13 +120,6 @@ def state_of(
 def averaged(ema: Any, decay: float) -> ArrayTree:
     """The average of an ``optax.EmaState``, without the zeros that it started from."""
     return optax.tree.bias_correction(ema.ema, decay, ema.count)
-
-
-def _both(raw: Metrics | Means, averaged: Metrics | Means) -> Metrics | Means:
-    """The metrics of the parameters, and of their average as ``ema_loss`` and so on."""
-    totals = lambda metrics: metrics.totals if isinstance(metrics, Means) else metrics
-    both = {**totals(raw), **{f"ema_{name}": x for name, x in totals(averaged).items()}}
-    return Means(both, raw.weight) if isinstance(raw, Means) else both
 
 
 def our_functions(model: nn.Module) -> ModelFunctions:
