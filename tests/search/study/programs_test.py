@@ -47,7 +47,6 @@ def test_optuna_proposes_and_the_best_values_train_a_larger_network(tmp_path, mo
     program = load("optuna_search")
     program.TRIALS = 2
     program.main()
-    *trials, best, accuracy = capsys.readouterr().out.splitlines()
+    *trials, _best, accuracy = capsys.readouterr().out.splitlines()
     assert len([line for line in trials if "learning_rate" in line]) == 2
-    assert "weight_decay" in best
     assert 0.5 < float(accuracy) <= 1
