@@ -179,7 +179,7 @@ def test_a_shipped_config_reads_a_factor_of_each_role_that_a_trained_parameter_h
         config.data.name = f"text:{ROOT / 'README.md'}"
         config.train.batch_size = 8
     else:
-        config.data.update(zeros(config.data.image_size or 32))
+        config.data.update(zeros(config.data.image_size or 32, 50_000))
     experiment = build(config)
     frozen = config.optimizer.frozen
     infos = {path: info for path, info in flatten_info(experiment.info).items() if not path.startswith(tuple(frozen))}
