@@ -8,7 +8,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.util.errors import InputError
@@ -16,28 +16,34 @@ from depthmup_flax.util.errors import InputError
 Shapes = Mapping[str, tuple[int, ...]]
 # Path -> what tells its place in the forward pass, equal for corresponding parameters of all layers.
 Places = Mapping[str, Hashable]
+_Form = TypeVar("_Form", bound=Hashable)  # what a parameter is compared by
 
 
-def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
-    """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
+def nearest(paths: Collection[str], base: Mapping[str, _Form], misfit: Callable[[str, _Form], Any]) -> dict[str, str]:
+    """Path -> the path of the base model with the same name without numbers whose form has the least ``misfit``.
 
     Of several, those count whose names differ in one number, that of the layer, and of these the nearest in order.
     Paths without any, or with misfits of ``None`` alone, are left out.
     """
-    groups, result = grouped(base, series), {}
+    groups, result = grouped(base, series), dict[str, str]()
     for name, own in grouped(paths, series).items():
         candidates = groups.get(name, [])
+        forms: dict[_Form, list[int]] = {}
+        for k, other in enumerate(candidates):
+            forms.setdefault(base[other], []).append(k)
         for n, path in enumerate(own):
-            numbers = _numbers(path)
+            misfits = {form: found for form in forms if (found := misfit(path, form)) is not None}
+            least = min(misfits.values(), default=None)
+            fitting = [k for form, found in misfits.items() if found == least for k in forms[form]]
             place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
-            misfits = [
-                (misfit(path, other), sum(map(operator.ne, numbers, _numbers(other))) > 1, abs(k - place), k)
-                for k, other in enumerate(candidates)
-            ]
-            fitting = [one for one in misfits if one[0] is not None]
-            if fitting:
-                result[path] = candidates[min(fitting)[-1]]
+            in_order = [candidates[k] for _, k in sorted((abs(k - place), k) for k in fitting)]
+            if in_order:
+                result[path] = next((other for other in in_order if _differing(path, other) <= 1), in_order[0])
     return {path: result[path] for path in paths if path in result}
+
+
+def _differing(path: str, other: str) -> int:
+    return sum(map(operator.ne, _numbers(path), _numbers(other)))
 
 
 _numbers = functools.lru_cache(maxsize=1 << 16)(re.compile(r"\d+").findall)
@@ -64,19 +70,22 @@ def matched(
     single = {own[0]: others[key][0] for key, own in by_place.items() if len(own) == 1 == len(others.get(key, ()))}
     m = width_ratio(model, base, single, layers)
 
-    def misfit(path: str, other: str) -> tuple[bool, int, int] | None:
-        if len(model[path]) != len(base[other]):
+    def misfit(path: str, form: tuple[tuple[int, ...], Hashable]) -> tuple[bool, int, int] | None:
+        shape, place = form
+        if len(model[path]) != len(shape):
             return None
-        ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
+        ratios = _ratios(model[path], shape, layers.get(path, frozenset()))
         same = [math.isclose(r, 1) for r in ratios]
         unlike = sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True))
-        return places.get(path) != base_places.get(other), unlike, sum(same)
+        return places.get(path) != place, unlike, sum(same)
 
     is_equal = model.keys() == base.keys()
-    pairs = {path: path for path in model} if is_equal else nearest(model, base, misfit)
+    forms = {path: (shape, base_places.get(path)) for path, shape in base.items()}
+    pairs = {path: path for path in model} if is_equal else nearest(model, forms, misfit)
     for path in model if not is_equal else ():
-        fits = misfit(path, pairs[path]) if path in pairs and not re.search("[a-zA-Z]", path) else None
-        shapes = {base[other] for other in groups[series(path)] if fits is not None and misfit(path, other) == fits}
+        fits = misfit(path, forms[pairs[path]]) if path in pairs and not re.search("[a-zA-Z]", path) else None
+        alike = (forms[other] for other in groups[series(path)] if fits is not None)
+        shapes = {form[0] for form in alike if misfit(path, form) == fits}
         if len(shapes) > 1:
             raise InputError(
                 f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "

@@ -68,6 +68,7 @@ def _bits(variable: Any) -> int:
 
 
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
+_Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
@@ -76,6 +77,15 @@ def joined(pairs: Iterable[tuple[_Key, frozenset[float]]]) -> dict[_Key, frozens
     result: dict[_Key, frozenset[float]] = {}
     for key, factors in pairs:
         result[key] = result.get(key, frozenset()) | factors
+    return result
+
+
+def _inverted(pairs: Iterable[tuple[_Item, Iterable[_Key]]]) -> dict[_Key, list[_Item]]:
+    """Key -> the items that have it."""
+    result: dict[_Key, list[_Item]] = {}
+    for item, keys in pairs:
+        for key in keys:
+            result.setdefault(key, []).append(item)
     return result
 
 
@@ -246,9 +256,8 @@ class Traced:
         terms, own = self._forward.deep(self._terms[s.branch]), self._terms[s.shortcut]
         norms = [self._terms[self._shape.norms[i]] for i in terms if i in self._shape.norms]
         times = math.prod(length for _, length in s.loops)
-        sums = {t.node for t in self._streams.sums} | {s.start}
+        sums = self.nodes | {s.start}
         (kept,) = self._terms[s.node][s.node]
-        within = [t.loops for t in self._streams.sums if s.node in self._streams.nested.get(t.node, ())]
         return Branch(
             factors=self._of_uses(terms),
             total=self._of_uses(terms, before=True),
@@ -256,15 +265,25 @@ class Traced:
             kept=kept,
             carried=frozenset(f / kept for f in self._carried.get(s.node, ()) if kept),
             normalized=self._of_uses(*map(self._forward.deep, norms)),
-            paths=frozenset(path for path, sums in self._ends.items() if s.node in sums),
+            paths=frozenset(self._paths_in.get(s.node, ())),
             times=times,
             node=s.node,
             projected=s.projected,
             stream=self._streams.parallel[s.node],
-            inner=sum(math.prod(length for _, length in loops) for loops in within) / times,
+            inner=sum(math.prod(length for _, length in t.loops) for t in self._within.get(s.node, ())) / times,
             end=s.branch,
             matrices=self._matrices(s),
         )
+
+    @functools.cached_property
+    def _paths_in(self) -> dict[int, list[str]]:
+        """Node of a sum -> the parameters inside its branch."""
+        return _inverted(self._ends.items())
+
+    @functools.cached_property
+    def _within(self) -> dict[int, list[ResidualSum]]:
+        """Node of a sum -> the sums inside its branch."""
+        return _inverted((t, self._streams.nested.get(t.node, ())) for t in self._streams.sums)
 
     def _matrices(self, s: ResidualSum) -> int:
         """`Branch.matrices`."""

@@ -7,8 +7,10 @@ A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import TypeAlias
 
@@ -131,6 +133,12 @@ def by_series(factors: OfPaths) -> OfPaths:
     return joined((series(path), values) for path, values in factors.items())
 
 
+def _form(branch: Branch) -> tuple[Hashable, ...]:
+    """What alike branches have in common, the most telling first."""
+    of_terms = (frozenset(by_series(factors)) for factors in (branch.factors, branch.shortcut))
+    return branch.kind, branch.projected, *of_terms
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sum:
     """The factors of one sum."""
@@ -187,16 +195,14 @@ class BranchFactors:
         behind = [path for path in branch.factors if path]
         return self.products(behind) or behind[:1] or self.products(branch.normalized) or sorted(branch.paths)
 
+    @functools.cached_property
+    def _forms(self) -> dict[tuple[Hashable, ...], list[Branch]]:
+        return grouped(self.base.branches, _form)
+
     def like(self, branch: Branch) -> Branch | None:
         """The first of the base model's branches that is most like a branch."""
-        terms = lambda b: [by_series(factors).keys() for factors in (b.factors, b.shortcut)]
-        mine = terms(branch)
-
-        def fit(b: Branch) -> tuple[bool, ...]:
-            same_terms = (one == other for one, other in zip(mine, terms(b), strict=True))
-            return b.kind == branch.kind, b.projected == branch.projected, *same_terms
-
-        return max(self.base.branches, key=fit, default=None)
+        fit = lambda form: tuple(map(operator.eq, form, _form(branch)))
+        return self._forms[max(self._forms, key=fit)][0] if self._forms else None
 
     def one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
         """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.

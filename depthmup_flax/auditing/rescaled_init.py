@@ -133,7 +133,8 @@ def _counterparts(
     """Path -> path in the base model; at another depth, of the nearest layer with the size that ``infos`` give."""
     if leaves.keys() == base.keys():
         return {path: path for path in leaves}
-    pairs = nearest(leaves, base, lambda path, other: _misfit(infos[path], shape_of(base[other])))
+    shapes = {path: shape_of(leaf) for path, leaf in base.items()}
+    pairs = nearest(leaves, shapes, lambda path, shape: _misfit(infos[path], shape))
     for path in (path for path in leaves if path not in pairs):
         raise InputError(
             f"no parameter of the base model corresponds to {path!r} of shape {infos[path].shape}: pass base_params of "

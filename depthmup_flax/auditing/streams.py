@@ -170,14 +170,13 @@ class StreamPaths:
 
         Such as the velocity that a stream follows, or the first value of the stream: it is added again in each layer.
         """
-        old, bits = 0, self.summed[branch]
+        old = 0
         # Such as a pooling minus what it reads, which has no weight.
         mixed = self.by_mixing[branch] & ~self.by_product[branch] & 1 << self.bit_of.get(start, len(self.starts))
-        while bits:
-            array = self._stream_array(branch, _highest(bits))
+        for n in _positions(self.summed[branch]):
+            array = self._stream_array(branch, 1 << n)
             if (array == start and not mixed) or (array >= 0 and not self.is_after(array, start)):
-                old |= _highest(bits)
-            bits ^= _highest(bits)
+                old |= 1 << n
         return old
 
     def _reads(self, shortcut: int, branch: int) -> int:
@@ -300,6 +299,13 @@ def _highest(bits: int) -> int:
     return 1 << bits.bit_length() - 1 if bits else 0
 
 
+def _positions(bits: int) -> Iterator[int]:
+    """The highest first."""
+    while bits:
+        yield bits.bit_length() - 1
+        bits ^= _highest(bits)
+
+
 @dataclasses.dataclass(frozen=True)
 class Streams:
     """The residual sums of a graph, and what is inside their branches."""
@@ -345,13 +351,13 @@ def _nested(
     result: dict[int, frozenset[int]] = {}
     shortcut_of = {s.node: s.shortcut for s in sums}
     batch = {i for i, one in enumerate(graph.nodes) if one.op == INPUT}
-    depends = lambda node, on: bool(_sums_before(graph, node, on))
+    depends, every = lambda node, on: bool(_sums_before(graph, node, on)), (1 << len(sums)) - 1
     for t in sums:
         stream = stream_of[t.node]
-        only = [s for n, s in enumerate(sums) if not avoid[t.node] >> n & 1 and s.node != t.node]
+        only = [sums[n] for n in _positions(every & ~avoid[t.node]) if sums[n] != t]
         # Learned tokens; not a stream whose branches read others alone, which other layers read, too.
         is_own = not (t.is_apart or depends(shortcut_of[stream], batch))
-        own = {s.node for n, s in enumerate(sums) if is_own and not seen_outside[stream] >> n & 1}
+        own = {sums[n].node for n in _positions(every & ~seen_outside[stream])} if is_own else set()
         reads = lambda s, own=own, stream=stream: s.node in own and s.start < stream and depends(stream, {s.start})
         around = [s for s in only if paths.is_after(t.shortcut, s.start) or reads(s)]
         if around:
@@ -467,7 +473,7 @@ def _inside(
             to_shortcut[j] |= to_shortcut[i]
         if outside[i] or not ends[i]:
             continue
-        reached = [(n, s) for n, s in enumerate(sums) if ends[i] >> n & 1]
+        reached = [(n, sums[n]) for n in _positions(ends[i])]
         after = any(paths.is_after(i, s.start) and not to_shortcut[i] >> n & 1 for n, s in reached)
         loops = graph.nodes[i].loops
         alone = all(loops[: len(s.loops)] == s.loops and (s.loops or len(reached) == 1) for _, s in reached)
