@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -68,7 +69,6 @@ def _bits(variable: Any) -> int:
 
 
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
-_Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
@@ -77,15 +77,6 @@ def joined(pairs: Iterable[tuple[_Key, frozenset[float]]]) -> dict[_Key, frozens
     result: dict[_Key, frozenset[float]] = {}
     for key, factors in pairs:
         result[key] = result.get(key, frozenset()) | factors
-    return result
-
-
-def _inverted(pairs: Iterable[tuple[_Item, Iterable[_Key]]]) -> dict[_Key, list[_Item]]:
-    """Key -> the items that have it."""
-    result: dict[_Key, list[_Item]] = {}
-    for item, keys in pairs:
-        for key in keys:
-            result.setdefault(key, []).append(item)
     return result
 
 
@@ -159,7 +150,10 @@ class Traced:
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.nodes, self.ends = {s.node for s in sums}, frozenset(s.ends for s in sums)
         self.inside, self.branches_of = self._inside, self._ends = self._places()
-        self.branches = [self._branch(s) for s in sums if s.node not in self._streams.nested]
+        of_sum = operator.itemgetter(0)
+        paths = grouped(((node, path) for path, nodes in self._ends.items() for node in nodes), of_sum)
+        within = grouped(((node, t) for t in sums for node in self._streams.nested.get(t.node, ())), of_sum)
+        self.branches = [self._branch(s, paths, within) for s in sums if s.node not in self._streams.nested]
 
     def without(self, branches: Collection[Branch]) -> Traced:
         """The facts with some branches taken for parts of the stream."""
@@ -252,7 +246,12 @@ class Traced:
                 pairs.append((use.path, frozenset(f * extra for f in factors)))
         return joined(pairs)
 
-    def _branch(self, s: ResidualSum) -> Branch:
+    def _branch(
+        self,
+        s: ResidualSum,
+        paths_in: Mapping[int, Sequence[tuple[int, str]]],
+        within: Mapping[int, Sequence[tuple[int, ResidualSum]]],
+    ) -> Branch:
         terms, own = self._forward.deep(self._terms[s.branch]), self._terms[s.shortcut]
         norms = [self._terms[self._shape.norms[i]] for i in terms if i in self._shape.norms]
         times = math.prod(length for _, length in s.loops)
@@ -265,25 +264,15 @@ class Traced:
             kept=kept,
             carried=frozenset(f / kept for f in self._carried.get(s.node, ()) if kept),
             normalized=self._of_uses(*map(self._forward.deep, norms)),
-            paths=frozenset(self._paths_in.get(s.node, ())),
+            paths=frozenset(path for _, path in paths_in.get(s.node, ())),
             times=times,
             node=s.node,
             projected=s.projected,
             stream=self._streams.parallel[s.node],
-            inner=sum(math.prod(length for _, length in t.loops) for t in self._within.get(s.node, ())) / times,
+            inner=sum(math.prod(length for _, length in t.loops) for _, t in within.get(s.node, ())) / times,
             end=s.branch,
             matrices=self._matrices(s),
         )
-
-    @functools.cached_property
-    def _paths_in(self) -> dict[int, list[str]]:
-        """Node of a sum -> the parameters inside its branch."""
-        return _inverted(self._ends.items())
-
-    @functools.cached_property
-    def _within(self) -> dict[int, list[ResidualSum]]:
-        """Node of a sum -> the sums inside its branch."""
-        return _inverted((t, self._streams.nested.get(t.node, ())) for t in self._streams.sums)
 
     def _matrices(self, s: ResidualSum) -> int:
         """`Branch.matrices`."""
@@ -379,6 +368,24 @@ class Traced:
         uses = (use for use in self._uses.uses if use.kind == PRODUCT and use.operand >= 0 and use.path not in tables)
         read = ((use.path, self._not_made(self._terms[use.operand]).values()) for use in uses)
         return joined((path, frozenset().union(*factors)) for path, factors in read if factors)
+
+    @functools.cached_property
+    def bent(self) -> dict[tuple[str, str], frozenset[float]]:
+        """Path and operation -> factors of what it makes of the product, where a nonlinearity or a gate reads that.
+
+        Those of branches and scores are theirs.
+        """
+        ended = [self._terms[s.branch] for s in self._streams.sums]
+        judged = self.nodes.union(*ended, *map(self._forward.deep, ended))
+        judged |= {i for i, node in enumerate(self.graph.nodes) if node.op == "dot_general"}
+        ends = lambda i: i in self.nodes or any(use.kind != ENTRYWISE for use in self._at.get(i, ()))
+        pairs = []
+        for i, terms, by_product in self._absorbed(()):
+            read = {} if by_product or i in judged else self._not_made(terms)
+            for j in read.keys() - judged:
+                uses = (use for k in self.graph.upstream(j, ends) for use in self._at.get(k, ()))
+                pairs += [((use.path, self.graph.nodes[j].op), read[j]) for use in uses if use.kind == PRODUCT]
+        return joined(pairs)
 
     @functools.cached_property
     def biases(self) -> dict[str, list[Bias]]:

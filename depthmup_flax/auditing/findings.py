@@ -128,15 +128,17 @@ class Comparison:
         shortcuts = self._shortcuts()
         others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
         readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
-        return [*self._missing_branches(), *shortcuts, *readouts, *others, *self._within(), *attention, *repeated]
+        within = *self._within(), *self._bent()
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *within, *attention, *repeated]
 
     def _shortcuts(self) -> list[Finding]:
-        wrong: dict[float, list[str]] = {}
+        wrong: dict[tuple[float, bool], list[str]] = {}
         for branch in self.facts.branches:
             ratio = self._projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
             if ratio is not None and not close(ratio, 1):
                 projection = [path for path in branch.shortcut if path and branch.projected]
-                wrong.setdefault(float(number(ratio)), []).extend(projection or sorted(branch.paths))
+                key = float(number(ratio)), bool(projection)
+                wrong.setdefault(key, []).extend(projection or sorted(branch.paths))
         also = ", or k^(1/r) if each layer of the base model multiplies the stream by k" * self.of_branches.fades
         return [
             Finding(
@@ -145,8 +147,10 @@ class Comparison:
                 f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
                 f"rule wants 1{also}.",
                 "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
+                factor=1 / ratio if ratio else None,
+                places=self._at_products(dict.fromkeys(paths), ratio) if is_projected else (),
             )
-            for ratio, paths in wrong.items()
+            for (ratio, is_projected), paths in wrong.items()
         ]
 
     def _projection(self, branch: Branch) -> float | None:
@@ -305,6 +309,18 @@ class Comparison:
             if not any(close(found, self.wanted(node)) for node in before):
                 wrong.setdefault(float(number(found)), {})[path] = found
         return [self._scaled_hidden(tuple(paths), min(paths.values())) for paths in wrong.values()]
+
+    def _bent(self) -> list[Finding]:
+        """Factors of the width in front of a nonlinearity or a gate, on what no parameter makes."""
+        wrong: dict[float, list[str]] = {}
+        for (path, op), factors in self.facts.bent.items():
+            found = ratio_of(factors, self.base.bent.get((self.pairs[path], op)))
+            if found is not None and not close(found, 1):
+                wrong.setdefault(float(number(found)), []).append(path)
+        return [
+            dataclasses.replace(self._scaled_hidden(tuple(dict.fromkeys(paths)), found), factor=None)
+            for found, paths in wrong.items()
+        ]
 
     def _scaled_hidden(self, paths: tuple[str, ...], found: float) -> Finding:
         text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the "

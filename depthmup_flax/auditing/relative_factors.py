@@ -284,11 +284,11 @@ class ProductFactors:
         in_front = {path: facts.before_readouts[path] for path in few if path in facts.before_readouts}
         self._behind = {**in_front, **facts.factors}
         self._base_behind = {**base.before_readouts, **base.factors}
-        self.paths = self._behind.keys()
+        self.paths = self._behind.keys() | facts.inputs.keys()
 
     def behind(self, path: str) -> float | None:
-        """The ratio of the factors of a parameter up to what reads it."""
-        return self._ratio(path, self._behind, self._base_behind)
+        """The ratio of the factors of a parameter up to what reads it; 1 up to a readout, which has them."""
+        return self._ratio(path, self._behind, self._base_behind) if path in self._behind else 1.0
 
     def in_front(self, path: str) -> float | None:
         """The ratio of the factors of what a product reads; 1 if that is products, which have factors of their own."""

@@ -69,6 +69,10 @@ class StreamPaths:
         self.of_batch = [False] * size  # depends on the batch
         # Node -> the residual sum of an unchanged array and a branch with a product that reads that array.
         self.sums: dict[int, ResidualSum] = {}
+        self._beside: dict[int, list[int]] = {}  # array -> what is added to it
+        for i in self._nodes():
+            for one, other in self._sides(i) if graph.nodes[i].op in SUMS else ():
+                self._beside.setdefault(self._source(one), []).append(other)
         self.starts: list[int] = []  # the node of each bit
         self.bit_of: dict[int, int] = {}
         readers = [int(node.op == "carry") for node in graph.nodes]  # the next round reads it, too
@@ -154,7 +158,7 @@ class StreamPaths:
         if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
             return None
         is_later = self.past[branch] >> self.bit_of[start] & 1  # an earlier value is added to the stream's own
-        is_none = is_later or self._is_constant(branch) or self._old(branch, start)
+        is_none = is_later or self._goes_on(node, branch) or self._old(branch, start)
         return None if is_none else self._sum(node, shortcut, branch, start)
 
     def _array(self, bits: int) -> int:
@@ -183,12 +187,26 @@ class StreamPaths:
         """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
         return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
 
-    def _is_constant(self, branch: int) -> bool:
-        """Whether no gradient passes, as in a straight-through estimator."""
-        node = self.graph.nodes[branch]
-        while node.op in SAME_PLACE and node.op != "stop_gradient" and node.inputs:
-            node = self.graph.nodes[node.inputs[0]]
-        return node.op == "stop_gradient"
+    def _goes_on(self, node: int, branch: int) -> bool:
+        """Whether later branches are added to the branch itself: it is the stream, and an earlier array its positions.
+
+        Or whether no gradient passes, as in a straight-through estimator.
+        """
+        source = self._source(branch)
+        is_constant = self.graph.nodes[source].op == "stop_gradient"
+        return is_constant or any(other > node for other in self._beside.get(source, ()))
+
+    def _source(self, i: int) -> int:
+        """The array that an array is a copy of, up to a factor."""
+        return [*self._copied(i)][-1]
+
+    def _copied(self, i: int) -> Iterator[int]:
+        """An array, and those that it is a copy of, up to a factor."""
+        yield i
+        reads = [j for j in self.graph.nodes[i].inputs if self.kinds[j] == ACTIVATION]
+        is_copy = self.graph.nodes[i].op in SAME_PLACE - {"carry", "stop_gradient"} or self._scales(i, reads)
+        if len(reads) == 1 and is_copy:
+            yield from self._copied(*reads)
 
     def is_after(self, node: int, start: int) -> bool:
         """Whether an array depends on the array that a shortcut keeps, or is it."""
@@ -217,11 +235,11 @@ class StreamPaths:
         for shortcut, branch in self._sides(node):
             bit = _highest(self.exact[shortcut] & ~self.exact[branch])
             start = self._stream_array(node, bit)
-            if start < 0 or self._is_constant(branch):
+            if start < 0 or self._goes_on(node, branch):
                 continue
             is_apart = not self.after[branch] & bit
             if old := self._old(branch, start):
-                if kept is not None and not self._copies(branch, self._array(old)):
+                if kept is not None and self._array(old) not in self._copied(branch):
                     self._again |= old & ~bit & self.summed[shortcut] & ~self.exact[shortcut]
                 continue
             if not is_apart:
@@ -231,7 +249,7 @@ class StreamPaths:
             else:  # an array that several read, as the stream's first value, is no branch
                 first = self.graph.nodes[start]  # a loop carries the sum to its next round in place of this array
                 goes_on = kept is not None and (node in kept or self._continues(start))
-                goes_on |= kept is not None and first.op == "carry" and self._copies(first.params["next"], node)
+                goes_on |= kept is not None and first.op == "carry" and node in self._copied(first.params["next"])
                 is_branch = self.weighted[branch] and not self.exact[branch] and (goes_on or self._is_alike(branch))
             if is_branch:
                 return self._sum(node, shortcut, branch, start, is_apart=is_apart)
@@ -270,15 +288,6 @@ class StreamPaths:
         """Whether an array is itself a sum of an array of a stream, or of a stem."""
         keeps = lambda array: self._stream_array(start, _highest(self.exact[array])) >= 0
         return any(keeps(a) or self._is_first(a, b) for a, b in self._sides(start))
-
-    def _copies(self, node: int, array: int) -> bool:
-        """Whether a node is an earlier array, up to a factor."""
-        while node > array:
-            reads = [j for j in self.graph.nodes[node].inputs if self.kinds[j] == ACTIVATION]
-            if len(reads) != 1 or not (self.graph.nodes[node].op in SAME_PLACE or self._scales(node, reads)):
-                return False
-            (node,) = reads
-        return node == array
 
     def is_again(self, s: ResidualSum) -> bool:
         """Whether later layers add the branch, or the array that it is added to, again."""

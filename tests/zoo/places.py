@@ -54,6 +54,30 @@ def gated(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "down", e.bent() * hidden, y.shape[-1])
 
 
+def crossed(bend: Callable[[jax.Array], jax.Array]) -> Callable[[Scope, jax.Array, Scales], jax.Array]:
+    """A multiplied nonlinearity chooses between two others (the modified MLP of jaxpi)."""
+
+    def branch(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+        n = y.shape[-1]
+        h, u, v = (bend(dense(p, name, y, n)) for name in ("up", "one", "other"))
+        h = e.bent() * h
+        return dense(p, "down", h * u + (1 - h) * v, n)
+
+    return branch
+
+
+def crossing(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """A nonlinearity of a multiplied product of two layers (DeepONet of jaxpi)."""
+    a, b = (dense(p, name, y, y.shape[-1]) for name in "ab")
+    return dense(p, "down", jnp.tanh(e.bent() * (a * b)), y.shape[-1])
+
+
+def two_layers(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """Multiplied random features, a layer without a nonlinearity, and the readout."""
+    y = e.bent() * jnp.cos(dense(p, "features", rms(p, x, "end_norm"), e.width))
+    return e.readout() * dense(p, "head", dense(p, "hidden", y, e.width), CLASSES)
+
+
 def mixed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """Attention whose result is multiplied in front of the last matrix."""
     n = y.shape[-1]
@@ -212,6 +236,10 @@ def _places() -> dict[str, Kind]:
     kinds |= {
         f"branch_{n}": Kind(stack(("bent", bent_branch(f))), TOKENS, only=("bent",)) for n, f in ACTIVATIONS.items()
     }
+    kinds |= {
+        f"crossed_{n}": Kind(stack(("crossed", crossed(ACTIVATIONS[n]))), TOKENS, only=("bent", "none"))
+        for n in ("tanh", "sin", "sigmoid", "gelu")
+    }
     ends: Mapping[str, Any] = {
         "mean": lambda p, h: rms(p, h).mean(-1),
         "norm_mean": lambda p, h: jnp.tanh(rms(p, h)).mean(-1, keepdims=True),
@@ -223,6 +251,8 @@ def _places() -> dict[str, Kind]:
         "last": Kind(stack(("last", last_branch)), TOKENS, only=("bent",)),
         "gated": Kind(stack(("gated", gated)), TOKENS, only=("bent",)),
         "mixed": Kind(stack(("mixed", mixed)), TOKENS, only=("bent",)),
+        "crossing": Kind(stack(("crossing", crossing)), TOKENS, only=("bent", "none")),
+        "two_layers": Kind(stack("mlp", end=two_layers), TOKENS, only=("bent", "none", "no_readout", "kept_readout")),
         "gated_scanned": Kind(stack(("gated", gated), scan=True), TOKENS, only=("bent",)),
         "bare_scanned": Kind(stack(("gated", gated), norm="none", scan=True), TOKENS, only=("bent",)),
         "towers": Kind(towers, VECTORS, only=("outer", "no_readout")),

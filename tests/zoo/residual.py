@@ -222,7 +222,8 @@ def with_losses(per_token: bool) -> Any:
 def two_way(place: str, again: str) -> Any:
     """SAM's decoder: queries and keys of every attention add the first values of the two streams.
 
-    ``place`` of the norm; ``again``: "queries and keys", or what "all" read; "tokens" alone have a stream.
+    ``place`` of the norm; ``again``: "queries and keys", or what "all" read; "tokens" alone have a stream; "replacing":
+    the first attention replaces the queries, to which their first value is added as before.
     """
 
     def net(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
@@ -240,7 +241,7 @@ def two_way(place: str, again: str) -> Any:
             values = see if again == "all" else lambda y, first: y
             y = norm(q, t, "n1", "pre")
             y = attention(q / "self", see(y, t0), see(y, t0), values(y, t0))
-            t = norm(q, add(e, t, y, "self", i), "n1", "post")
+            t = norm(q, y if again == "replacing" and not i else add(e, t, y, "self", i), "n1", "post")
             y = norm(q, t, "n2", "pre")
             t = add(e, t, attention(q / "to_image", see(y, t0), see(f, f0), values(f, f0)), "to_image", i)
             t = norm(q, t, "n2", "post")
@@ -317,7 +318,7 @@ def _kinds() -> dict[str, Kind]:
     for name, per_token in {"losses": False, "losses_of_tokens": True}.items():
         kinds[name] = Kind(with_losses(per_token), VECTORS, arguments={"output": 0})
     for place in ("post", "pre", "none"):
-        for again in ("queries and keys", "all", "tokens"):
+        for again in ("queries and keys", "all", "tokens", *(["replacing"] if place != "pre" else [])):
             kinds[f"two_way_{place}_{again.partition(' ')[0]}"] = Kind(two_way(place, again), VECTORS)
     for name, options in {
         "fused": (True, False), "fused_growing": (True, True), "split": (False, False), "split_growing": (False, True),
