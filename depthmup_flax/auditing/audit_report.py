@@ -168,14 +168,12 @@ class Audit:
         return jax.tree_util.tree_unflatten(self.structure, infos)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows."""
         printer.text(str(self))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._parts))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return notebook_html(*self._parts)
 
     @property

@@ -23,19 +23,7 @@ from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.auditing.slices import Slices, sliced
 from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
 from depthmup_flax.rule.parametrization import Carried, in_blocks
-from depthmup_flax.util.primitives import (
-    EXPERT_PRODUCTS,
-    LINEAR,
-    LOOKUPS,
-    MOVES,
-    POWERS,
-    PRODUCTS,
-    ROTATIONS,
-    SAME_PLACE,
-    SUMMED,
-    SUMS,
-    WRITES,
-)
+from depthmup_flax.util import primitives
 
 _TRIES = 8  # some parameters are left out, and others looked for
 # Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.
@@ -159,7 +147,7 @@ class _Walk:
 
     def _distance(self, i: int) -> int:
         """0 of weights, 1 of numbers times weights (a norm's scale over the deviation, computed first), else 2."""
-        while self.nodes[i].op in SAME_PLACE | MOVES:
+        while self.nodes[i].op in primitives.SAME_PLACE | primitives.MOVES:
             i = self.nodes[i].inputs[0]
         of_factors = [self.kinds[j] for j in self.nodes[i].inputs] if self.nodes[i].op == "mul" else []
         return 0 if self.kinds[i] == PARAM else 1 if PARAM in of_factors else 2
@@ -175,7 +163,7 @@ class _Walk:
     def _with_offset(self, node: Node, offset: float) -> dict[int, float] | None:
         """The parameter that a number is added to, if it is that parameter alone."""
         (j,) = (j for j in node.inputs if self.nodes[j].value is None)
-        while self.nodes[j].op in SAME_PLACE | MOVES | LOOKUPS:
+        while self.nodes[j].op in primitives.SAME_PLACE | primitives.MOVES | primitives.LOOKUPS:
             j = self.nodes[j].inputs[0]
         found = self.of(j) if self.nodes[j].op == PARAM else None
         return {k: offset for k in found} if found else None
@@ -237,7 +225,7 @@ class _Degrees:
         return self._of_operation(node, degrees)
 
     def _behind_offset(self, node: Node, degrees: Sequence[float | None]) -> float | None:
-        if node.op in SAME_PLACE | MOVES | LOOKUPS and not any(degrees[1:]):
+        if node.op in primitives.SAME_PLACE | primitives.MOVES | primitives.LOOKUPS and not any(degrees[1:]):
             return math.inf
         values = [self.nodes[j].value for j in node.inputs]
         is_sum = node.op in ("add", "add_any") and set(degrees) == {math.inf, 0.0}
@@ -248,8 +236,8 @@ class _Degrees:
         if op == "div":
             top, bottom = degrees
             return None if top is None else math.nan if bottom is None else top - bottom
-        if op in POWERS or op == "abs":
-            power = 1.0 if op == "abs" else node.params["y"] if op == "integer_pow" else POWERS[op]
+        if op in primitives.POWERS or op == "abs":
+            power = 1.0 if op == "abs" else node.params["y"] if op == "integer_pow" else primitives.POWERS[op]
             return None if degrees[0] is None else power * degrees[0]
         terms, factors, others = _operands(node)
         if any(degrees[k] not in (0.0, None) for k in others):
@@ -263,21 +251,22 @@ class _Degrees:
 def _operands(node: Node) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """Which inputs the result is a sum of, or one of; which it is a product of; and the others."""
     op, every = node.op, range(len(node.inputs))
-    if op in PRODUCTS | EXPERT_PRODUCTS | {"mul"}:
+    if op in primitives.PRODUCTS | primitives.EXPERT_PRODUCTS | {"mul"}:
         return (), every[:2], every[2:]
-    if op in SUMS | {"complex", "concatenate", "stack", "max", "min"}:
+    if op in primitives.SUMS | {"complex", "concatenate", "stack", "max", "min"}:
         return every, (), ()
     if op in ("select_n", "cond"):
         return every[1:], (), every[:1]
-    if op in WRITES:  # what is written, and not where
+    if op in primitives.WRITES:  # what is written, and not where
         return (0, 1 if op == "dynamic_update_slice" else every[-1]), (), ()
-    if op in LINEAR | SUMMED | ROTATIONS | {"div"} or (op.startswith(("reduce_", "cum")) and "prod" not in op):
+    if op in primitives.LINEAR | primitives.SUMMED | primitives.ROTATIONS | {"div"} or (
+        op.startswith(("reduce_", "cum")) and "prod" not in op
+    ):
         return every[:1], (), every[1:]
     return (), (), every
 
 
 def _sum(degrees: Sequence[float | None]) -> float | None:
-    """The degree of a sum."""
     known = {d for d in degrees if d is not None}
     return math.nan if len(known) > 1 else known.pop() if known else None
 

@@ -140,9 +140,7 @@ def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -
 
 
 def _annotated_info(
-    own: ModelFunctions,
-    of_base_width: Callable[[], ModelFunctions],
-    inputs: ArrayTree,
+    own: ModelFunctions, of_base_width: Callable[[], ModelFunctions], inputs: ArrayTree
 ) -> InfoTree | None:
     """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
     if own.linen is None:

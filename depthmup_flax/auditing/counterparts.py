@@ -38,12 +38,9 @@ def nearest(paths: Collection[str], base: Mapping[str, _Form], misfit: Callable[
             place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
             in_order = [candidates[k] for _, k in sorted((abs(k - place), k) for k in fitting)]
             if in_order:
-                result[path] = next((other for other in in_order if _differing(path, other) <= 1), in_order[0])
+                same = (other for other in in_order if sum(map(operator.ne, _numbers(path), _numbers(other))) <= 1)
+                result[path] = next(same, in_order[0])
     return {path: result[path] for path in paths if path in result}
-
-
-def _differing(path: str, other: str) -> int:
-    return sum(map(operator.ne, _numbers(path), _numbers(other)))
 
 
 _numbers = functools.lru_cache(maxsize=1 << 16)(re.compile(r"\d+").findall)
@@ -58,12 +55,13 @@ def matched(
     without numbers, the same place in the forward pass and the same shape up to the width ratio; of several, the
     nearest in order. ``layers`` are the axes that count layers, here and below.
     """
-    groups = grouped(base, series)
-    for path in model:
-        if series(path) not in groups:
+    groups, is_equal = grouped(base, series), model.keys() == base.keys()
+    for path, shape in model.items():
+        shapes = sorted({base[other] for other in ([path] if is_equal else groups.get(series(path), ()))})
+        if len(shape) not in map(len, shapes):
             raise InputError(
-                f"parameter {path!r} of the model has no counterpart in the base model: build both from the same code; "
-                "only width and depth may differ."
+                f"parameter {path!r} has shape {shape}, in the base model {' or '.join(map(str, shapes)) or 'none'}: "
+                "build both from the same code; only width and depth may differ."
             )
     by_place = grouped(model, lambda path: (series(path), places.get(path)))
     others = grouped(base, lambda path: (series(path), base_places.get(path)))
@@ -79,25 +77,17 @@ def matched(
         unlike = sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True))
         return places.get(path) != place, unlike, sum(same)
 
-    is_equal = model.keys() == base.keys()
     forms = {path: (shape, base_places.get(path)) for path, shape in base.items()}
     pairs = {path: path for path in model} if is_equal else nearest(model, forms, misfit)
     for path in model if not is_equal else ():
         fits = misfit(path, forms[pairs[path]]) if path in pairs and not re.search("[a-zA-Z]", path) else None
         alike = (forms[other] for other in groups[series(path)] if fits is not None)
-        shapes = {form[0] for form in alike if misfit(path, form) == fits}
-        if len(shapes) > 1:
+        of_alike = {form[0] for form in alike if misfit(path, form) == fits}
+        if len(of_alike) > 1:
             raise InputError(
                 f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "
-                f"{' and '.join(map(str, sorted(shapes)))}: name the parameters, such as {{'hidden_1': ...}}, or take "
-                "another base width."
-            )
-    for path in model:
-        other = pairs.get(path, groups[series(path)][0])
-        if len(model[path]) != len(base[other]):
-            raise InputError(
-                f"parameter {path!r} has shape {model[path]}, but {other!r} of the base model has shape {base[other]}: "
-                "build both from the same code; only width and depth may differ."
+                f"{' and '.join(map(str, sorted(of_alike)))}: name the parameters, such as {{'hidden_1': ...}}, or "
+                "take another base width."
             )
     return pairs
 

@@ -16,18 +16,7 @@ from typing import TypeAlias
 from depthmup_flax.auditing.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
 from depthmup_flax.auditing.streams import ResidualSum
 from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, Uses
-from depthmup_flax.util.primitives import (
-    DRAWS,
-    GREATER,
-    LESS,
-    LINEAR,
-    MOVES,
-    POWERS,
-    PRODUCTS,
-    SAME_PLACE,
-    SCALES,
-    SUMS,
-)
+from depthmup_flax.util import primitives
 
 
 class Numbers:
@@ -52,7 +41,7 @@ class Numbers:
         """
         node = self._nodes[i]
         result = node.value
-        if node.op in DRAWS or any(j in self._random for j in node.inputs):
+        if node.op in primitives.DRAWS or any(j in self._random for j in node.inputs):
             self._random.add(i)
             result = self._mean(node)
         elif result is None and self._kinds[i] in (CONST, STATE):
@@ -76,10 +65,10 @@ class Numbers:
 
     def _mean(self, node: Node) -> float | None:
         """The mean of a mask that compares uniform random numbers with a number, or is made of such masks."""
-        if node.op in LESS | GREATER:
+        if node.op in primitives.LESS | primitives.GREATER:
             place = next((k for k, j in enumerate(node.inputs) if j not in self._random), None)
             bound = None if place is None else self.number(node.inputs[place])
-            is_below = (node.op in LESS) == (place == 1)  # the mask is where the random number is less
+            is_below = (node.op in primitives.LESS) == (place == 1)  # the mask is where the random number is less
             return bound if bound is None or is_below else 1 - bound
         if node.op == "floor":  # of a keep rate plus a random number
             inner = self._nodes[node.inputs[0]]
@@ -88,7 +77,11 @@ class Numbers:
         mean = self.number(node.inputs[0]) if node.op == "not" else None
         if mean is not None:
             return 1 - mean
-        mean = self._folded(node) if node.op in SAME_PLACE | MOVES | SCALES | SUMS else None
+        mean = (
+            self._folded(node)
+            if node.op in primitives.SAME_PLACE | primitives.MOVES | primitives.SCALES | primitives.SUMS
+            else None
+        )
         return mean or None  # of random signs, it is no size
 
 
@@ -123,7 +116,7 @@ class Homogeneity:
                     rooted.add(i)
                 continue
             reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
-            if node.op in SCALES and len(reads) == 1 and reads_root:
+            if node.op in primitives.SCALES and len(reads) == 1 and reads_root:
                 self.norms[i] = reads[0]
             elif i not in products and reads:
                 self._read(i, reads)
@@ -159,14 +152,18 @@ class Homogeneity:
         op, others = node.op, [self.graph.nodes[j].value for j in node.inputs if j not in reads]
         if len({self.roots[j] for j in reads}) > 1:
             return None
-        if op in SAME_PLACE | MOVES or op in ("abs", "cumsum", "reduce_window_sum") or op.startswith("reduce_"):
+        if (
+            op in primitives.SAME_PLACE | primitives.MOVES
+            or op in ("abs", "cumsum", "reduce_window_sum")
+            or op.startswith("reduce_")
+        ):
             return degree
         if op == "mul":
             return sum(self.degrees[j] for j in node.inputs if j in reads)
         if op == "div":
             top, bottom = (self.degrees[j] if j in reads else 0.0 for j in node.inputs)
             return top - bottom
-        if op in SUMS or op in ("complex", "max", "min", "select_n", "concatenate"):
+        if op in primitives.SUMS or op in ("complex", "max", "min", "select_n", "concatenate"):
             small = all(v is not None and (abs(v) <= _SMALL or math.isinf(v)) for v in others)
             equal = len({self.degrees[j] for j in reads}) == 1
             return degree if equal and (small or op == "select_n") else None
@@ -175,8 +172,7 @@ class Homogeneity:
 
 
 def _power(node: Node, otherwise: float) -> float:
-    """The power that an operation takes its operand to."""
-    return node.params["y"] if node.op == "integer_pow" else POWERS.get(node.op, otherwise)
+    return node.params["y"] if node.op == "integer_pow" else primitives.POWERS.get(node.op, otherwise)
 
 
 def _summed(graph: Graph, i: int, j: int) -> float:
@@ -238,7 +234,7 @@ class ForwardFactors:
             if result is None or len(result) > _MOST_TERMS:
                 result = {i: frozenset({1.0})}
             elif i in at:  # a scale, which is multiplied with its array; or a bias or a position, which is not
-                result = _union([result, {i: frozenset({common(result) if node.op in SCALES else 1.0})}])
+                result = _union([result, {i: frozenset({common(result) if node.op in primitives.SCALES else 1.0})}])
             self.terms[i] = result
 
     def forget_what_differs(self, other: ForwardFactors) -> None:
@@ -275,7 +271,7 @@ class ForwardFactors:
         if node.op in ("select_n", "cond") and len(reads) == 1 and self.numbers.is_mask(node.inputs[0]):
             kept = self.of_param[node.inputs[0]]
             return scaled(terms[0], kept if reads[0] == node.inputs[-1] else 1 - kept)
-        if node.op in SUMS or node.op in LINEAR:
+        if node.op in primitives.SUMS or node.op in primitives.LINEAR:
             return _union(terms)
         if node.op == "reduce_sum":
             return scaled(terms[0], _summed(self.graph, i, reads[0]))
@@ -285,7 +281,7 @@ class ForwardFactors:
         if node.op in ("max", "min") and len(reads) == 1:
             bound = self.graph.nodes[others[0]].value if others else None
             return terms[0] if bound is not None and (bound == 0 or math.isinf(bound)) else None
-        if len(reads) == 1 and node.op in SCALES | PRODUCTS:
+        if len(reads) == 1 and node.op in primitives.SCALES | primitives.PRODUCTS:
             value = self.of_param[others[-1]] if others else 1.0
             if value == 0 or math.isinf(value) or (node.op == "div" and node.inputs[0] != reads[0]):
                 return None
@@ -301,16 +297,16 @@ class ForwardFactors:
         """The constant factor in an array of parameters or constants."""
         nodes, known = self.graph.nodes, [self.of_param.get(j, 1.0) for j in node.inputs]
         is_vector = sum(n > 1 for n in node.shape) == 1
-        if node.op in SCALES and is_vector and math.isnan(sum(known)) and kind == PARAM:
+        if node.op in primitives.SCALES and is_vector and math.isnan(sum(known)) and kind == PARAM:
             return 1.0  # a vector over its own norm, which makes a matrix's spectral norm
         if node.op in ("mul", "dot_general"):
             return math.prod(known)
         if node.op == "div":
             return known[0] / known[1] if known[1] else math.nan
-        if known and node.op in SAME_PLACE | MOVES | {"gather"}:
+        if known and node.op in primitives.SAME_PLACE | primitives.MOVES | {"gather"}:
             return known[0]
         factors = {f for j, f in zip(node.inputs, known, strict=True) if nodes[j].value is None}
-        if node.op in SUMS | {"select_n", "concatenate"} and len(factors) == 1:
+        if node.op in primitives.SUMS | {"select_n", "concatenate"} and len(factors) == 1:
             return factors.pop()
         is_norm = node.op == "reduce_sum" and math.prod(node.shape) == 1 < math.prod(nodes[node.inputs[0]].shape)
         return math.nan if is_norm or any(map(math.isnan, known)) else 1.0

@@ -151,9 +151,9 @@ class Traced:
         self.nodes, self.ends = {s.node for s in sums}, frozenset(s.ends for s in sums)
         self.inside, self.branches_of = self._inside, self._ends = self._places()
         of_sum = operator.itemgetter(0)
-        paths = grouped(((node, path) for path, nodes in self._ends.items() for node in nodes), of_sum)
-        within = grouped(((node, t) for t in sums for node in self._streams.nested.get(t.node, ())), of_sum)
-        self.branches = [self._branch(s, paths, within) for s in sums if s.node not in self._streams.nested]
+        self._paths_in = grouped(((node, path) for path, nodes in self._ends.items() for node in nodes), of_sum)
+        self._within = grouped(((node, t) for t in sums for node in self._streams.nested.get(t.node, ())), of_sum)
+        self.branches = [self._branch(s) for s in sums if s.node not in self._streams.nested]
 
     def without(self, branches: Collection[Branch]) -> Traced:
         """The facts with some branches taken for parts of the stream."""
@@ -173,16 +173,6 @@ class Traced:
         """Path -> how often one layer of a stack, or a parameter without layers, is used."""
         times = lambda use: use.times / math.prod(self.shapes[use.path][k] for k in use.layers)
         return {path: sum(map(times, uses)) for path, uses in self.uses.items()}
-
-    @functools.cached_property
-    def factors(self) -> OfPaths:
-        """Path -> factors from the product to where it is used, outside branches."""
-        return self._own(self.readouts)
-
-    @functools.cached_property
-    def before_readouts(self) -> OfPaths:
-        """The same with the factors of what readouts read."""
-        return self._own(())
 
     def places(self) -> dict[str, Hashable]:
         """Path -> its place in the forward pass: the branch that it is in, up to its layer, and which weight it is."""
@@ -246,12 +236,7 @@ class Traced:
                 pairs.append((use.path, frozenset(f * extra for f in factors)))
         return joined(pairs)
 
-    def _branch(
-        self,
-        s: ResidualSum,
-        paths_in: Mapping[int, Sequence[tuple[int, str]]],
-        within: Mapping[int, Sequence[tuple[int, ResidualSum]]],
-    ) -> Branch:
+    def _branch(self, s: ResidualSum) -> Branch:
         terms, own = self._forward.deep(self._terms[s.branch]), self._terms[s.shortcut]
         norms = [self._terms[self._shape.norms[i]] for i in terms if i in self._shape.norms]
         times = math.prod(length for _, length in s.loops)
@@ -264,18 +249,17 @@ class Traced:
             kept=kept,
             carried=frozenset(f / kept for f in self._carried.get(s.node, ()) if kept),
             normalized=self._of_uses(*map(self._forward.deep, norms)),
-            paths=frozenset(path for _, path in paths_in.get(s.node, ())),
+            paths=frozenset(path for _, path in self._paths_in.get(s.node, ())),
             times=times,
             node=s.node,
             projected=s.projected,
             stream=self._streams.parallel[s.node],
-            inner=sum(math.prod(length for _, length in t.loops) for _, t in within.get(s.node, ())) / times,
+            inner=sum(math.prod(length for _, length in t.loops) for _, t in self._within.get(s.node, ())) / times,
             end=s.branch,
             matrices=self._matrices(s),
         )
 
     def _matrices(self, s: ResidualSum) -> int:
-        """`Branch.matrices`."""
         count: dict[int, int] = {}
         for i in sorted(self.graph.upstream(s.branch, lambda i: i <= s.start)):
             is_product = i > s.start and any(use.kind == PRODUCT for use in self._at.get(i, ()))
@@ -329,7 +313,6 @@ class Traced:
         return joined(result)
 
     def _activations(self, i: int) -> list[int]:
-        """The activations that a node reads."""
         return [j for j in self.graph.nodes[i].inputs if self._uses.kinds[j] == ACTIVATION]
 
     def _of_part(self, i: int) -> float:
@@ -347,8 +330,8 @@ class Traced:
         """Those that no parameter makes, such as a norm or the batch: what reads them has their factor."""
         return {i: factors for i, factors in terms.items() if i not in self._at}
 
-    def _own(self, readouts: Collection[str]) -> OfPaths:
-        """Factors between each product outside the ends of branches and the array that reads it."""
+    def own(self, readouts: Collection[str]) -> dict[str, frozenset[float]]:
+        """Factors from each product to where it is used, outside the ends of branches; not in what readouts read."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self._terms[s.shortcut if s.projected else s.before] for s in self._streams.sums]
         own = self._of_uses(*shortcuts)
@@ -371,10 +354,7 @@ class Traced:
 
     @functools.cached_property
     def bent(self) -> dict[tuple[str, str], frozenset[float]]:
-        """Path and operation -> factors of what it makes of the product, where a nonlinearity or a gate reads that.
-
-        Those of branches and scores are theirs.
-        """
+        """Path and operation -> factors of what it makes of a product, in front of a nonlinearity or a gate."""
         ended = [self._terms[s.branch] for s in self._streams.sums]
         judged = self.nodes.union(*ended, *map(self._forward.deep, ended))
         judged |= {i for i, node in enumerate(self.graph.nodes) if node.op == "dot_general"}

@@ -12,39 +12,35 @@ from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unrea
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.relative_factors import (
-    BranchFactors,
-    DepthRatios,
-    ProductFactors,
-    by_series,
-    close,
-    ratio_of,
-)
+from depthmup_flax.auditing.relative_factors import BranchFactors, DepthRatios, ProductFactors, close, ratio_of
 from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
 
 
+@dataclasses.dataclass(eq=False)
 class Comparison:
     """The factors of a model relative to its base model, and what the rule wants them to be."""
 
-    def __init__(
-        self,
-        model: Model,
-        facts: Traced,
-        base: Traced,
-        pairs: Mapping[str, str],
-        infos: Mapping[str, ParamInfo],
-        rule: Parametrization,
-        ratios: DepthRatios,
-    ):
-        self.model, self.facts, self.base, self.pairs = model, facts, base, pairs
-        self.infos, self.rule, self.ratios, self.r = infos, rule, ratios, ratios.together
+    model: Model
+    facts: Traced
+    base: Traced
+    pairs: Mapping[str, str]
+    infos: Mapping[str, ParamInfo]
+    rule: Parametrization
+    ratios: DepthRatios
+
+    def __post_init__(self) -> None:
+        self.r = self.ratios.together
         # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
-        self.absolute = facts.depth == base.depth and ratios.together != 1
-        few = [path for path, leaf in infos.items() if leaf.width_out == 1 != leaf.width_in]
-        self.products = ProductFactors(facts, base, pairs, few)
-        self.of_branches = BranchFactors(facts, base, self.wanted, absolute=self.absolute)
+        self.absolute = self.facts.depth == self.base.depth and self.r != 1
+        self.of_branches = BranchFactors(self.facts, self.base, self.wanted, absolute=self.absolute)
         self.branches = self.of_branches.found
+
+    @functools.cached_property
+    def products(self) -> ProductFactors:
+        """The factors around products."""
+        few = [path for path, leaf in self.infos.items() if leaf.width_out == 1 != leaf.width_in]
+        return ProductFactors(self.facts, self.base, self.pairs, few)
 
     def wanted(self, node: int) -> float:
         """The multiplier that the rule wants of the branch that ends in a sum."""
@@ -134,11 +130,12 @@ class Comparison:
     def _shortcuts(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}
         for branch in self.facts.branches:
-            ratio = self._projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
+            ratio = self.of_branches.projection(branch) if branch.projected else self.of_branches.shortcut[branch.node]
             if ratio is not None and not close(ratio, 1):
                 projection = [path for path in branch.shortcut if path and branch.projected]
-                key = float(number(ratio)), bool(projection)
-                wrong.setdefault(key, []).extend(projection or sorted(branch.paths))
+                wrong.setdefault((float(number(ratio)), bool(projection)), []).extend(
+                    projection or sorted(branch.paths)
+                )
         also = ", or k^(1/r) if each layer of the base model multiplies the stream by k" * self.of_branches.fades
         return [
             Finding(
@@ -152,16 +149,6 @@ class Comparison:
             )
             for (ratio, is_projected), paths in wrong.items()
         ]
-
-    def _projection(self, branch: Branch) -> float | None:
-        """The factor of a projected shortcut."""
-        other = self.of_branches.like(branch)
-        if other is None or not other.projected:
-            return None
-        mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
-        ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
-        known = [ratio for ratio in ratios if ratio is not None]
-        return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
 
     def _missing_branches(self) -> list[Finding]:
         wrong: dict[tuple[str, float, float, float], list[Branch]] = {}
@@ -266,7 +253,6 @@ class Comparison:
         return ratio_of(self.facts.readouts[""], self.base.readouts.get(""))
 
     def _in_softmax(self) -> set[str]:
-        """The parameters that make queries and keys."""
         return {path for s in self.facts.scores if s.in_softmax for path in s.paths | s.beside}
 
     def _is_tied(self, path: str) -> bool:
@@ -379,7 +365,6 @@ class Comparison:
         ]
 
     def _ends(self) -> set[str]:
-        """The parameters that make the ends of branches."""
         return {path for branch in self.facts.branches for path in branch.factors} - {""}
 
     def _inside_branches(self) -> dict[str, float | None]:
@@ -459,15 +444,11 @@ def not_judged(
         text = "the model is smaller than the base model: were model and base swapped?"
         sizes = [Finding("sizes", (), text, "audit(model, base, x)")]
     unread = *_operations(compared), *_sums(compared), *_matrices(compared, on_stream), *_factors(compared, rows)
-    roles = grouped(unread_roles, unread_roles.__getitem__)
-    return [
-        *sizes,
-        *unread,
-        *(
-            Finding("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
-            for why, paths in roles.items()
-        ),
+    roles = [
+        Finding("role", tuple(paths), f"{summary(paths)}: {why}.", f"pass overrides={{{paths[0]!r}: Axes(...)}}")
+        for why, paths in grouped(unread_roles, unread_roles.__getitem__).items()
     ]
+    return [*sizes, *unread, *roles]
 
 
 def equal_sizes(compared: Comparison, axes: Collection[str], m: float, *, same_width: bool) -> list[str]:

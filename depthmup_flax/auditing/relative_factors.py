@@ -7,7 +7,6 @@ A sum ``b y + a h`` that is multiplied by ``k`` before the next branch or a nonl
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -169,6 +168,7 @@ class BranchFactors:
 
     def __init__(self, facts: Traced, base: Traced, wanted: Callable[[int], float], *, absolute: bool):
         self.facts, self.base, self._wanted, self._absolute = facts, base, wanted, absolute
+        self._forms = grouped(base.branches, _form)
         self.multiplied_before: set[int] = set()
         self.mixed: set[int] = set()
         # If every layer multiplies the stream, the product over all layers must not depend on their number.
@@ -195,14 +195,20 @@ class BranchFactors:
         behind = [path for path in branch.factors if path]
         return self.products(behind) or behind[:1] or self.products(branch.normalized) or sorted(branch.paths)
 
-    @functools.cached_property
-    def _forms(self) -> dict[tuple[Hashable, ...], list[Branch]]:
-        return grouped(self.base.branches, _form)
-
     def like(self, branch: Branch) -> Branch | None:
         """The first of the base model's branches that is most like a branch."""
         fit = lambda form: tuple(map(operator.eq, form, _form(branch)))
         return self._forms[max(self._forms, key=fit)][0] if self._forms else None
+
+    def projection(self, branch: Branch) -> float | None:
+        """The factor of a projected shortcut."""
+        other = self.like(branch)
+        if other is None or not other.projected:
+            return None
+        mine, theirs = by_series(branch.shortcut), by_series(other.shortcut)
+        ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return known[0] if known and not any(close(ratio, 1) for ratio in known) else None
 
     def one(self, factors: OfPaths, base: OfPaths, wanted: float) -> float | None:
         """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns.
@@ -281,9 +287,9 @@ class ProductFactors:
 
     def __init__(self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str]):
         self._pairs, self._facts, self._base = pairs, facts, base
-        in_front = {path: facts.before_readouts[path] for path in few if path in facts.before_readouts}
-        self._behind = {**in_front, **facts.factors}
-        self._base_behind = {**base.before_readouts, **base.factors}
+        with_readouts = facts.own(())
+        of_few = {path: with_readouts[path] for path in few if path in with_readouts}
+        self._behind, self._base_behind = of_few | facts.own(facts.readouts), base.own(()) | base.own(base.readouts)
         self.paths = self._behind.keys() | facts.inputs.keys()
 
     def behind(self, path: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -193,9 +193,12 @@ def traced_infos(
         widths = reading.width_in, reading.width_out
         leaf_info = ParamInfo(role, shape, *widths, box.in_branch, box.depth_ratio, decay=decayed)
         infos[path] = dataclasses.replace(leaf_info, in_axes=into, out_axes=out)
-    for path, twin in _twins(unread, infos, traced).items():
-        infos[path] = infos[twin]
-        del unread[path]
+    for path in sorted(unread.keys() - traced.uses.keys()):  # the end of a second stream may have no effect
+        series, shape = trees.series(path), traced.shapes[path]
+        twin = next((q for q, leaf in infos.items() if trees.series(q) == series and leaf.shape == shape), None)
+        if twin is not None:
+            infos[path] = infos[twin]
+            del unread[path]
     width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
     for path, leaf_info in infos.items():
         used, summed = depth_ratios.of_path(path, traced, "uses"), depth_ratios.repeated.get(path, 1.0)
@@ -203,19 +206,10 @@ def traced_infos(
     return infos, unread
 
 
-def _twins(unread: Collection[str], infos: Mapping[str, ParamInfo], traced: Traced) -> dict[str, str]:
-    """Path without any use -> an equal parameter of another layer: the end of a second stream may have no effect."""
-    same = lambda path, other: trees.series(other) == trees.series(path) and infos[other].shape == traced.shapes[path]
-    twins = {path: next((q for q in infos if same(path, q)), "") for path in unread if path not in traced.uses}
-    return {path: twin for path, twin in twins.items() if twin}
-
-
 def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The dimensions of a hidden matrix that every use contracts, and those that it keeps; none if uses differ."""
     sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in uses if use.kind != ENTRYWISE}
-    if role is not Role.HIDDEN or len(sides) != 1:
-        return (), ()
-    ((into, out),) = sides
+    into, out = next(iter(sides)) if role is Role.HIDDEN and len(sides) == 1 else ((), ())
     return (into, out) if into and out else ((), ())
 
 

@@ -188,10 +188,7 @@ class StreamPaths:
         return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
 
     def _goes_on(self, node: int, branch: int) -> bool:
-        """Whether later branches are added to the branch itself: it is the stream, and an earlier array its positions.
-
-        Or whether no gradient passes, as in a straight-through estimator.
-        """
+        """Whether later branches are added to the branch, which is the stream, or no gradient passes through it."""
         source = self._source(branch)
         is_constant = self.graph.nodes[source].op == "stop_gradient"
         return is_constant or any(other > node for other in self._beside.get(source, ()))
@@ -329,11 +326,7 @@ class Streams:
 
 
 def residual_streams(
-    graph: Graph,
-    uses: Uses,
-    degrees: Sequence[float],
-    plain: Collection[int],
-    alike: Collection[frozenset[str]],
+    graph: Graph, uses: Uses, degrees: Sequence[float], plain: Collection[int], alike: Collection[frozenset[str]]
 ) -> Streams:
     """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `factors.Homogeneity`.
 

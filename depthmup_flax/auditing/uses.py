@@ -289,7 +289,6 @@ def _token_use(i: int, node: Node, view: View, j: int) -> Use:
 
 
 def _use_at(i: int, node: Node, view: View) -> Callable[..., Use]:
-    """Makes uses of a view by node ``i``."""
     times = math.prod(length for _, length in node.loops)
     return functools.partial(Use, view.path, node=i, times=times, layers=view.layers, picked=view.picked)
 
