@@ -60,8 +60,9 @@ def matched(
         shapes = sorted({base[other] for other in ([path] if is_equal else groups.get(series(path), ()))})
         if len(shape) not in map(len, shapes):
             raise InputError(
-                f"parameter {path!r} has shape {shape}, in the base model {' or '.join(map(str, shapes)) or 'none'}: "
-                "build both from the same code; only width and depth may differ."
+                f"parameter {path!r} of the model has no counterpart in the base model: its shape is {shape}, there "
+                f"{' and '.join(map(str, shapes)) or 'nothing'}. Build both from the same code; only width and depth "
+                "may differ."
             )
     by_place = grouped(model, lambda path: (series(path), places.get(path)))
     others = grouped(base, lambda path: (series(path), base_places.get(path)))

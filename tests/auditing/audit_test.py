@@ -12,20 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from audited_models import (
-    DEPTH,
-    IMAGES,
-    RULE,
-    TOKENS,
-    WIDTH,
-    ConvNet,
-    Looped,
-    LoRA,
-    MoE,
-    PooledViT,
-    ScannedNNX,
-    gpt,
-)
+from audited_models import DEPTH, IMAGES, RULE, TOKENS, WIDTH, ConvNet, Looped, LoRA, MoE, PooledViT, ScannedNNX, gpt
 from flax import nnx
 from zoo.catalog import KINDS
 

@@ -80,10 +80,7 @@ def build_of(kind, edit=""):
     return of(net, edit)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [("linen", SIZES[0])] + [("pair", sizes) for sizes in SIZES],
-)
+@pytest.mark.parametrize(("kind", "sizes"), [("linen", SIZES[0])] + [("pair", sizes) for sizes in SIZES])
 def test_a_missing_multiplier_is_carried_by_the_factor_of_the_networks_own_size(kind, sizes):
     m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
     for edit, layer, factor in (("no_branch", "block", r**-0.5), ("no_readout", "head", 1 / m)):

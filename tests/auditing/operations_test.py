@@ -90,10 +90,7 @@ READ = {
     "mask": lambda y: jnp.where((y > 0).astype(jnp.int32).astype(bool), y, 0),
     "unitary_fft": lambda y: jnp.fft.fft(y, norm="ortho").real,
 }
-FACTOR = {
-    "fft": lambda y: jnp.fft.fft(y).real,
-    "shard_map": on_devices(lambda y: y * y.shape[-1] ** 0.5, P("data")),
-}
+FACTOR = {"fft": lambda y: jnp.fft.fft(y).real, "shard_map": on_devices(lambda y: y * y.shape[-1] ** 0.5, P("data"))}
 UNREAD = {
     "callback": lambda y: jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(y.shape, y.dtype), y),
     "foreign": foreign,

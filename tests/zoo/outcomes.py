@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from depthmup_flax.util.errors import InputError
+
 from .cases import Kind
 from .catalog import KINDS
+from .scales import fault
 
 PASS, FAIL, NOT_JUDGED, REFUSED = "ok", "missing", "not judged", "refused"
 RIGHT, FALSE_PASS, FALSE_FAIL, WRONG_CAUSE, OPEN = "right", "false PASS", "false FAIL", "wrong cause", "not judged"
@@ -62,10 +65,6 @@ def outcomes(name: str, every: bool = False) -> Iterator[Outcome]:
 
 def outcome(name: str, kind: Kind, mistake: str) -> Outcome:
     """One case; a right model that is "ok" with wrong widths of parameters is a false PASS that names them."""
-    from depthmup_flax.util.errors import InputError
-
-    from .scales import fault
-
     start, wanted, names = time.perf_counter(), fault(mistake).cause if mistake else None, ()
     try:
         audit = kind.audit(mistake)

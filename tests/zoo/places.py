@@ -47,29 +47,22 @@ def last_branch(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "down", e.bent() * jnp.tanh(dense(p, "up", y, 2 * y.shape[-1])), y.shape[-1])
 
 
-def gated(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """The last matrix reads a multiplied product of two layers."""
+def gated(p: Scope, y: jax.Array, e: Scales, bend: Callable[[jax.Array], jax.Array] = lambda y: y) -> jax.Array:
+    """The last matrix reads a multiplied product of two layers, or a nonlinearity of it (DeepONet of jaxpi)."""
     n = 2 * y.shape[-1]
     hidden = jax.nn.silu(dense(p, "gate", y, n)) * dense(p, "up", y, n)
-    return dense(p, "down", e.bent() * hidden, y.shape[-1])
+    return dense(p, "down", bend(e.bent() * hidden), y.shape[-1])
 
 
 def crossed(bend: Callable[[jax.Array], jax.Array]) -> Callable[[Scope, jax.Array, Scales], jax.Array]:
     """A multiplied nonlinearity chooses between two others (the modified MLP of jaxpi)."""
 
     def branch(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-        n = y.shape[-1]
-        h, u, v = (bend(dense(p, name, y, n)) for name in ("up", "one", "other"))
+        h, u, v = (bend(dense(p, name, y, y.shape[-1])) for name in ("up", "one", "other"))
         h = e.bent() * h
-        return dense(p, "down", h * u + (1 - h) * v, n)
+        return dense(p, "down", h * u + (1 - h) * v, y.shape[-1])
 
     return branch
-
-
-def crossing(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """A nonlinearity of a multiplied product of two layers (DeepONet of jaxpi)."""
-    a, b = (dense(p, name, y, y.shape[-1]) for name in "ab")
-    return dense(p, "down", jnp.tanh(e.bent() * (a * b)), y.shape[-1])
 
 
 def two_layers(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
@@ -233,13 +226,8 @@ def _places() -> dict[str, Kind]:
     faults = lambda name: ("batch",) if name == "relu" else ("bent", "batch")  # of relu both are one
     kinds = {f"features_{n}": Kind(functools.partial(features, f), VECTORS, only=faults(n))
              for n, f in ACTIVATIONS.items()}  # fmt: skip
-    kinds |= {
-        f"branch_{n}": Kind(stack(("bent", bent_branch(f))), TOKENS, only=("bent",)) for n, f in ACTIVATIONS.items()
-    }
-    kinds |= {
-        f"crossed_{n}": Kind(stack(("crossed", crossed(ACTIVATIONS[n]))), TOKENS, only=("bent", "none"))
-        for n in ("tanh", "sin", "sigmoid", "gelu")
-    }
+    for name, make in {"branch": bent_branch, "crossed": crossed}.items():
+        kinds |= {f"{name}_{n}": Kind(stack((name, make(f))), TOKENS, only=("bent",)) for n, f in ACTIVATIONS.items()}
     ends: Mapping[str, Any] = {
         "mean": lambda p, h: rms(p, h).mean(-1),
         "norm_mean": lambda p, h: jnp.tanh(rms(p, h)).mean(-1, keepdims=True),
@@ -251,7 +239,7 @@ def _places() -> dict[str, Kind]:
         "last": Kind(stack(("last", last_branch)), TOKENS, only=("bent",)),
         "gated": Kind(stack(("gated", gated)), TOKENS, only=("bent",)),
         "mixed": Kind(stack(("mixed", mixed)), TOKENS, only=("bent",)),
-        "crossing": Kind(stack(("crossing", crossing)), TOKENS, only=("bent", "none")),
+        "crossing": Kind(stack(("gated", functools.partial(gated, bend=jnp.tanh))), TOKENS, only=("bent",)),
         "two_layers": Kind(stack("mlp", end=two_layers), TOKENS, only=("bent", "none", "no_readout", "kept_readout")),
         "gated_scanned": Kind(stack(("gated", gated), scan=True), TOKENS, only=("bent",)),
         "bare_scanned": Kind(stack(("gated", gated), norm="none", scan=True), TOKENS, only=("bent",)),
@@ -269,11 +257,10 @@ def _places() -> dict[str, Kind]:
     once = {"pooling_head": pooling_head, "refined": refined, "prenet": prenet}
     kinds |= {name: Kind(net, VECTORS, only=("once", "none", "no_readout")) for name, net in once.items()}
     kinds["concatenated"] = Kind(concatenated, VECTORS, only=("batch", "none"), rare=True)
-    batch = {"image": image, "fourier": fourier}
-    kinds |= {name: Kind(net, VECTORS, only=("batch", "none")) for name, net in batch.items()}
-    kinds["one_hot"] = Kind(one_hot, TOKENS, only=("batch", "none"))
-    router = Kind(stack(("routed", routed)), TOKENS, only=("none", "no_readout", "double_readout"))
-    return kinds | {"routed": router}
+    batch = {"image": (image, VECTORS), "fourier": (fourier, VECTORS), "one_hot": (one_hot, TOKENS)}
+    kinds |= {name: Kind(*net, only=("batch", "none")) for name, net in batch.items()}
+    kinds["routed"] = Kind(stack(("routed", routed)), TOKENS, only=("none", "no_readout", "double_readout"))
+    return kinds
 
 
 PLACES: Mapping[str, Kind] = {f"places/{name}": kind for name, kind in _places().items()}

@@ -74,16 +74,16 @@ def test_a_right_model_without_its_edits_carries_them_unless_nothing_can(name):
         assert verdict == "ok" or kind.rare or name in LIMITS
 
 
-def test_embeddings_that_attention_reads_without_a_norm_are_carried_once():
-    assert carried.outcome(KINDS["norms/post_layer"], "root_embedding")[0] == carried.CARRIED
-
-
-def test_scores_of_two_products_that_share_their_queries_are_carried():
-    assert carried.outcome(KINDS["branches/shaw"], "plain_heads")[0] == carried.CARRIED
-
-
-def test_a_branch_of_several_factors_is_carried_by_nothing():
-    assert carried.outcome(KINDS["streams/parallel_first"], "only_attention")[0] == carried.NAMED
+@pytest.mark.parametrize(
+    ("kind", "mistake", "found"),
+    [
+        ("norms/post_layer", "root_embedding", carried.CARRIED),  # once, though attention reads it without a norm
+        ("branches/shaw", "plain_heads", carried.CARRIED),  # two products share their queries
+        ("streams/parallel_first", "only_attention", carried.NAMED),  # a branch of several factors
+    ],
+)
+def test_a_mistake_is_carried_once_or_named(kind, mistake, found):
+    assert carried.outcome(KINDS[kind], mistake)[0] == found
 
 
 @pytest.mark.parametrize(("kind", "end"), [("norms/end_rms", "norm_end"), ("norms/end_unscaled", "out|down")])
