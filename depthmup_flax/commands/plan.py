@@ -9,8 +9,7 @@ Examples:
 
 Compiles the program that train or sweep will run. --topology=here means this
 machine's devices. TPUs that are absent need pip install "depthmup-flax[plan]".
-A plan reads the data. Where they are not, name a function that returns zeros of their
-shapes: --config.data.name=python:my:zeros.
+No plan needs the data, if they are a published set.
 depthmup config digits explains the fields of the config.
 Exit codes: 0 it fits or the limit is unknown, 1 it does not fit, 2 bad input.
 """
@@ -44,11 +43,11 @@ def main(args: argparse.Namespace) -> int:
 
     if args.topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
         jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
-    from depthmup_flax.data import LoadOnce
+    from depthmup_flax.data.blank import PlannedData
     from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
     from depthmup_flax.plan.summary import make_plan
 
-    config, load = args.config.resolved(), LoadOnce()
+    config, load = args.config.resolved(), PlannedData()
     if "grids" in config:
         one_device_per_core()
         devices = topology_devices(args.topology, args.slices)

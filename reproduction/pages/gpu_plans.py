@@ -20,11 +20,11 @@ import jax  # noqa: E402
 
 from benchmarks.gpu.roofline import H100, step_kernels  # noqa: E402
 from depthmup_flax.config import from_file  # noqa: E402
+from depthmup_flax.data.blank import PlannedData  # noqa: E402
 from depthmup_flax.plan.compiled_step import compile_sweep  # noqa: E402
 from depthmup_flax.plan.summary import make_plan  # noqa: E402
 from depthmup_flax.search.sweep.grid import expand  # noqa: E402
 from depthmup_flax.search.sweep.groups import plan  # noqa: E402
-from reproduction.pages.blank_data import PlannedData  # noqa: E402
 from reproduction.pages.generated_parts import with_part  # noqa: E402
 
 PAGE = pathlib.Path(__file__).parent / "reproduction.md"

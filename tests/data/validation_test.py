@@ -7,6 +7,7 @@ import pytest
 from data_sets import error, load, write_image
 
 from depthmup_flax import data
+from depthmup_flax.data.blank import PlannedData
 
 INPUTS = np.arange(60, dtype=np.float32).reshape(30, 2)
 
@@ -72,6 +73,12 @@ def test_held_out_text_is_the_end_of_the_training_text_and_in_no_training_window
     assert not held_out & test
     # The limit of the test set does not cut it.
     assert len(load(f"text:{path}", context=8, validation_fraction=0.1, test_examples=2).test) == len(parts.test)
+
+
+def test_a_plan_without_the_data_counts_the_examples_that_are_trained_on():
+    fields = data.DataConfig(name="tfds:cifar10", validation_fraction=0.1, data_dir="/nowhere")
+    planned = PlannedData()(fields)
+    assert (len(planned.train), len(planned.test), planned.evaluated) == (45_000, 5_000, "validation")
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,11 @@ import PIL.Image
 import pytest
 
 from depthmup_flax import data
-from depthmup_flax.networks.import_paths import register
 from depthmup_flax.util.errors import InputError
 
 
 def load(name="digits", **fields):
     return data.load(data.DataConfig(name=str(name), **fields))
-
-
-def zeros(size, count=128):
-    """The fields of ``config.data`` for images that take no memory, to trace or compile a program."""
-    images, labels = np.broadcast_to(np.uint8(0), (count, size, size, 3)), np.arange(count) % 10
-    name = f"python:{register(((images, labels), (images[:1], labels[:1])), 'data')}"
-    return {**data.DATA_DEFAULTS, "name": name}
 
 
 SIZE = 16

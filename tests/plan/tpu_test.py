@@ -2,11 +2,10 @@
 
 import pytest
 import tpu_compiler  # noqa: F401  (skips where there is none)
-from data_sets import error, zeros
-from processes import ROOT
+from data_sets import error
 
 from depthmup_flax.config import default_config
-from depthmup_flax.data import load
+from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.plan.compiled_step import compile_run
 from depthmup_flax.plan.summary import make_plan
 from depthmup_flax.plan.topologies import CHIPS, device_memory, topology_devices
@@ -30,17 +29,18 @@ def test_one_chip_and_two_slices_are_topologies_and_three_by_three_is_not():
 LONG = ("simple_resnet", "resnet", "vit", "gpt")
 
 
-def small(model, size=32, count=128):
+def small(model):
     config = default_config(model)
-    config.data.update(zeros(16 if "resnet" in model else size, count))
+    config.data.name = "tfds:cifar10"
     config.model.update(width=128, depth=2, dtype="bfloat16")
     if "resnet" in model:  # convolutions take long to compile
         config.model.update(width=16, depth=4)
+        config.data.image_size = 16
     elif model == "vit":
         config.model.update(patch_size=8, num_heads=2)
     elif model == "gpt":
         config.model.num_heads = 2
-        config.data.name = f"text:{ROOT / 'README.md'}"
+        config.data.update(name="text:tinyshakespeare.txt", context=64)
     return config
 
 
@@ -48,7 +48,7 @@ def small(model, size=32, count=128):
 def test_the_step_of_a_model_is_planned_for_four_chips(model):
     config = small(model)
     config.mesh.fsdp = 2
-    step = compile_run(config, topology_devices("v5e:2x2"), load)
+    step = compile_run(config, topology_devices("v5e:2x2"), PlannedData())
     plan = make_plan(step)
     assert plan.memory.fits
     assert plan.gflops > 0
@@ -56,10 +56,10 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
 
 
 def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
-    config = small("vit", 256, 16384)
-    config.train.batch_size, config.model.depth = 16384, 8
+    config = small("vit")
+    config.data.image_size, config.train.batch_size, config.model.depth = 256, 16384, 8
     config.data.placement = "stream"
-    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), load))
+    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData()))
     assert plan.memory.fits is False
     assert plan.memory.limit == CHIPS["v5e"].memory
     assert "TOO BIG" in str(plan)

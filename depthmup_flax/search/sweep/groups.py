@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import schedules
 from depthmup_flax.config.fields import make_parametrization
-from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data import Dataset
+from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
@@ -71,8 +72,8 @@ def groups_of_shard(config: ConfigDict, groups: Sequence[Group], shard: tuple[in
 
 
 def dry_run(config: ConfigDict, shard: tuple[int, int] = (0, 1)) -> str:
-    """The output of ``--dry_run``: axes, runs, parameters, steps."""
-    groups = groups_of_shard(config, plan(config, expand(config), LoadOnce()), shard)
+    """The output of ``--dry_run``: axes, runs, parameters, steps. Published data sets may be absent."""
+    groups = groups_of_shard(config, plan(config, expand(config), PlannedData()), shard)
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]

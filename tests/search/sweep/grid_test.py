@@ -95,6 +95,15 @@ def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeyp
     assert "in 1 compiled groups in shard 0/2" in half
 
 
+def test_a_dry_run_needs_no_data_of_a_published_set(tmp_path):
+    config = small_sweep(grids={"rates": GRID})
+    config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
+    assert "8 runs" in dry_run(config)
+    config.base.data.name = "tfds:no_such_set"
+    with pytest.raises(InputError, match="no_such_set"):
+        dry_run(config)
+
+
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import optax_loops
 import pytest
-from data_sets import zeros
 from planted_sweeps import record_with
 from processes import ROOT
 from user_networks import RuleNet
@@ -17,6 +16,7 @@ from user_networks import RuleNet
 import depthmup_flax as dm
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.config.files import from_file
+from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.search.sweep.grid import expand, sweep_config
 from depthmup_flax.search.tune.searches import CONFIRM, SHRINK, Search, search_of, tuned_ranges, unread
@@ -178,9 +178,7 @@ def test_a_shipped_config_reads_a_factor_of_each_role_that_a_trained_parameter_h
     if config.data.name.startswith("text:"):
         config.data.name = f"text:{ROOT / 'README.md'}"
         config.train.batch_size = 8
-    else:
-        config.data.update(zeros(config.data.image_size or 32, 50_000))
-    experiment = build(config)
+    experiment = build(config, load=PlannedData())
     frozen = config.optimizer.frozen
     infos = {path: info for path, info in flatten_info(experiment.info).items() if not path.startswith(tuple(frozen))}
     absent = {str(role) for role in dm.Role} - {str(info.role) for info in infos.values()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.registry import LoadOnce, checked_source, named_split
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
-
-T = TypeVar("T")
 
 # Published sets, by the last part of data.name -> training and test examples, classes, shape if all images share it.
 _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
@@ -49,13 +46,15 @@ def _real_or_blank(fields: DataConfig) -> Dataset:
     source, place = checked_source(fields)
     try:
         dataset = source.load(place, fields)
-    except InputError:  # it is not on this machine
+    except InputError:
+        if _last(place) not in (_TEXTS if source.kind == "text" else _IMAGES):
+            raise
         dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place)
     return named_split(dataset, fields)
 
 
 def _blank_images(fields: DataConfig, name: str) -> ImageDataset:
-    train, test, classes, shape = _known(fields, name, _IMAGES)
+    train, test, classes, shape = _IMAGES[_last(name)]
     counts = _counts(fields, train, test)
     if fields.image_size:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
@@ -72,7 +71,7 @@ def _blank_images(fields: DataConfig, name: str) -> ImageDataset:
 
 
 def _blank_text(fields: DataConfig, name: str) -> TextDataset:
-    (tokens, vocabulary), context = _known(fields, name, _TEXTS), fields.context
+    (tokens, vocabulary), context = _TEXTS[_last(name)], fields.context
     vocabulary = 256 if fields.tokenizer == "byte" else vocabulary
     train, test = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
     counts = _counts(fields, train, test)
@@ -84,13 +83,9 @@ def _blank_text(fields: DataConfig, name: str) -> TextDataset:
     return TextDataset(fields.name, blank_train, blank_test, vocabulary, where, context, tokenizer)
 
 
-def _known(fields: DataConfig, name: str, sets: Mapping[str, T]) -> T:
-    if (last := os.path.basename(os.path.normpath(name))) not in sets:
-        raise InputError(
-            f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Plan with one of "
-            f"{', '.join(sets)} in its place, and data.train_examples."
-        )
-    return sets[last]
+def _last(place: str) -> str:
+    """The last part of a path, or of a set's name."""
+    return os.path.basename(os.path.normpath(place))
 
 
 def _counts(fields: DataConfig, train: int, test: int) -> tuple[int, int]:
