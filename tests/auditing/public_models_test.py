@@ -319,7 +319,7 @@ NAMES = {"google-tunix": names_of_llama3, "recurrentgemma": names_of_griffin, "t
 NAMES |= {"equimo": names_of_vit, "dm-haiku": names_of_resnet}
 
 
-@pytest.mark.parametrize(("package", "before", "after"), diffs_of_docs(), ids=NAMES)
+@pytest.mark.parametrize(("package", "before", "after"), list(diffs_of_docs()), ids=NAMES)
 def test_the_diffs_of_the_page_run_and_change_no_line_of_a_model(package, before, after):
     scope = NAMES[package](pytest.importorskip)
     scope |= {"nnx": nnx, "optax": optax, "dm": dm, "rule": RULE, "key": jax.random.key(0)}

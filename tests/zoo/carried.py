@@ -53,7 +53,7 @@ def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
     of = lambda function, *of_call: np.asarray(_call(function, *of_call, kind.arguments.get("output")))
     carries = lambda info, w: info.factor * w + info.carried_shift
     # Some of the right models multiply the readout's bias, too, which the rule leaves open.
-    without_bias = lambda info, w: 0 * w if info.role is Role.FIXED and not info.in_branch else w
+    without_bias = lambda info, w: 0 * w if w.ndim and info.role is Role.FIXED and not info.in_branch else w
     over_leaves = functools.partial(jax.tree.map, is_leaf=lambda x: isinstance(x, ParamInfo))
     wanted = np.array(np.nan)
     for std in (0.5, 0.05):  # streams without a norm overflow
