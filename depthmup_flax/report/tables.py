@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime
 import functools
 import math
 import pathlib
@@ -203,7 +202,6 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
         columns = ("width", "depth", "seeds", x, "95 % interval", "shift", "regret", f"best {best}", "remarks")
         table = Table(columns, rows, ">>>>>>>><")
         parts.append(Section(variant["name"] or "Results", table=table, below=_slope_sentences(variant, data["x"])))
-    took = datetime.timedelta(seconds=round(3600 * data["hours"]))
     facts = {
         "sweep": f"{data['title']} ({data['figure']}, {data['scale']})",
         **data["settings"],
@@ -211,7 +209,7 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
         "devices": "; ".join(data["devices"]),
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
-        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {took}",
+        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {_duration(data['hours'])}",
     }
     measured = Table((), [(name, text) for name, text in facts.items() if text], "<<")
     reading = Section("How to read it", _explanation(data, analysis))
@@ -365,3 +363,9 @@ def _template() -> Any:
 
     text = (pathlib.Path(__file__).parent / "page.html").read_text("utf-8")
     return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+
+
+def _duration(hours: float) -> str:
+    """``2.1 hours``, ``2.3 minutes`` or ``7 s``."""
+    units = (("hours", 1.0), ("minutes", 1 / 60))
+    return next((f"{hours / unit:.3g} {name}" for name, unit in units if hours >= unit), f"{3600 * hours:.0f} s")
