@@ -17,10 +17,10 @@ from depthmup_flax.util.types import Json
 SOURCE, SETTINGS = "source", "jax"
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION_OF_MODELS = ("model.scan", "model.remat", "model.attention")
-_OF_TRAINING = "eval_every eval_batch_size log_every reference writers checkpoint checkpoint_every keep_checkpoints "
-_OF_TRAINING += "compare_replicas same_code"
 EXECUTION: tuple[str, ...] = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
-EXECUTION += tuple(f"train.{name}" for name in _OF_TRAINING.split())
+EXECUTION += ("train.eval_every", "train.eval_batch_size", "train.log_every", "train.reference", "train.writers")
+EXECUTION += ("train.checkpoint", "train.checkpoint_every", "train.keep_checkpoints", "train.compare_replicas")
+EXECUTION += ("train.same_code",)
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.
 LATER = {
