@@ -14,7 +14,7 @@ import numpy as np
 
 from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
-from depthmup_flax.rule.info_trees import audit_of, flatten_info
+from depthmup_flax.rule.info_trees import audit_of, flatten_info, root_mean_square
 from depthmup_flax.rule.parametrization import (
     Carried,
     Parametrization,
@@ -86,7 +86,13 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
       InputError: ``info`` was made for other parameters, a parameter has no counterpart in the base model, or is
         constant in one model alone; traced, such a parameter becomes NaN.
     """
-    return multiplied(params, init_factors(params, base_params, info, rule))
+    factors = init_factors(params, base_params, info, rule)
+    if (record := audit_of(info)) is not None:
+        leaves = {path: value_of(leaf) for path, leaf in flatten(params, "params")[0].items()}
+        sizes = {path: root_mean_square(x) for path, x in leaves.items() if factors[path].changes}
+        after = {path: root_mean_square(factors[path](leaves[path])) for path in sizes}
+        record.given = {path: x for path, x in sizes.items() if not math.isclose(x, after[path], rel_tol=0.01)}
+    return multiplied(params, factors)
 
 
 def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import traverse_util
@@ -217,8 +218,18 @@ def require_audited(info: InfoTree, rule: Parametrization) -> None:
             )
 
 
-def require_rescaled(info: InfoTree) -> None:
-    """Raises `InputError` if parameters carry factors, and their initial values were not set by this info."""
+def root_mean_square(x: Any) -> float:
+    """Of an array's values; 0 of one that is being traced."""
+    if isinstance(x, jax.core.Tracer):
+        return 0.0
+    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32)))))
+
+
+def require_rescaled(info: InfoTree, params: ArrayTree) -> None:
+    """Raises `InputError` if parameters carry factors, and their initial values were not set by this info.
+
+    ``params`` of the size that `rescale_init` was given show that what it returned is not used.
+    """
     record = audit_of(info)
     carriers = [path for path, leaf in flatten_info(info).items() if leaf.carried != 1]
     if record is not None and not record.rescaled and carriers:
@@ -228,6 +239,16 @@ def require_rescaled(info: InfoTree) -> None:
             "optimizer's info (after audit.accept, if needed). If a run that did so has saved these parameters, "
             "pass dm.rescaled_before(audit.info) to the optimizer."
         )
+    given = {} if record is None else record.given
+
+    def changed(path: str, _: ParamInfo, x: Any) -> None:
+        if path in given and math.isclose(root_mean_square(x), given[path], rel_tol=1e-4):
+            raise InputError(
+                f"{path!r} has the values that rescale_init was given, not those that it returned: write params = "
+                "dm.rescale_init(params, ...), or of an NNX model nnx.update(model, dm.rescale_init(model, ...))."
+            )
+
+    map_info(changed, info, params)
 
 
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:

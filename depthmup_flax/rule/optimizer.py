@@ -288,7 +288,7 @@ def _scale_by_info(
     def init(params: ArrayTree) -> optax.EmptyState:
         map_info(_require_match, info, params)
         if geometries is not None:
-            info_trees.require_rescaled(info)
+            info_trees.require_rescaled(info, params)
             _warn_of_coarse(info, params, lambda path, leaf_info: scale_of(leaf_info, geometries[path]))
         return optax.EmptyState()
 

@@ -126,6 +126,7 @@ class AuditRecord:
     rule: Parametrization
     problem: str = ""  # why optimizers refuse them
     rescaled: bool = False  # `depthmup_flax.rescale_init` has set initial values by them
+    given: Mapping[str, float] = dataclasses.field(default_factory=dict)  # root mean square of what it has changed
 
 
 # A factor; or those of equal blocks of a parameter, in nested tuples with as many axes: queries, keys and values of a

@@ -343,8 +343,11 @@ def test_initial_values_that_were_not_rescaled_are_refused_by_the_optimizers_ini
     info = audited(untied, False).info
     with pytest.raises(InputError, match="rescale_init"):
         dm.adamw(1e-3, info, RULE).init(params)
-    dm.rescale_init(params, base, info, RULE)
-    dm.adamw(1e-3, info, RULE).init(params)
+    rescaled = dm.rescale_init(params, base, info, RULE)
+    with pytest.raises(InputError, match="not those that it returned"):
+        dm.adamw(1e-3, info, RULE).init(params)
+    for used in (rescaled, jax.tree.map(lambda x: 1.1 * x, params)):  # trained ones may have any size
+        dm.adamw(1e-3, info, RULE).init(used)
     dm.adamw(1e-3, dm.rescaled_before(audited(untied, False).info), RULE).init(params)
 
 
