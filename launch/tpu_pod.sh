@@ -48,6 +48,6 @@ trap 'rm -f "$archive"' EXIT
 git archive --output="$archive" --format=tar.gz HEAD
 gcloud compute tpus tpu-vm scp "$archive" "$name:depthmup.tar.gz" "${options[@]}" --worker=all
 on_workers all "mkdir -p depthmup && tar -xzf depthmup.tar.gz -C depthmup && python3 -m pip install -q uv &&
-  python3 -m uv venv -q --allow-existing --python 3.12 venv && python3 -m uv pip install -q --python venv/bin/python './depthmup[tpu,buckets]'"
+  python3 -m uv venv -q --allow-existing --python 3.12 venv && python3 -m uv pip install -q --python venv/bin/python './depthmup[tpu,buckets,tfds]'"
 on_workers all "cd depthmup && { setsid nohup ../venv/bin/python train.py $(printf '%q ' "$@") >>../run.log 2>&1 </dev/null & echo \$! >../run.pid; }"
 exec "$0" "$name" "${options[@]}" follow
