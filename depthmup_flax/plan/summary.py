@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,13 +17,21 @@ from depthmup_flax.trainer.engine.network_task import NetworkState
 from depthmup_flax.util.types import ArrayTree, Json
 
 _GIB, _MIB = 2**30, 2**20
-# What takes less memory, the cheapest first.
-_OF_RUN = (
-    "--config.data.placement=stream reads batches from files",
-    "--config.model.remat=full computes activations again in the backward pass",
-    "--config.train.accumulate=4 has a quarter of the activations",
-    "--config.mesh.fsdp=-1 --config.mesh.data=1 splits parameters and optimizer state over the devices",
-)
+# What takes less memory, the cheapest first -> whether a run has it already or cannot.
+_OF_RUN: Mapping[str, Callable[[PlannedStep], bool]] = {
+    "--config.data.placement=stream reads batches from files": lambda step: (
+        step.experiment.dataset.placement == "stream"
+    ),
+    "--config.model.remat=full computes activations again in the backward pass": lambda step: (
+        step.experiment.config.model.get("remat", "full") == "full"
+    ),
+    "--config.train.accumulate=4 has a quarter of the activations": lambda step: (
+        step.experiment.config.train.accumulate > 1
+    ),
+    "--config.mesh.fsdp=-1 --config.mesh.data=1 splits parameters and optimizer state over the devices": lambda step: (
+        step.mesh.size == 1 or step.experiment.config.mesh.fsdp != 1
+    ),
+}
 _OF_SWEEP = ("fewer --lanes", "--config.base.model.remat=full", "a smaller --config.base.train.batch_size")
 
 
@@ -131,8 +139,12 @@ def make_plan(step: PlannedStep) -> Plan:
         gflops=step.flops / step.mesh.size / 1e9,
         by_compiler={name: float(costs[name]) for name in counted} if all(name in costs for name in counted) else {},
         compile_s=step.compile_s,
-        remedies=(_OF_SWEEP if step.lanes else _OF_RUN) if memory.fits is False else (),
+        remedies=() if memory.fits is not False else _OF_SWEEP if step.lanes else _left(step),
     )
+
+
+def _left(step: PlannedStep) -> tuple[str, ...]:
+    return tuple(remedy for remedy, taken in _OF_RUN.items() if not taken(step))
 
 
 def _short(amount: float) -> str:

@@ -123,6 +123,24 @@ def test_a_sweep_that_is_refused_has_a_plan(monkeypatch):
     assert "products" not in str(plan)
 
 
+@pytest.mark.parametrize(
+    ("changed", "left"),
+    [
+        ({}, ["data.placement=stream", "remat=full", "accumulate=4"]),  # one device has nothing to split over
+        ({"data.placement": "stream"}, ["remat=full", "accumulate=4"]),
+        ({"data.placement": "stream", "model.remat": "full"}, ["accumulate=4"]),
+        ({"data.placement": "stream", "model.remat": "full", "train.accumulate": 2}, []),
+    ],
+)
+def test_a_program_that_does_not_fit_is_advised_what_it_has_not(config, monkeypatch, changed, left):
+    monkeypatch.setattr(compiled_step, "unless_out_of_memory", lambda _: OutOfMemory(GIB, used=2 * GIB))
+    run = config.copy_and_resolve_references()
+    run.update_from_flattened_dict(changed)
+    remedies = make_plan(compile_run(run, jax.devices()[:1], LoadOnce())).remedies
+    assert len(remedies) == len(left)
+    assert all(word in remedy for word, remedy in zip(left, remedies, strict=True))
+
+
 def test_lanes_are_fewer_where_memory_is_short():
     step = compile_sweep(a_sweep(rates=2), jax.devices()[:1], LoadOnce(), None, 1.0)
     assert step.lanes.per_device == 1
