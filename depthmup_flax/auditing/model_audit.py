@@ -185,7 +185,7 @@ def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) 
     if matrices > 1 and compared.rule.alpha == 0.5:
         notes.append(
             f"branches have {matrices} weight matrices in a row: for two or more, arXiv:2603.00541 and CompleteP "
-            "advise 1/r in place of r^-1/2. To compare, also train with it:\nwrite: rule = dm.get_parametrization('completep')"
+            "advise 1/r in place of r^-1/2. To compare:\nwrite: rule = dm.get_parametrization('completep')"
         )
     is_coarse = lambda dtype: jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16
     of_rows = {
