@@ -86,13 +86,13 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
       InputError: ``info`` was made for other parameters, a parameter has no counterpart in the base model, or is
         constant in one model alone; traced, such a parameter becomes NaN.
     """
-    factors = init_factors(params, base_params, info, rule)
+    result = multiplied(params, init_factors(params, base_params, info, rule))
     if (record := audit_of(info)) is not None:
-        leaves = {path: value_of(leaf) for path, leaf in flatten(params, "params")[0].items()}
-        sizes = {path: root_mean_square(x) for path, x in leaves.items() if factors[path].changes}
-        after = {path: root_mean_square(factors[path](leaves[path])) for path in sizes}
-        record.given = {path: x for path, x in sizes.items() if not math.isclose(x, after[path], rel_tol=0.01)}
-    return multiplied(params, factors)
+        given, returned = (flatten(tree, "params")[0] for tree in (params, result))
+        sizes = {path: root_mean_square(value_of(leaf)) for path, leaf in given.items()}
+        changed = lambda path: not math.isclose(sizes[path], root_mean_square(value_of(returned[path])), rel_tol=0.01)
+        record.given = {path: size for path, size in sizes.items() if changed(path)}
+    return result
 
 
 def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:

@@ -276,15 +276,13 @@ class Study:
         ``.report()`` says whether the base's best learning rate is best there, too. For most arguments see `tune`.
         With ``shard=(i, n)``, this process trains the i-th of n parts, from 0; the report reads what all have recorded.
         """
-        config = self.config()
-        experiment = build_experiment(self.config(), load=self._load)
-        objective = tuning.prepare_objective(self.objective, config, experiment)
-        search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         sizes = {"width": as_tuple(widths), "depth": as_tuple(depths)}
         varied = [name for name in sizes if sizes[name]]
         for axis in varied:
             for size in sizes[axis]:
                 require_number(f"{axis}s", size, least=1, whole=True)
+        config, objective = self._compared
+        search = Search(self._axes(values), seed_values(seeds, config.seed), extend)
         at_sizes = {name: (f"model.{name}", tuple(sorted({config.model[name], *sizes[name]}))) for name in varied}
         grids = {name: {path: line, **search.grid()} for name, (path, line) in at_sizes.items()}
         grid = sweep_config(
@@ -361,6 +359,12 @@ class Study:
         """
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
         return check_config(self.config(**values), widths=widths, depths=depths, **own)
+
+    @functools.cached_property
+    def _compared(self) -> tuple[ConfigDict, str]:
+        """The config of the runs of grids, and the loss by which they are compared."""
+        config, experiment = self.config(), build_experiment(self.config(), load=self._load)
+        return config, tuning.prepare_objective(self.objective, config, experiment)
 
     def _axes(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Dotted field -> values, the learning rate first."""

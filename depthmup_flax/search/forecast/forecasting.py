@@ -205,7 +205,7 @@ def forecast(
     batch_size = batch_size or tuned.train.batch_size
     at = lambda rung: rung_config(tuned, built.total_steps, built.epoch_steps, rung, batch_size)
     evaluated = sweep_records.VALIDATION if tuned.data.validation_fraction else sweep_records.TEST
-    measured = (*[evaluated] * built.evaluates, sweep_records.TRAIN)
+    measured = (evaluated, sweep_records.TRAIN) if built.evaluates else (sweep_records.TRAIN,)
     loss = measured[0] if objective == sweep_records.AUTO else objective
     if loss not in measured:
         raise InputError(f"objective is {objective!r}: runs of this config measure {' and '.join(measured)}.")
