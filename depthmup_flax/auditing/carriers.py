@@ -15,6 +15,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from depthmup_flax.auditing.audit_report import Finding
 from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
@@ -22,7 +24,7 @@ from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.auditing.slices import Slices, sliced
 from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
-from depthmup_flax.rule.parametrization import Carried, in_blocks
+from depthmup_flax.rule.parametrization import Carried, Parametrization, ParamInfo, in_blocks
 from depthmup_flax.util import primitives
 
 _TRIES = 8  # some parameters are left out, and others looked for
@@ -299,6 +301,21 @@ def carried_instead(
         together = search.slices.together(of_slices)
         carried |= {path: in_blocks(array * carried.get(path, 1.0)) for path, array in together.items()}
     return left, {path: (c, offsets.get(path, 0.0)) for path, c in carried.items()}
+
+
+def with_branch_multiplier(
+    search: CarrierSearch, infos: Mapping[str, ParamInfo], facts: Traced, rule: Parametrization
+) -> tuple[list[Finding], dict[str, ParamInfo]]:
+    """The infos of parameters that carry the rule's a in all branches; if nothing can, the finding, unless a is 1."""
+    places = tuple((branch.end, branch.node) for branch in facts.branches)
+    text, code = f"no branch is multiplied by a = {rule.branch_multiplier}.", "h = h + rule.residual_multiplier(r) * y"
+    of_all = Finding("missing_branch_multiplier", (), text, code, factor=2.0, places=places)
+    left, carried = carried_instead(search, [of_all] if places else [], facts)
+    if left or not carried.keys() <= infos.keys():
+        return [of_all] if rule.branch_multiplier != 1 else [], {}
+    powers = {path: (in_blocks(np.log2(factors)), offset) for path, (factors, offset) in carried.items()}
+    having = lambda path, power, offset: dataclasses.replace(infos[path], power=power, offset=offset)
+    return [], {path: having(path, *power).times(rule.branch_multiplier) for path, power in powers.items()}
 
 
 def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:

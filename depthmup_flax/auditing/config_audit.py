@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -47,6 +47,7 @@ def audited(
     *,
     name: str = "",
     output: Output = None,
+    carry: bool | str = True,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
@@ -60,7 +61,7 @@ def audited(
       inputs: a batch, arrays or shapes; a tuple is several arguments.
       rule: whose multipliers the forward pass should have.
       name: of the user's class or function in errors.
-      output: see `depthmup_flax.audit`.
+      output, carry: see `depthmup_flax.audit`.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -83,7 +84,7 @@ def audited(
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
         model, kwargs = network.auditable()
-        options = {"rule": rule, "output": output, **kwargs}
+        options = {"rule": rule, "output": output, "carry": carry, **kwargs}
         with_ratio = lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options)
         return _by_their_count(with_ratio, sizes[1] / base_sizes[1])
 
@@ -91,9 +92,9 @@ def audited(
         result = of(larger, larger_sizes)
         info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
         rows = result.rows
-        if sizes != larger_sizes and any(row.carried != 1 for row in rows):  # by other factors there
+        if sizes != larger_sizes and any(row.info and row.info.carries for row in rows):  # by other factors there
             rows = () if sizes == base_sizes else of(own, sizes).rows
-        info = _carrying(info, rows)
+        info = _carrying(info, rows, _counterparts(result, shapes), rule)
     except InputError as error:
         if annotated_info is None:
             raise
@@ -107,13 +108,16 @@ def audited(
     return Audited(info, result)
 
 
-def _carrying(info: InfoTree, rows: Sequence[Row]) -> InfoTree:
-    """``info`` with the carried factors of ``rows``, those of this size."""
-    carried = {row.path: row.info for row in rows if row.info is not None and row.info.carried != 1}
+def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo], rule: Parametrization) -> InfoTree:
+    """``info`` with the carried factors of ``rows``, those of this size; ``others`` tell who carries the rule's a."""
+    carried = {row.path: row.info for row in rows if row.info is not None and row.info.carries}
 
     def of(path: Any, leaf: ParamInfo) -> ParamInfo:
-        one = carried.get(path_name(path))
-        return dataclasses.replace(leaf, carried=one.carried if one else 1.0, offset=one.offset if one else 0.0)
+        other, one = others.get(path_name(path), leaf), carried.get(path_name(path))
+        if one is None:
+            power, offset = other.power, other.offset if other.power else 0.0
+            return dataclasses.replace(leaf, carried=1.0, power=power, offset=offset).times(rule.branch_multiplier)
+        return dataclasses.replace(leaf, carried=one.carried, power=one.power, offset=one.offset)
 
     return jax.tree_util.tree_map_with_path(of, info, is_leaf=is_info)
 
@@ -188,11 +192,7 @@ def _larger(
 def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:
     """The infos of an audited network for one that is smaller: without the ratios in which it is the base's."""
     result.require_roles()
-    flat, structure = jax.tree_util.tree_flatten_with_path(shapes)
-    own = {path_name(path): leaf.shape for path, leaf in flat}
-    infos = {row.path: row.info for row in result.rows if row.info is not None}
-    if own.keys() != infos.keys():  # at the base's depth
-        infos = {other: infos[path] for path, other in result.pairs.items()}
+    infos, own = _counterparts(result, shapes), _shapes(shapes)
     if missing := own.keys() - infos.keys():
         raise InputError(
             f"parameter {min(missing)!r} has no counterpart at width {larger[0]}, depth {larger[1]}: build all sizes "
@@ -201,4 +201,16 @@ def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) 
     changed: dict[str, Any] = {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0} if sizes[0] != larger[0] else {}
     changed |= {"depth_ratio": 1.0} if sizes[1] != larger[1] else {}
     new = [dataclasses.replace(infos[path], shape=shape, **changed) for path, shape in own.items()]
-    return jax.tree.unflatten(structure, new)
+    return jax.tree.unflatten(jax.tree.structure(shapes), new)
+
+
+def _counterparts(result: Audit, shapes: ArrayTree) -> dict[str, ParamInfo]:
+    """Path of a parameter -> the info of the audited network's, which is larger."""
+    infos = {row.path: row.info for row in result.rows if row.info is not None}
+    if _shapes(shapes).keys() == infos.keys():
+        return infos
+    return {other: infos[path] for path, other in result.pairs.items() if path in infos}  # at the base's depth
+
+
+def _shapes(shapes: ArrayTree) -> dict[str, tuple[int, ...]]:
+    return {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}

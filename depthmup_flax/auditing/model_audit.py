@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Audit, Row, summary
-from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead
+from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead, with_branch_multiplier
 from depthmup_flax.auditing.counterparts import base_sizes, contradictions, matched, width_ratio
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
@@ -44,7 +44,7 @@ def audit(
     overrides: Mapping[str, Axes] | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
-    carry: bool = True,
+    carry: bool | str = True,
     known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
@@ -65,7 +65,8 @@ def audit(
         what the model returns.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, its factors are 1.
       carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`): `rescale_init` and the
-        optimizers then apply them. ``False`` wants all of them in the code.
+        optimizers then apply them. ``False`` wants all of them in the code. ``"branch_multiplier"``: also the rule's a,
+        for a network whose code has none.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
         function of the same arrays in ``jax.numpy``, which is read in its place.
       **kwargs: of the call, such as ``train=True``.
@@ -116,8 +117,13 @@ def audit(
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
     findings = compared.findings()
     if carry:
-        findings, carried = carried_instead(CarrierSearch(mine.graph, facts.kinds), findings, facts)
+        search = CarrierSearch(mine.graph, facts.kinds)
+        findings, carried = carried_instead(search, findings, facts)
         infos |= {p: dataclasses.replace(infos[p], carried=c, offset=o) for p, (c, o) in carried.items() if p in infos}
+        if carry == "branch_multiplier":
+            lacking, carriers = with_branch_multiplier(search, infos, facts, rule)
+            findings = [*lacking, *findings]
+            infos |= carriers
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}

@@ -39,7 +39,8 @@ class Start:
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return not (self.carried == 1 and isinstance(self.factor, float) and math.isclose(self.factor, 1.0))
+        known = isinstance(self.carried, float) and isinstance(self.factor, float)
+        return not (known and self.carried == 1 and math.isclose(self.factor, 1.0))
 
     def __call__(self, x: ArrayTree) -> ArrayTree:
         """An array keeps its type; ``x`` may be a box or an ``nnx.Variable`` around one."""

@@ -43,7 +43,9 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     (base_source, source), info = (one.traced.network.source for one in (base, network)), network.info
     if source is None or base_source is None:
         return None
-    carried_at_base = {base.collapse(path): leaf.carried for path, leaf in base.info.items() if source.base is None}
+    # Without the rule's a, which is the same at all sizes.
+    carried_of = lambda leaf: leaf.times(1.0, over=rule.branch_multiplier).carried
+    carried_at_base = {base.collapse(path): carried_of(leaf) for path, leaf in base.info.items() if source.base is None}
     try:
         result = audit(
             source.model,
@@ -53,7 +55,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
             output=source.output,
             axes=axis,
-            carry=any(leaf.carried != 1 for leaf in (*info.values(), *base.info.values())),
+            carry=any(leaf.carries for leaf in (*info.values(), *base.info.values())),
             **source.kwargs,
         )
     except Exception:  # the measurements count even if the model cannot be read
@@ -67,7 +69,7 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
             continue
         if axis == "width" and not same_role(row.info, given):
             wrong.setdefault((given.role, row.info.role), []).append(row.path)
-        carried = np.divide(given.carried, carried_at_base.get(network.collapse(row.path), 1.0))
+        carried = np.divide(carried_of(given), carried_at_base.get(network.collapse(row.path), 1.0))
         if not np.allclose(carried, row.carried, rtol=1e-3, atol=0):
             wrong.setdefault((f"carrying {factor_text(carried)}", factor_text(row.carried)), []).append(row.path)
         # Without any branch in info, the networks may have one that every depth has once.

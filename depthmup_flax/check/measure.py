@@ -141,7 +141,7 @@ def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, Pa
     for path, leaf in info.items():
         module = path.rpartition("/")[0]
         is_readout = leaf.role is Role.OUTPUT and not leaf.in_branch  # behind it, the outputs have their size
-        if leaf.carried != 1 and module in start and module not in around and not is_readout:
+        if leaf.carries and module in start and module not in around and not is_readout:
             c = leaf.carried if isinstance(leaf.carried, float) and leaf.role is not Role.INPUT else math.nan
             factors[module] = c if factors.get(module, c) == c else math.nan
     for name, size in start.items() if factors else ():

@@ -231,7 +231,7 @@ def require_rescaled(info: InfoTree, params: ArrayTree) -> None:
     ``params`` of the size that `rescale_init` was given show that what it returned is not used.
     """
     record = audit_of(info)
-    carriers = [path for path, leaf in flatten_info(info).items() if leaf.carried != 1]
+    carriers = [path for path, leaf in flatten_info(info).items() if leaf.carries]
     if record is not None and not record.rescaled and carriers:
         raise InputError(
             f"{carriers[0]!r} carries a factor that is not in the code, so it must start at other values: call "

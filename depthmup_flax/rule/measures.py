@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.rule.info_trees import map_info, named_geometries
+from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
 
@@ -58,7 +59,8 @@ def measures(
             squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square / scale**2)
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(GRADIENT, leaf, _mean_square(x), rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf))
+        scale = rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(_plain(leaf))
+        add(GRADIENT, leaf, _mean_square(x * leaf.factor), scale)
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         shrinks = leaf.role is Role.HIDDEN
@@ -67,12 +69,12 @@ def measures(
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         kind, size = kinds[path], _mean_square
-        scale = rule.update_scale(leaf, kind) / rule.update_scale(_at_base(leaf), kind)
+        scale = rule.update_scale(_plain(leaf), kind) / rule.update_scale(_at_base(leaf), kind)
         if kind in _SPECTRAL and leaf.is_matrix:
             size = functools.partial(_square_singular_value, leaf)
         elif kind is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN:
             scale = scale / leaf.width_in**0.5
-        add(UPDATE, leaf, size(x), scale)
+        add(UPDATE, leaf, size(x / leaf.factor), scale)
 
     def moved(x: jax.Array, update: jax.Array) -> jax.Array:
         change = jnp.abs((x + update).astype(x.dtype) - x)
@@ -90,19 +92,27 @@ def measures(
     return dict(sorted(means.items()))
 
 
-def sampled(info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None) -> tuple[ArrayTree, ...]:
+def sampled(
+    info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None
+) -> tuple[InfoTree, tuple[ArrayTree, ...]]:
     """About `SAMPLE` numbers of each array, of which `measures` gives nearly the same; matrices of Muon stay whole.
 
-    A step need not keep the others of its updates.
+    A step need not keep the others of its updates. The first result has the infos, with the factors of these numbers.
     """
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
 
-    def part(path: str, leaf: ParamInfo, x: jax.Array) -> jax.Array:
-        stride = 1 if kinds[path] in _SPECTRAL else x.size // SAMPLE
-        axis = int(np.argmax(x.shape)) if x.ndim else 0
-        return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, x.shape[axis]), axis) if stride > 1 else x
+    def part(path: str, leaf: ParamInfo, x: Any) -> Any:
+        stride = 1 if kinds[path] in _SPECTRAL else math.prod(leaf.shape) // SAMPLE
+        axis = int(np.argmax(leaf.shape)) if leaf.shape else 0
+        if stride <= 1 or np.ndim(x) <= axis:
+            return x
+        return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, leaf.shape[axis]), axis)
 
-    return tuple(map_info(part, info, tree) for tree in trees)
+    def carried(path: Any, leaf: ParamInfo) -> ParamInfo:
+        return dataclasses.replace(leaf, carried=part(path_name(path), leaf, leaf.factor))
+
+    of_parts = jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info)
+    return of_parts, tuple(map_info(part, info, tree) for tree in trees)
 
 
 def _mean_square(x: jax.Array) -> jax.Array:
@@ -120,6 +130,11 @@ def _square_singular_value(leaf: ParamInfo, x: jax.Array) -> jax.Array:
     y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
     z = jnp.einsum("koi,ko->ki", matrices, y)
     return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
+
+
+def _plain(leaf: ParamInfo) -> ParamInfo:
+    """The same parameter with the factor that it carries in the code."""
+    return dataclasses.replace(leaf, carried=1.0)
 
 
 def _at_base(leaf: ParamInfo) -> ParamInfo:

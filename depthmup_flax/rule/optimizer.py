@@ -265,14 +265,14 @@ def _seeing(
     inner: optax.GradientTransformation, info: InfoTree, values: Callable[[ParamInfo, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
     """``inner``, which sees ``values(leaf_info, parameter)`` of parameters that carry a factor."""
-    if all(leaf.carried == 1 for leaf in info_trees.flatten_info(info).values()):
+    if not any(leaf.carries for leaf in info_trees.flatten_info(info).values()):
         return inner
     inner_update = optax.with_extra_args_support(inner).update
 
     def seen(params: ArrayTree) -> ArrayTree:
         if params is None:
             return None
-        return map_info(lambda _, leaf, x: x if leaf.carried == 1 else values(leaf, x).astype(x.dtype), info, params)
+        return map_info(lambda _, leaf, x: values(leaf, x).astype(x.dtype) if leaf.carries else x, info, params)
 
     def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None, **extra_args: Any) -> Any:
         return inner_update(updates, state, seen(params), **extra_args)

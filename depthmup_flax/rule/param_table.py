@@ -61,7 +61,7 @@ def param_table(
       frozen: as in `depthmup_flax.freeze`.
     """
     info = info_trees.with_decay(info, mask)
-    carries = any(leaf.carried != 1 for leaf in info_trees.flatten_info(info).values())
+    carries = any(leaf.carries for leaf in info_trees.flatten_info(info).values())
     peak = learning_rate if weight_decay and learning_rate else None
     columns = ["parameter", "shape", "role", "init std", "forward", *(["carried"] if carries else [])]
     columns += ["lr mult", "eps", "decay", *(["decay time"] if peak else [])]

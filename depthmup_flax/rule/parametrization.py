@@ -192,6 +192,7 @@ class ParamInfo:
     out_axes: tuple[int, ...] = ()
     inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
     carried: Carried = 1.0  # c
+    power: Carried = 0.0  # of a in c, where parameters carry the rule's ``branch_multiplier``, too
     offset: float = 0.0  # what the forward pass adds to it: 1 for a norm that multiplies by 1 + scale
     uses: float = 1.0  # n: uses of the weights of its branch in one forward pass / the base model's
     summed: float = 1.0  # the same of its own, over which the gradient is a sum: 1, or n
@@ -218,13 +219,26 @@ class ParamInfo:
         return math.prod(self.shape[axis] for axis in self.out_axes)
 
     @property
+    def carries(self) -> bool:
+        """Whether c is not 1; it may be traced."""
+        return not isinstance(self.carried, (int, float)) or self.carried != 1
+
+    def times(self, a: Scalar, over: Scalar = 1.0) -> ParamInfo:
+        """The parameter with a multiplier of its branch in place of the one ``over``, if it carries it."""
+        if self.power == 0:
+            return self
+        carried = self.factor * (a / over) ** broadcastable(self.power, self.shape)
+        is_known = isinstance(a, (int, float))
+        return dataclasses.replace(self, carried=in_blocks(np.asarray(carried)) if is_known else carried)
+
+    @property
     def factor(self) -> Any:
         """``c`` as a number, or as an array that broadcasts against the parameter."""
         return broadcastable(self.carried, self.shape)
 
     def uncarried(self, array: Any) -> Any:
         """``w`` for ``v``, the values of the parameter: those of the network with the factor in its code."""
-        return array if self.carried == 1 else (array + self.offset) / self.factor - self.offset
+        return (array + self.offset) / self.factor - self.offset if self.carries else array
 
     @property
     def carried_shift(self) -> Any:

@@ -14,7 +14,8 @@ import depthmup_flax as dm
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.util.errors import InputError
 
-RULE = dm.get_parametrization("depth_mup")
+A = 0.5
+RULE = dm.get_parametrization("depth_mup", branch_multiplier=A)
 BASE, SIZE = (8, 1), (32, 4)  # width, depth
 TOKENS, WINDOW, STEPS = 11, 6, 50
 
@@ -118,9 +119,9 @@ def initial(make, size):
 BATCH = jnp.asarray(np.random.default_rng(1).integers(0, TOKENS, (4, WINDOW)))
 
 
-def audited(make, edited, size=SIZE):
+def audited(make, edited, size=SIZE, carry="branch_multiplier"):
     pair = lambda size: (make(size, edited), initial(make, size))
-    return dm.audit(pair(size), pair(BASE), BATCH, rule=RULE)
+    return dm.audit(pair(size), pair(BASE), BATCH, rule=RULE, carry=edited or carry)
 
 
 def trained(make, edited, optimizer):
@@ -240,7 +241,7 @@ def test_each_factor_is_carried_by_the_nearest_parameters_that_are_used_nowhere_
     queries = {"blocks/qkv": (((m**-0.5, 1.0, 1.0),),), "blocks/qkv_bias": ((m**-0.5, 1.0, 1.0),)}
     assert audit.ok
     assert carried.keys() == blocks | queries.keys() | {"table", "final", "final_bias"}
-    assert all(carried[path] == pytest.approx(r**-0.5) for path in blocks)
+    assert all(carried[path] == pytest.approx(A * r**-0.5) for path in blocks)
     assert {path: carried[path] for path in queries} == queries
     # Embeddings are multiplied by sqrt(width): the table has m^-1/2 of it, so that what it multiplies has the rest.
     assert carried["table"] == pytest.approx(m**-0.5)
@@ -317,7 +318,7 @@ def test_a_branch_is_carried_by_what_it_is_homogeneous_in_or_by_nothing(end, car
 
 @pytest.mark.parametrize("size", [BASE, (SIZE[0], BASE[1]), (BASE[0], SIZE[1])])
 def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
-    audit = audited(tied, False, size)
+    audit = audited(tied, False, size, carry=True)
     params = dm.rescale_init(initial(tied, size), initial(tied, BASE), audit.info, RULE)
     dm.adamw(1e-3, audit.info, RULE).init(params)
     carries = {path.rpartition("/")[2] for row in audit.rows if row.carried != 1 for path in [row.path]}

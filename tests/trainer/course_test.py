@@ -3,13 +3,13 @@
 import json
 import logging
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import small_base, small_sweep
 
 import depthmup_flax as dm
+from depthmup_flax.rule import measures
 from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.trainer.course import Watch, mean_columns, read_course
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -40,20 +40,22 @@ def warnings(caplog):
     return lambda: sum(record.levelno == logging.WARNING for record in caplog.records)
 
 
+@pytest.mark.parametrize("carried", [1.0, ((0.5, 1.0),)])
 @pytest.mark.parametrize("traits", [LINEAR, SIGN])
-def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(traits):
+def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(traits, carried, monkeypatch):
     """Gradients and updates of a network twice as wide and four times as deep, as TP6 Definition 6.1 has them."""
     rule, m, r = dm.get_parametrization("depth_mup"), 2.0, 4.0
     base = {"w": dm.ParamInfo(Role.HIDDEN, (8, 8), in_branch=True)}
-    large = {"w": dm.ParamInfo(Role.HIDDEN, (16, 16), m, m, in_branch=True, depth_ratio=r)}
+    large = {"w": dm.ParamInfo(Role.HIDDEN, (16, 16), m, m, in_branch=True, depth_ratio=r, carried=carried)}
     ones, many = {"w": jnp.ones((8, 8))}, {"w": jnp.ones((16, 16))}
     at_base = dm.measures(base, rule, ones, ones, ones, **traits)
-    scaled = [
-        jax.tree.map(lambda x, factor=factor: factor * x, many)
-        for factor in (m**-1 * r**-0.5, m**-1 * r**-0.5, m**-0.5)
-    ]
-    for name, value in dm.measures(large, rule, *scaled, **traits).items():
-        assert float(value) == pytest.approx(float(at_base[name]), rel=1e-6), name
+    c = large["w"].factor
+    factors = m**-1 * r**-0.5 / c, m**-1 * r**-0.5 * c, m**-0.5 * c
+    scaled = [{"w": factor * many["w"]} for factor in factors]
+    monkeypatch.setattr(measures, "SAMPLE", 64)
+    for info, trees in ((large, scaled), measures.sampled(large, scaled, None)):
+        for name, value in dm.measures(info, rule, *trees, **traits).items():
+            assert float(value) == pytest.approx(float(at_base[name]), rel=1e-6), name
 
 
 def test_updates_that_change_no_parameter_of_low_precision_count_as_none():

@@ -19,13 +19,13 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import Audit, places, summary
 from depthmup_flax.auditing.parameter_trees import grouped
-from depthmup_flax.auditing.rescaled_init import Start
+from depthmup_flax.auditing.rescaled_init import Start, carried_factors
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
+from depthmup_flax.rule.info_trees import flatten_info, is_info, param_count, path_name
 from depthmup_flax.rule.measures import measures, sampled
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization, factor_text
@@ -188,7 +188,7 @@ class Experiment(abc.ABC):
 
     def _notes(self) -> str:
         """What parameters carry, which initial values are rescaled, and what the audit says of what trains anyway."""
-        carried = {path: leaf.carried for path, leaf in flatten_info(self.info).items() if leaf.carried != 1}
+        carried = {path: leaf.carried for path, leaf in flatten_info(self.info).items() if leaf.carries}
         lines = [
             f"carry  times {factor_text(factor)}, which the code lacks: {summary(paths)}\n"
             for factor, paths in grouped(carried, carried.__getitem__).items()
@@ -249,7 +249,7 @@ class NetworkExperiment(Experiment):
                     else:
                         set_field(changed, path, value)
             rule = self.rule.replace(**of_rule) if of_rule else self.rule  # `made` is of this one
-            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
+            optimizer = make_optimizer(changed, self._carrying(rule), rule, self.total_steps)
             return self.functions(rule), optimizer, functools.partial(self._record, rule)
 
         spec, loss = self.dataset.input_spec, self.loss
@@ -263,21 +263,24 @@ class NetworkExperiment(Experiment):
     def course(self) -> Course:
         if not self.config.train.record_course:
             return NO_COURSE
-        measured = jax.eval_shape(lambda x: self._measures(self.rule, x, x, x), without_boxes(self.variables)[0])
-        return Course.of(tuple(measured), self.total_steps)
+        measured = functools.partial(self._measures, self.rule, self.info)
+        params = without_boxes(self.variables)[0]
+        return Course.of(tuple(jax.eval_shape(measured, params, params, params)), self.total_steps)
 
-    def _measures(self, rule: Parametrization, *trees: ArrayTree) -> dict[str, jax.Array]:
+    def _measures(self, rule: Parametrization, info: InfoTree, *trees: ArrayTree) -> dict[str, jax.Array]:
         known = {name: self._updates.get(name) for name in ("degree", "geometry")}
-        return measures(self.info, rule, *trees, **known)
+        return measures(info, rule, *trees, **known)
 
     def _record(self, rule: Parametrization, course: Any, *trees: ArrayTree) -> Any:
         """See `network_task.Record`."""
         rows, now = course
+        info = self._carrying(rule)
         if self.config.mesh.fsdp == 1:  # else a part of an array that is split over devices would be sent
             # All that the branch keeps from being computed in place.
-            trees = sampled(self.info, trees, self._updates.get("geometry"))
+            info, trees = sampled(info, trees, self._updates.get("geometry"))
         measured = lambda trees: {
-            name: jnp.where(now, x.astype(jnp.float32), rows[name]) for name, x in self._measures(rule, *trees).items()
+            name: jnp.where(now, x.astype(jnp.float32), rows[name])
+            for name, x in self._measures(rule, info, *trees).items()
         }
         return jax.lax.cond(now.any(), measured, lambda _: rows, trees)
 
@@ -295,8 +298,17 @@ class NetworkExperiment(Experiment):
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
             made = self.made if rule is self.rule and self.made is not None else self.model.functions(rule)
-            return rescaled(made, self.init_factors)
+            of_init = lambda path: self.init_factors.get(path, Start(1.0)).factor
+            carried = carried_factors(self._carrying(rule)).items()
+            return rescaled(made, {path: dataclasses.replace(one, factor=of_init(path)) for path, one in carried})
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
+
+    def _carrying(self, rule: Parametrization) -> InfoTree:
+        """The infos under a rule with another a, which parameters carry if the network's code has none."""
+        if rule is self.rule:
+            return self.info
+        a = rule.branch_multiplier, self.rule.branch_multiplier
+        return jax.tree.map(lambda leaf: leaf.times(*a), self.info, is_leaf=is_info)
 
     @property
     def carry_shapes(self) -> NetworkState:

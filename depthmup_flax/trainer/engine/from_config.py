@@ -17,7 +17,7 @@ from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
-from depthmup_flax.networks.user_code import takes
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.storage.sweep_records import CONTINUOUS
@@ -118,12 +118,6 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         require_read(config, user.read)
         return StepExperiment(**common, user=user)
     _require_no_hyper(config)
-    for name in ("branch_multiplier", "gamma0"):
-        if config.parametrization[name] is not None and not takes(network.named, "rule"):
-            advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
-            raise _refused(
-                config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
-            )
     functions, loss = network.functions(rule), named_loss(config.loss)
     params, collections = shapes = functions.shapes(dataset.input_spec)
 
@@ -137,6 +131,13 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     key = jax.eval_shape(lambda: jax.random.key(0))
     require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), model.name)
     found = network.audited(dataset.input_spec, rule)
+    carries_a = rule.branch_multiplier > 0 and any(leaf.power != 0 for leaf in flatten_info(found.info).values())
+    for name in ("gamma0", *(() if carries_a else ("branch_multiplier",))):
+        if config.parametrization[name] is not None and not network.takes_rule:
+            advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
+            raise _refused(
+                config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
+            )
     if found.audit.certain and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "

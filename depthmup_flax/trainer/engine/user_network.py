@@ -17,7 +17,7 @@ from depthmup_flax.auditing.config_audit import Audited, audited
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors, init_factors, multiplied
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
-from depthmup_flax.networks.user_code import calling, model_fields, parameters
+from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.util.errors import InputError
@@ -36,21 +36,26 @@ class UserNetwork:
         """The class or function."""
         return resolve(self.config.name, "model.name")
 
+    @property
+    def takes_rule(self) -> bool:
+        """Whether its code has the rule's constants; else parameters carry a."""
+        return takes(self.named, "rule")
+
     def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
         """The class or function with all its arguments but random keys; by default with the config's sizes."""
         sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
         # A field that was not set keeps the default that it has in the code.
         given = {name: value for name in model_fields(self.named) if (value := self.config.get(name)) is not None}
         passed = {"rule": rule, "num_classes": self.num_classes}
-        takes = parameters(self.named)
-        if "num_classes" in takes and not self.num_classes:
+        known = parameters(self.named)
+        if "num_classes" in known and not self.num_classes:
             del passed["num_classes"]  # its default, if there is one
-            if takes["num_classes"].default is inspect.Parameter.empty:
+            if known["num_classes"].default is inspect.Parameter.empty:
                 raise InputError(
                     f"model.name is {self.config.name!r}: it takes num_classes, which is known of integer labels in "
                     "memory alone, and these data have none. Give num_classes a default, or leave it out."
                 )
-        ours = {name: value for name, value in (passed | sizes).items() if name in takes}
+        ours = {name: value for name, value in (passed | sizes).items() if name in known}
         return functools.partial(self.named, **given | ours)
 
     def functions(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> ModelFunctions:
@@ -66,8 +71,11 @@ class UserNetwork:
         """Roles and missing multipliers of the network of these sizes, by default its own."""
         sizes = sizes or (self.config.width, self.config.depth)
         make, output = lambda *of: self.make(rule, *of), self.config.audited_output
+        carry = self.takes_rule or "branch_multiplier"
         try:
-            return audited(make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output)
+            return audited(
+                make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output, carry=carry
+            )
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
@@ -95,7 +103,7 @@ class UserNetwork:
 
 def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:
     """The network with initial values changed by `UserNetwork.init_factors`."""
-    if not factors:
+    if not any(start.changes for start in factors.values()):
         return functions
     factor_of = collections.defaultdict(lambda: Start(1.0), factors)
     return dataclasses.replace(functions, start=lambda params: multiplied(params, factor_of))

@@ -119,7 +119,8 @@ def test_labels_that_are_no_classes_of_the_outputs_are_refused():
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"parametrization.branch_multiplier": 2.0}, "does not take the rule"),
+        ({"parametrization.branch_multiplier": 2.0, "model.edit": "bent"}, "does not take the rule"),
+        ({"parametrization.gamma0": 2.0}, "does not take the rule"),
         ({"hyper.temperature": 0.1}, "hyper.temperature"),
         ({"mesh.fsdp": 2}, "mesh.fsdp"),
         ({"model.name": "user_networks:LinenNett"}, "LinenNet"),
