@@ -1,6 +1,4 @@
-"""An ImageNet-style ResNet with BatchNorm in Linen, SGD, and the factors in its code: their lines are marked."""
-
-from functools import partial
+"""A ResNet with BatchNorm and projections in Linen, SGD, and the factors in its code: their lines are marked."""
 
 import flax.linen as nn
 import jax
@@ -10,68 +8,54 @@ from sklearn.datasets import load_digits
 
 import depthmup_flax as dm
 
-STAGES = (2, 2)  # residual blocks at each resolution
-BASE_WIDTH, BASE_STAGES = 8, (1, 1)  # of the tuned proxy
+BASE_WIDTH, BASE_DEPTH = 8, 1  # of the tuned proxy
 RULE = dm.get_parametrization("depth_mup")
 
 
 class ResNetBlock(nn.Module):
-    """Two convolutions with norms, added to the input or to its projection."""
+    """Two convolutions with norms, added to the input or, where channels double, to its projection."""
 
     filters: int
-    conv: type
-    norm: type
-    strides: tuple[int, int]
+    train: bool
     multiplier: float  # depth-muP
 
     @nn.compact
     def __call__(self, x):
         """``[B, H, W, C] -> [B, H / stride, W / stride, filters]``."""
-        y = nn.relu(self.norm()(self.conv(self.filters, (3, 3), self.strides)(x)))
-        y = self.norm()(self.conv(self.filters, (3, 3))(y))
-        if x.shape != y.shape:
-            x = self.norm(name="norm_proj")(self.conv(self.filters, (1, 1), self.strides, name="conv_proj")(x))
-        # After the branch's last norm, which would cancel the multiplier.
-        return nn.relu(x + self.multiplier * y)  # depth-muP
+        stride = 1 if x.shape[-1] == self.filters else 2
+        y = nn.BatchNorm(not self.train)(nn.Conv(self.filters, (3, 3), stride, use_bias=False)(x))
+        y = nn.BatchNorm(not self.train)(nn.Conv(self.filters, (3, 3), use_bias=False)(nn.relu(y)))
+        if stride == 2:
+            x = nn.BatchNorm(not self.train)(nn.Conv(self.filters, (1, 1), stride, use_bias=False, name="conv_proj")(x))
+        return nn.relu(x + self.multiplier * y)  # depth-muP: after the branch's last norm, which would cancel it
 
 
 class ResNet(nn.Module):
-    """Stages of blocks; each stage halves the resolution and doubles the channels."""
+    """Two stages of ``depth`` blocks; the second has twice the channels."""
 
-    classes: int
-    width: int = BASE_WIDTH
-    stages: tuple[int, ...] = STAGES
+    width: int
+    depth: int
 
     @nn.compact
     def __call__(self, x, train: bool):
-        """``[B, H, W, 1] -> [B, classes]``."""
-        conv = partial(nn.Conv, use_bias=False)
-        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
-        multiplier = RULE.residual_multiplier(sum(self.stages) / sum(BASE_STAGES))  # depth-muP
-        x = nn.relu(norm(name="norm_init")(conv(self.width, (3, 3), name="conv_init")(x)))
-        for i, blocks in enumerate(self.stages):
-            for j in range(blocks):
-                strides = (2, 2) if i > 0 and j == 0 else (1, 1)
-                x = ResNetBlock(self.width * 2**i, conv, norm, strides, multiplier)(x)
-        x = jnp.mean(x, axis=(1, 2))
-        # The product is multiplied, the bias is not.
-        x = x * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
-        return nn.Dense(self.classes, name="head")(x)
+        """``[B, 8, 8, 1] -> [B, 10]``."""
+        x = nn.Conv(self.width, (3, 3), name="conv_init")(x)
+        for filters in [self.width] * self.depth + [2 * self.width] * self.depth:
+            x = ResNetBlock(filters, train, RULE.residual_multiplier(self.depth / BASE_DEPTH))(x)  # depth-muP
+        x = x.mean(axis=(1, 2)) * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP: not of the bias
+        return nn.Dense(10, name="head")(x)
 
 
-def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> list[float]:
+def main(width: int = 16, depth: int = 2, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ResNet(10, width, stages), ResNet(10, BASE_WIDTH, BASE_STAGES)
-    variables, base_variables = (
-        jax.jit(partial(m.init, train=True))(jax.random.key(0), images[:1]) for m in (model, base)
-    )
+    model, base = ResNet(width, depth), ResNet(BASE_WIDTH, BASE_DEPTH)
+    start, base_start = (m.init(jax.random.key(0), images[:1], train=True) for m in (model, base))
     info = dm.audit(model, base, images[:2], rule=RULE, train=True).info
-    params = dm.rescale_init(variables["params"], base_variables["params"], info, RULE)
+    params, stats = dm.rescale_init(start["params"], base_start["params"], info, RULE), start["batch_stats"]
     print(dm.param_table(info, RULE, degree=1))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 5, steps)
-    optimizer = dm.depthmup(optax.chain(optax.clip(1.0), optax.trace(0.9, nesterov=True)), info, RULE, schedule)
+    optimizer = dm.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 5, steps), info, RULE, momentum=0.9)
 
     def loss_fn(params, stats, x, y):
         logits, new = model.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
@@ -83,9 +67,8 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state, loss
 
-    stats, opt_state, losses = variables["batch_stats"], optimizer.init(params), []
-    for i in range(steps):
-        batch = jax.random.randint(jax.random.key(i), (64,), 0, len(labels))
+    opt_state, losses = optimizer.init(params), []
+    for batch in jax.random.randint(jax.random.key(0), (steps, 64), 0, len(labels)):
         params, stats, opt_state, loss = step(params, stats, opt_state, images[batch], labels[batch])
         losses.append(float(loss))
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -22,9 +22,8 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         """``[batch, length, width] -> ([batch, length, width], None)``, the signature that nn.scan needs."""
-        y = nn.LayerNorm()(x)
         attend = dm.attention_fn(RULE, self.width // HEADS, BASE_WIDTH // HEADS)  # depth-muP
-        y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attend)(y, y)  # depth-muP
+        y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attend)(nn.LayerNorm()(x))  # depth-muP
         x = x + self.multiplier * y  # depth-muP
         y = nn.Dense(4 * self.width)(nn.LayerNorm()(x))
         y = nn.Dense(self.width)(nn.gelu(y))
@@ -34,29 +33,25 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches of 2x2, learned positions, mean pooling."""
 
-    classes: int
     width: int
     depth: int
 
     @nn.compact
     def __call__(self, image):
-        """``[batch, 8, 8, 1] -> [batch, classes]``."""
-        x = nn.Conv(self.width, (2, 2), strides=(2, 2), name="embedding")(image)
-        x = x.reshape(x.shape[0], -1, self.width)
+        """``[batch, 8, 8, 1] -> [batch, 10]``."""
+        x = nn.Conv(self.width, (2, 2), strides=(2, 2), name="embedding")(image).reshape(len(image), -1, self.width)
         x = x + self.param("pos_embedding", nn.initializers.normal(0.02), (1, *x.shape[1:]))
-        multiplier = RULE.residual_multiplier(self.depth / BASE_DEPTH)  # depth-muP
-        blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-        x, _ = blocks(self.width, multiplier, name="blocks")(x, None)
-        x = nn.LayerNorm(name="encoder_norm")(x).mean(axis=1)
-        x = x * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
-        return nn.Dense(self.classes, name="head")(x)
+        scan = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+        x, _ = scan(self.width, RULE.residual_multiplier(self.depth / BASE_DEPTH), name="blocks")(x, None)  # depth-muP
+        x = nn.LayerNorm(name="norm")(x).mean(axis=1) * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
+        return nn.Dense(10, name="head")(x)
 
 
 def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, BASE_DEPTH)
+    model, base = ViT(width, depth), ViT(BASE_WIDTH, BASE_DEPTH)
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
     info = dm.audit(model, base, images[:2], rule=RULE).info
     params = dm.rescale_init(params, base_params, info, RULE)
@@ -73,8 +68,7 @@ def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
         return optax.apply_updates(params, updates), opt_state, loss
 
     opt_state, losses = optimizer.init(params), []
-    for i in range(steps):
-        batch = jax.random.randint(jax.random.key(i), (64,), 0, len(labels))
+    for batch in jax.random.randint(jax.random.key(0), (steps, 64), 0, len(labels)):
         params, opt_state, loss = step(params, opt_state, images[batch], labels[batch])
         losses.append(float(loss))
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -32,7 +32,7 @@ class Transformer(nnx.Module):
     def __init__(self, width: int, depth: int, rngs: nnx.Rngs):
         self.embed = nnx.Embed(VOCABULARY, width, rngs=rngs)
         self.position = nnx.Embed(LENGTH, width, rngs=rngs)
-        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])  # Flax refuses a plain list of modules
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
     def __call__(self, tokens):

@@ -89,7 +89,7 @@ SMALL_IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
     [
         (
             "linen_resnet",
-            lambda resnet, r: resnet.ResNet(10, 8 * r, (r, r)),
+            lambda resnet, r: resnet.ResNet(8 * r, r),
             SMALL_IMAGES,
             {
                 "conv_init/kernel": INPUT, "ResNetBlock_0/Conv_1/kernel": HIDDEN, "ResNetBlock_3/Conv_0/kernel": HIDDEN,
@@ -99,7 +99,7 @@ SMALL_IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
         ),
         (
             "linen_scan_vit",
-            lambda vit, r: vit.ViT(10, 16 * r, 2 * r),
+            lambda vit, r: vit.ViT(16 * r, 2 * r),
             SMALL_IMAGES,
             {
                 "embedding/kernel": INPUT, "pos_embedding": INPUT, "blocks/Dense_0/kernel": HIDDEN,

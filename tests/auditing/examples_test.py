@@ -22,7 +22,7 @@ def load(name):
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        pytest.param("linen_resnet", {"stages": (1, 2)}, marks=pytest.mark.slow),
+        pytest.param("linen_resnet", {"depth": 2}, marks=pytest.mark.slow),
         pytest.param("linen_scan_vit", {"depth": 2}, marks=pytest.mark.slow),
         pytest.param("nnx_transformer", {"depth": 1}, marks=pytest.mark.slow),
         pytest.param("nnx_with_our_modules", {"depth": 4}, marks=pytest.mark.slow),
