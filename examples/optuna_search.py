@@ -1,6 +1,6 @@
 """A sampler of Optuna proposes the hyperparameters of a small network; `dm.Study` trains each proposal with its seeds.
 
-    pip install "depthmup-flax[report]" optuna
+    pip install ".[report]" optuna
     python examples/optuna_search.py
 
 Run again, it proposes the same, as the sampler has a seed, and reads the records in place of training.
