@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -220,12 +219,11 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
     image_key, label_key = keys
     # TFDS's decoder without TensorFlow returns gray files of a color set with two axes, so images stay encoded.
     channels = image.shape[-1] or 3
-    open_split = functools.partial(builder.as_data_source, decoders={image_key: tfds.decode.SkipDecoding()})
 
     def split(*candidates: str) -> ImageFiles:
         for candidate in filter(builder.info.splits.__contains__, candidates):
             try:
-                records = open_split(split=candidate)
+                records = builder.as_data_source(candidate, decoders={image_key: tfds.decode.SkipDecoding()})
             except NotImplementedError as error:
                 raise InputError(f"{field}: its files have no random access. Run {build} once.") from error
             if records[0][label_key] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split

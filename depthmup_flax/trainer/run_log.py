@@ -190,7 +190,8 @@ class RunLog:
         if self._open:
             on = self._experiment.dataset.evaluated
             accuracy = _accuracy(metrics.get(f"{on}_accuracy"), f"  {on}")
-            log.info("step %d  %s loss %.4f%s", step, on, metrics[f"{on}_loss"], accuracy)
+            averaged = f"  ema loss {metrics[f'{on}_ema_loss']:.4f}" if f"{on}_ema_loss" in metrics else ""
+            log.info("step %d  %s loss %.4f%s%s", step, on, metrics[f"{on}_loss"], accuracy, averaged)
             self._write(step, metrics)
 
     def upload(self) -> None:

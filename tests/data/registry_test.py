@@ -103,6 +103,7 @@ WRONG = [
     ("digits", "image_size", -8),
     ("digits", "image_size", 8.5),
     ("folder:x", "data_dir", "x"),
+    ("tfds:mnist", "data_dir", "gs://x"),
     ("text:a.txt", "image_size", 32),
 ]
 

@@ -8,6 +8,7 @@ from small_runs import small_base, small_sweep
 
 import depthmup_flax as dm
 from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.trainer import run_log
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate
 
@@ -22,13 +23,15 @@ def averaging():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config, directory = averaging(), tmp_path_factory.mktemp("ema")
+    config, directory, lines = averaging(), tmp_path_factory.mktemp("ema"), []
     config.train.update(checkpoint=True, eval_every=1, keep_checkpoints=STEPS + 1)
-    return directory, train_and_evaluate(config, directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_log.log, "info", lambda line, *values: lines.append(line % values))
+        return directory, train_and_evaluate(config, directory), lines
 
 
 def test_the_average_is_the_weighted_mean_of_the_parameters_after_all_steps(run):
-    directory, result = run
+    directory, result, lines = run
     params = [dm.load_run(directory, step).params for step in range(1, STEPS + 1)]
     weights = np.array([DECAY ** (STEPS - step) for step in range(1, STEPS + 1)])
     expected = jax.tree.map(lambda *x: np.einsum("i,i...->...", weights / weights.sum(), np.stack(x)), *params)
@@ -37,6 +40,7 @@ def test_the_average_is_the_weighted_mean_of_the_parameters_after_all_steps(run)
     test = build(averaging()).dataset.test.fields
     losses = optax.softmax_cross_entropy_with_integer_labels(averaged.predict(test["image"]), np.asarray(test["label"]))
     assert result["test_metrics"]["test_ema_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert any(f"{losses.mean():.4f}" in line for line in lines)
 
 
 def test_lanes_evaluate_the_average_of_single_runs(tmp_path):
