@@ -14,7 +14,7 @@ import numpy as np
 
 from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 UPDATE, GRADIENT, PARAMETER = "update", "gradient", "parameter"
 RELATIVE = "update_per_gradient"  # of directions that are linear in the gradient
@@ -54,27 +54,26 @@ def measures(
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     squares: dict[str, list[jax.Array]] = {}
 
-    def add(kind: str, leaf: ParamInfo, square: jax.Array, scale: Scalar) -> None:
+    def add(kind: str, leaf: ParamInfo, square: jax.Array) -> None:
         if leaf.role in MEASURED:
-            squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square / scale**2)
+            squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square)
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        scale = rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(_plain(leaf))
-        add(GRADIENT, leaf, _mean_square(x * leaf.factor), scale)
+        add(GRADIENT, leaf, _mean_square(x, rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf)))
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         shrinks = leaf.role is Role.HIDDEN
         scale = leaf.width_in ** (-0.5 * rule.width_power) if shrinks else 1.0
-        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x)), scale)
+        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x), scale))
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         kind, size = kinds[path], _mean_square
-        scale = rule.update_scale(_plain(leaf), kind) / rule.update_scale(_at_base(leaf), kind)
+        scale = rule.update_scale(leaf, kind) / rule.update_scale(_at_base(leaf), kind)
         if kind in _SPECTRAL and leaf.is_matrix:
             size = functools.partial(_square_singular_value, leaf)
         elif kind is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN:
             scale = scale / leaf.width_in**0.5
-        add(UPDATE, leaf, size(x / leaf.factor), scale)
+        add(UPDATE, leaf, size(x, scale))
 
     def moved(x: jax.Array, update: jax.Array) -> jax.Array:
         change = jnp.abs((x + update).astype(x.dtype) - x)
@@ -115,26 +114,21 @@ def sampled(
     return of_parts, tuple(map_info(part, info, tree) for tree in trees)
 
 
-def _mean_square(x: jax.Array) -> jax.Array:
-    return jnp.square(x.astype(jnp.float32)).mean()
+def _mean_square(x: jax.Array, scale: Any) -> jax.Array:
+    return jnp.square(x.astype(jnp.float32) / scale).mean()
 
 
-def _square_singular_value(leaf: ParamInfo, x: jax.Array) -> jax.Array:
+def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
     """The mean square of the singular values of matrices, over those that are not 0, whose number is that of examples.
 
     By ``|U' y|^2 / |y|^2`` with ``y = U x`` for a random vector x: exact where they are equal.
     """
     into, out = ([axis % x.ndim for axis in axes] for axes in (leaf.in_axes, leaf.out_axes))
     others = [axis for axis in range(x.ndim) if axis not in (*into, *out)]
-    matrices = x.astype(jnp.float32).transpose(*others, *out, *into).reshape(-1, leaf.fan_out, leaf.fan_in)
+    matrices = (x.astype(jnp.float32) / scale).transpose(*others, *out, *into).reshape(-1, leaf.fan_out, leaf.fan_in)
     y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
     z = jnp.einsum("koi,ko->ki", matrices, y)
     return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
-
-
-def _plain(leaf: ParamInfo) -> ParamInfo:
-    """The same parameter with the factor that it carries in the code."""
-    return dataclasses.replace(leaf, carried=1.0)
 
 
 def _at_base(leaf: ParamInfo) -> ParamInfo:

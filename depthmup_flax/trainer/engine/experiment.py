@@ -305,8 +305,6 @@ class NetworkExperiment(Experiment):
 
     def _carrying(self, rule: Parametrization) -> InfoTree:
         """The infos under a rule with another a, which parameters carry if the network's code has none."""
-        if rule is self.rule:
-            return self.info
         a = rule.branch_multiplier, self.rule.branch_multiplier
         return jax.tree.map(lambda leaf: leaf.times(*a), self.info, is_leaf=is_info)
 
