@@ -142,7 +142,8 @@ class Traced:
     ):
         self.graph, self._uses = graph, parameter_uses(graph, growing)
         self._shape = Homogeneity(graph, self._uses)
-        self._streams = residual_streams(graph, self._uses, self._shape.degrees, plain, alike)
+        normalized = {i: self._shape.roots[j] for i, j in self._shape.norms.items()}
+        self._streams = residual_streams(graph, self._uses, self._shape.degrees, normalized, plain, alike)
         sums = self._streams.sums
         self._forward = forward_factors(graph, self._uses, {s.node: s for s in sums}, self._shape)
         self._at, self.uses, self._terms = self._uses.by_node(), self._uses.by_path(), self._forward.terms
@@ -351,6 +352,11 @@ class Traced:
         uses = (use for use in self._uses.uses if use.kind == PRODUCT and use.operand >= 0 and use.path not in tables)
         read = ((use.path, self._not_made(self._terms[use.operand]).values()) for use in uses)
         return joined((path, frozenset().union(*factors)) for path, factors in read if factors)
+
+    def readers(self, nodes: Collection[int]) -> set[str]:
+        """The parameters whose products read one of these arrays."""
+        products = (use for use in self._uses.uses if use.kind == PRODUCT and use.operand >= 0)
+        return {use.path for use in products if not self._terms[use.operand].keys().isdisjoint(nodes)}
 
     @functools.cached_property
     def bent(self) -> dict[tuple[str, str], frozenset[float]]:

@@ -40,7 +40,8 @@ class Comparison:
     def products(self) -> ProductFactors:
         """The factors around products."""
         few = [path for path, leaf in self.infos.items() if leaf.width_out == 1 != leaf.width_in]
-        return ProductFactors(self.facts, self.base, self.pairs, few)
+        apart = self.facts.readers({s.node for s, _, _, _ in self._growing})
+        return ProductFactors(self.facts, self.base, self.pairs, few, apart)
 
     def wanted(self, node: int) -> float:
         """The multiplier that the rule wants of the branch that ends in a sum."""
@@ -341,8 +342,11 @@ class Comparison:
 
         Each with the base model's size and the ratio of their factors; NaN is unknown.
         """
-        others = [one for one in self._products if not one[0].in_softmax and one[0].size != one[1]]
-        return [(s, d, found) for s, d, found, wanted in others if not close(found, wanted)]
+        return [(s, d, found) for s, d, found, wanted in self._growing if not close(found, wanted)]
+
+    @property
+    def _growing(self) -> list[tuple[Scores, int, float, float]]:
+        return [one for one in self._products if not one[0].in_softmax and one[0].size != one[1]]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[Scores]] = {}

@@ -279,14 +279,16 @@ class ProductFactors:
     """The factors of a model over those of its base model; ``pairs`` are the base model's paths.
 
     ``few`` are weights from the width to a fixed number of features. What a readout reads has the readout's factor,
-    unless it is such features.
+    unless it is such features. What those ``apart`` read has a factor that is judged by itself.
 
     Attributes:
       paths: the parameters with factors behind them.
     """
 
-    def __init__(self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str]):
-        self._pairs, self._facts, self._base = pairs, facts, base
+    def __init__(
+        self, facts: Traced, base: Traced, pairs: Mapping[str, str], few: Collection[str], apart: Collection[str]
+    ):
+        self._pairs, self._facts, self._base, self._apart = pairs, facts, base, apart
         with_readouts = facts.own(())
         of_few = {path: with_readouts[path] for path in few if path in with_readouts}
         self._behind, self._base_behind = of_few | facts.own(facts.readouts), base.own(()) | base.own(base.readouts)
@@ -298,7 +300,7 @@ class ProductFactors:
 
     def in_front(self, path: str) -> float | None:
         """The ratio of the factors of what a product reads; 1 if that is products, which have factors of their own."""
-        is_read = path in self._facts.inputs
+        is_read = path in self._facts.inputs and path not in self._apart
         return self._ratio(path, self._facts.inputs, self._base.inputs) if is_read else 1.0
 
     def around(self, path: str) -> float | None:

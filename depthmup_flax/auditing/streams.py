@@ -49,10 +49,11 @@ class StreamPaths:
         graph: Graph,
         uses: Uses,
         degrees: Sequence[float],
+        normalized: Mapping[int, int],
         plain: Collection[int],
         alike: Collection[frozenset[str]],
     ):
-        self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
+        self.graph, self.kinds, self.needed, self._normalized = graph, uses.kinds, graph.needed(), normalized
         self.alike, self._at = alike, uses.by_node()
         self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
@@ -191,7 +192,8 @@ class StreamPaths:
         """Whether later branches are added to the branch, which is the stream, or no gradient passes through it."""
         source = self._source(branch)
         is_constant = self.graph.nodes[source].op == "stop_gradient"
-        return is_constant or any(other > node for other in self._beside.get(source, ()))
+        streams = {source, self._source(self._normalized.get(source, source))}  # or a norm of the stream
+        return is_constant or any(other > node for i in streams for other in self._beside.get(i, ()))
 
     def _source(self, i: int) -> int:
         """The array that an array is a copy of, up to a factor."""
@@ -326,13 +328,18 @@ class Streams:
 
 
 def residual_streams(
-    graph: Graph, uses: Uses, degrees: Sequence[float], plain: Collection[int], alike: Collection[frozenset[str]]
+    graph: Graph,
+    uses: Uses,
+    degrees: Sequence[float],
+    normalized: Mapping[int, int],
+    plain: Collection[int],
+    alike: Collection[frozenset[str]],
 ) -> Streams:
     """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `factors.Homogeneity`.
 
-    ``alike`` are the `ResidualSum.ends` that other layers of the two models have.
+    ``normalized``: what each norm reads; ``alike``: the `ResidualSum.ends` that other layers of the two models have.
     """
-    paths = StreamPaths(graph, uses, degrees, plain, alike)
+    paths = StreamPaths(graph, uses, degrees, normalized, plain, alike)
     sums, avoid = _decided(graph, paths, plain)
     nodes = {s.node for s in sums}
     ordered = sorted(sums, key=lambda s: s.node)

@@ -176,6 +176,13 @@ def linear_attention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", mixed.reshape(y.shape), y.shape[-1])
 
 
+def linear_bare(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """Attention without a softmax or a norm, with its scale."""
+    q, k, v = qkv(p, y)
+    mixed = jnp.einsum("bthd,bhde->bthe", q, jnp.einsum("bshd,bshe->bhde", k, v)) * e.heads(q.shape[-1])
+    return dense(p, "out", mixed.reshape(y.shape), y.shape[-1])
+
+
 def retention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     """Scores with a fixed decay, a norm of each head behind them (RetNet)."""
     q, k, v = qkv(p, y)
@@ -337,11 +344,11 @@ BRANCHES: Mapping[str, Branch] = {
     "relu_scores": scores_with(lambda p, s, q: s, lambda s: jax.nn.relu(s) / s.shape[-1]),
     "shaw": shaw, "transformer_xl": transformer_xl, "grouped": grouped, "fused": fused,
     "normed_scores": normed_scores, "latent": latent, "differential": differential,
-    "linear_attention": linear_attention, "retention": retention, "mlp": mlp, "mlp4": mlp4, "mlp_bias": mlp_bias,
-    "swiglu": swiglu, "one_matrix": one_matrix, "experts": experts, "ragged_experts": ragged_experts,
-    "depthwise": depthwise, "convolution": convolution, "lru": lru, "mamba": mamba, "lstm": lstm,
-    "token_mixer": token_mixer, "squeeze": squeeze, "kan": kan,
-    "hypernetwork": hypernetwork, "parallel": parallel,
+    "linear_attention": linear_attention, "linear_bare": linear_bare, "retention": retention,
+    "mlp": mlp, "mlp4": mlp4, "mlp_bias": mlp_bias, "swiglu": swiglu, "one_matrix": one_matrix, "experts": experts,
+    "ragged_experts": ragged_experts, "depthwise": depthwise, "convolution": convolution, "lru": lru, "mamba": mamba,
+    "lstm": lstm, "token_mixer": token_mixer, "squeeze": squeeze, "kan": kan, "hypernetwork": hypernetwork,
+    "parallel": parallel,
 }  # fmt: skip
 
 

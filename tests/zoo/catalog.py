@@ -34,7 +34,8 @@ COMPLETEP = dm.get_parametrization("completep", branch_multiplier=A)
 
 
 def _branches() -> dict[str, Kind]:
-    harmless = {"retention": ("root_heads", "plain_heads")}  # a norm cancels the scale of scores
+    scales = ("root_heads", "plain_heads")  # a norm cancels them; without a softmax they are not judged
+    harmless = {"retention": scales, "linear_bare": scales}
     return {name: Kind(stack(name), TOKENS, harmless=harmless.get(name, ())) for name in BRANCHES} | {
         f"{name}_mlp": Kind(stack(name, "mlp"), TOKENS) for name in ("attention", "rotary", "grouped", "lru", "experts")
     }

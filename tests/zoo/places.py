@@ -205,7 +205,7 @@ def routed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", jnp.tanh(gates[..., :1] * dense(p, "in", y, y.shape[-1])), y.shape[-1])
 
 
-def complex_rotary(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+def complex_rotary(p: Scope, y: jax.Array, e: Scales, pair: Any = jax.lax.complex) -> jax.Array:
     """Rotary positions by complex numbers (Llama's first code)."""
     n = y.shape[-1]
     q, k, v = (heads_of(dense(p, name, y, n)) for name in ("query", "key", "value"))
@@ -215,7 +215,7 @@ def complex_rotary(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
 
     def turned(z: jax.Array) -> jax.Array:
         pairs = z.reshape(*z.shape[:-1], -1, 2)
-        both = jax.lax.complex(pairs[..., 0], pairs[..., 1]) * turns
+        both = pair(pairs[..., 0], pairs[..., 1]) * turns
         return jnp.stack([both.real, both.imag], -1).reshape(z.shape)
 
     weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", turned(q), turned(k)) * e.heads(d))
@@ -249,8 +249,10 @@ def _places() -> dict[str, Kind]:
         "biased_hidden": Kind(stack("mlp", end=biased_hidden), TOKENS),
         "biased_inner": Kind(stack(("biased", biased_inner)), TOKENS),
         "gain": Kind(stack("attention", ("gain", gain)), TOKENS),
-        "complex_rotary": Kind(stack(("rotary", complex_rotary)), TOKENS, only=("none", "root_heads", "plain_heads")),
     }
+    for name, pair in {"complex": jax.lax.complex, "imaginary": lambda a, b: a + 1j * b}.items():
+        rotary = stack(("rotary", functools.partial(complex_rotary, pair=pair)))
+        kinds[f"{name}_rotary"] = Kind(rotary, TOKENS, only=("none", "root_heads", "plain_heads"))
     for n in (1, 2):
         kinds |= {f"flow{n}_{name}": Kind(flow(n, k), VECTORS) for k, name in enumerate(("values", "densities"))}
     kinds["deep_flow"] = Kind(deep_flow, VECTORS, only=("none", "first_layer", "inverse", "squared"))

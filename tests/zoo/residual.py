@@ -318,7 +318,7 @@ def _kinds() -> dict[str, Kind]:
     for name, per_token in {"losses": False, "losses_of_tokens": True}.items():
         kinds[name] = Kind(with_losses(per_token), VECTORS, arguments={"output": 0})
     for place in ("post", "pre", "none"):
-        for again in ("queries and keys", "all", "tokens", *(["replacing"] if place != "pre" else [])):
+        for again in ("queries and keys", "all", "tokens", "replacing"):
             kinds[f"two_way_{place}_{again.partition(' ')[0]}"] = Kind(two_way(place, again), VECTORS)
     for name, options in {
         "fused": (True, False), "fused_growing": (True, True), "split": (False, False), "split_growing": (False, True),
