@@ -18,7 +18,7 @@ from jax.extend import core
 from depthmup_flax.auditing.factors import Homogeneity, Terms, common, forward_factors, scaled
 from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.streams import ResidualSum, residual_streams
+from depthmup_flax.auditing.streams import ResidualSum, StreamPaths, residual_streams
 from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
 from depthmup_flax.util.primitives import SCALES, SUMS, is_understood
 
@@ -143,7 +143,8 @@ class Traced:
         self.graph, self._uses = graph, parameter_uses(graph, growing)
         self._shape = Homogeneity(graph, self._uses)
         normalized = {i: self._shape.roots[j] for i, j in self._shape.norms.items()}
-        self._streams = residual_streams(graph, self._uses, self._shape.degrees, normalized, plain, alike)
+        paths = StreamPaths(graph, self._uses, self._shape.degrees, normalized, plain, alike)
+        self._streams = residual_streams(graph, paths, plain)
         sums = self._streams.sums
         self._forward = forward_factors(graph, self._uses, {s.node: s for s in sums}, self._shape)
         self._at, self.uses, self._terms = self._uses.by_node(), self._uses.by_path(), self._forward.terms

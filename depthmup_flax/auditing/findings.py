@@ -289,7 +289,7 @@ class Comparison:
         """Factors of the width inside of branches, unless they are the branch's multiplier before its last layer."""
         wrong: dict[float, dict[str, float]] = {}
         ends = {path: self.products.in_front(path) for path in self._ends() & self.infos.keys()}
-        for path, found in {**ends, **self._inside_branches()}.items():
+        for path, found in {**ends, **self.inside_branches()}.items():
             if found is None or close(found, 1) or self.infos[path].role is not Role.HIDDEN:
                 continue
             before = self.facts.branches_of[path] & self.of_branches.multiplied_before
@@ -316,7 +316,7 @@ class Comparison:
         return Finding(name, paths, text, code, factor=factor, places=self._at_products(paths, found))
 
     @functools.cached_property
-    def _products(self) -> list[tuple[Scores, int, float, float]]:
+    def scores(self) -> list[tuple[Scores, int, float, float]]:
         """Products of two activations: the base model's size, the ratio of their factors, and the rule's for scores."""
         result, scale = [], self.rule.attention_scale
         name = lambda s: (s.in_softmax, frozenset(map(series, s.paths)))
@@ -333,10 +333,6 @@ class Comparison:
             result.append((scores, size, scores.factor / factor, float(scale(scores.size, size) / scale(size, size))))
         return result
 
-    def unclear_scores(self) -> list[Scores]:
-        """Products of queries and keys whose factors are unknown."""
-        return [scores for scores, _, found, _ in self._products if scores.in_softmax and math.isnan(found)]
-
     def growing_products(self) -> list[tuple[Scores, int, float]]:
         """Products of two activations over a growing dimension that are in no softmax and have no scale like there.
 
@@ -346,19 +342,20 @@ class Comparison:
 
     @property
     def _growing(self) -> list[tuple[Scores, int, float, float]]:
-        return [one for one in self._products if not one[0].in_softmax and one[0].size != one[1]]
+        return [one for one in self.scores if not one[0].in_softmax and one[0].size != one[1]]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[Scores]] = {}
-        for scores, base_size, found, wanted in self._products:
+        for scores, base_size, found, wanted in self.scores:
             if scores.in_softmax and not math.isnan(found) and not close(found, wanted):
                 wrong.setdefault((found, wanted, scores.size, base_size), []).append(scores)
         paths_of = lambda several: tuple(dict.fromkeys(path for s in several for path in sorted(s.paths)))
+        names = lambda paths: f" of {summary(paths)}" if paths else ""
         return [
             Finding(
                 "attention_scale",
                 paths_of(several),
-                f"the products of queries and keys{_of(paths_of(several))} are multiplied by {number(found)} "
+                f"the products of queries and keys{names(paths_of(several))} are multiplied by {number(found)} "
                 f"relative to the base model; the rule wants {number(wanted)}, as the head dimension is {d} and "
                 f"{base_d} there.",
                 f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
@@ -371,7 +368,7 @@ class Comparison:
     def _ends(self) -> set[str]:
         return {path for branch in self.facts.branches for path in branch.factors} - {""}
 
-    def _inside_branches(self) -> dict[str, float | None]:
+    def inside_branches(self) -> dict[str, float | None]:
         """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
         unclear = frozenset[str]().union(
             *(s.paths for s, _, _ in self.growing_products()), *(u.paths for u in self.facts.unread)
@@ -382,11 +379,6 @@ class Comparison:
             for path in self.products.paths
             if self.facts.inside.get(path) and path in self.infos and path not in ends
         }
-
-    def unclear_inside(self) -> list[str]:
-        """Parameters whose factors within branches are unknown."""
-        inside = self._inside_branches().items()
-        return [path for path, ratio in inside if ratio is None and self.infos[path].role is Role.HIDDEN]
 
     def _repetitions(self) -> dict[str, float]:
         """Path of a parameter that is used more or less often than in the base model -> the ratio."""
@@ -516,9 +508,13 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
         "the factors of": [
             row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch
         ],
-        "the factors inside the branches, of": compared.unclear_inside(),
+        "the factors inside the branches, of": [
+            path
+            for path, ratio in compared.inside_branches().items()
+            if ratio is None and compared.infos[path].role is Role.HIDDEN
+        ],
         "the scale of the products of queries and keys of": _united(
-            s.paths | s.beside for s in compared.unclear_scores()
+            s.paths | s.beside for s, _, found, _ in compared.scores if s.in_softmax and math.isnan(found)
         ),
     }
     sizes = lambda p: (p[0].size, p[1], "an unknown factor" if math.isnan(p[2]) else number(p[2]))
@@ -533,10 +529,6 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
     for what, paths in groups.items():
         if paths:
             yield Finding("factor", tuple(paths), f"{what} {summary(paths)} could not be traced.", _BY_EYE)
-
-
-def _of(paths: Sequence[str]) -> str:
-    return f" of {summary(paths)}" if paths else ""
 
 
 def _united(several: Iterable[Collection[str]]) -> list[str]:

@@ -42,6 +42,7 @@ class StreamPaths:
     An array that two others read may be of a stream: a branch and a shortcut read it. A sum continues the stream of its
     shortcut, so paths end where they enter it by its branch. What is no branch for sure is one if other layers end in
     the same weights: ``alike`` are their `ResidualSum.ends`, and `asked` those that would decide.
+    ``degrees`` are those of `factors.Homogeneity`, ``normalized`` is what each norm reads.
     """
 
     def __init__(
@@ -60,8 +61,6 @@ class StreamPaths:
         self.same = [0] * size  # on a path that keeps the stream
         self.exact = [0] * size  # on a path that keeps every entry in its place, up to a factor
         self.summed = [0] * size  # the same, or with something added
-        self.line = [0] * size  # on a path without a product with a parameter; a sum continues that of its shortcut
-        self.past = [0] * size  # the same, with a residual sum on it
         self.by_product, self.by_nonlinearity, self.by_mixing = [0] * size, [0] * size, [0] * size
         self.asked: set[frozenset[str]] = set()
         self._again = 0  # arrays that a stream has, and that are added to it again with something new: velocities
@@ -83,7 +82,7 @@ class StreamPaths:
         for i in self._nodes():
             self._extend(i, degrees, i in plain)
             if readers[i] > 1:
-                for paths in (self.after, self.same, self.exact, self.summed, self.line):
+                for paths in (self.after, self.same, self.exact, self.summed):
                     paths[i] |= 1 << len(self.starts)
                 self.bit_of[i] = len(self.starts)
                 self.starts.append(i)
@@ -122,9 +121,6 @@ class StreamPaths:
         self.of_batch[i] = node.op == INPUT or any(self.of_batch[j] for j in reads)
         is_sum = bool(self.added(i)) and not is_plain
         found = (self._identity(i, *self.added(i)) or self.link(i, None)) if is_sum else None
-        for j in () if is_product else reads if found is None else [found.shortcut]:
-            self.line[i] |= self.line[j]
-            self.past[i] |= self.past[j] if found is None else self.line[j]
         scales = self._scales(i, reads)
         if node.op in SAME_PLACE | SUMS or scales:
             self.summed[i] = functools.reduce(operator.or_, (self.summed[j] for j in reads), 0)
@@ -156,10 +152,8 @@ class StreamPaths:
         shortcut, branch = (a, b) if forward else (b, a)
         start = self._array(forward or backward)
         is_copied = self.graph.nodes[shortcut].shape != self.graph.nodes[node].shape
-        if is_copied and self.of_batch[shortcut]:  # a condition, rather than learned tokens
-            return None
-        is_later = self.past[branch] >> self.bit_of[start] & 1  # an earlier value is added to the stream's own
-        is_none = is_later or self._goes_on(node, branch) or self._old(branch, start)
+        is_none = is_copied and self.of_batch[shortcut]  # a condition, rather than learned tokens
+        is_none = is_none or self._goes_on(node, branch) or bool(self._old(branch, start))
         return None if is_none else self._sum(node, shortcut, branch, start)
 
     def _array(self, bits: int) -> int:
@@ -327,19 +321,8 @@ class Streams:
     asked: Collection[frozenset[str]]  # `ResidualSum.ends` of other layers that would decide
 
 
-def residual_streams(
-    graph: Graph,
-    uses: Uses,
-    degrees: Sequence[float],
-    normalized: Mapping[int, int],
-    plain: Collection[int],
-    alike: Collection[frozenset[str]],
-) -> Streams:
-    """Finds the residual sums, other than ``plain`` ones; ``degrees`` are those of `factors.Homogeneity`.
-
-    ``normalized``: what each norm reads; ``alike``: the `ResidualSum.ends` that other layers of the two models have.
-    """
-    paths = StreamPaths(graph, uses, degrees, normalized, plain, alike)
+def residual_streams(graph: Graph, paths: StreamPaths, plain: Collection[int]) -> Streams:
+    """Finds the residual sums, other than ``plain`` ones."""
     sums, avoid = _decided(graph, paths, plain)
     nodes = {s.node for s in sums}
     ordered = sorted(sums, key=lambda s: s.node)
