@@ -516,18 +516,12 @@ def test_layers_without_residual_sums_are_not_judged_for_the_depth():
 
 
 def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged_without_attentions_scale():
-    def two_towers(params, x):
-        return (x @ params["a"]) @ (x @ params["b"]).T
+    def towers(scale):  # a product that is the output itself is a readout, and not judged in any case
+        net = lambda p, x: jnp.tanh(scale(p["a"].shape[1]) * (x @ p["a"]) @ (x @ p["b"]).T)
+        return [(net, {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}) for n in (2 * WIDTH, WIDTH)]
 
-    def scaled(params, x):
-        return two_towers(params, x) * RULE.attention_scale(params["a"].shape[1], WIDTH)
-
-    def then_tanh(f):  # a product that is the output itself is a readout, and not judged in any case
-        return lambda params, x: jnp.tanh(f(params, x))
-
-    shapes = lambda n: {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}
-    towers = map(then_tanh, (two_towers, scaled))
-    audits = (audit((f, shapes(2 * WIDTH)), (f, shapes(WIDTH)), VECTORS) for f in towers)
+    scales = lambda n: 1.0, lambda n: RULE.attention_scale(n, WIDTH)
+    audits = (audit(*towers(scale), VECTORS) for scale in scales)
     paths = [{path for place in result.not_judged for path in place.paths} for result in audits]
     assert paths == [{"a", "b"}, set()]
 

@@ -176,11 +176,9 @@ def linear_attention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", mixed.reshape(y.shape), y.shape[-1])
 
 
-def linear_bare(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
-    """Attention without a softmax or a norm, with its scale."""
-    q, k, v = qkv(p, y)
-    mixed = jnp.einsum("bthd,bhde->bthe", q, jnp.einsum("bshd,bshe->bhde", k, v)) * e.heads(q.shape[-1])
-    return dense(p, "out", mixed.reshape(y.shape), y.shape[-1])
+linear_bare = attention_with(
+    lambda q, k, v, scale: scale * jnp.einsum("bthd,bhde->bthe", q, jnp.einsum("bshd,bshe->bhde", k, v))
+)
 
 
 def retention(p: Scope, y: jax.Array, e: Scales) -> jax.Array:

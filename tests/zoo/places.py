@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .branches import attention, dense, heads_of, mlp
+from .branches import Branch, attend, attention, attention_with, dense, heads_of, mlp
 from .cases import Kind
 from .scales import Scales
 from .scope import Scope
@@ -205,21 +205,17 @@ def routed(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
     return dense(p, "out", jnp.tanh(gates[..., :1] * dense(p, "in", y, y.shape[-1])), y.shape[-1])
 
 
-def complex_rotary(p: Scope, y: jax.Array, e: Scales, pair: Any = jax.lax.complex) -> jax.Array:
-    """Rotary positions by complex numbers (Llama's first code)."""
-    n = y.shape[-1]
-    q, k, v = (heads_of(dense(p, name, y, n)) for name in ("query", "key", "value"))
-    d = q.shape[-1]
-    angles = jnp.arange(y.shape[1])[:, None] * 100.0 ** (-jnp.arange(d // 2) / (d // 2))
-    turns = jnp.exp(1j * angles)[:, None]
+def complex_rotary(pair: Callable[..., jax.Array]) -> Branch:
+    """Attention with rotary positions by complex numbers (Llama's first code), which ``pair`` makes."""
 
     def turned(z: jax.Array) -> jax.Array:
+        d = z.shape[-1]
+        angles = jnp.arange(z.shape[1])[:, None] * 100.0 ** (-jnp.arange(d // 2) / (d // 2))
         pairs = z.reshape(*z.shape[:-1], -1, 2)
-        both = pair(pairs[..., 0], pairs[..., 1]) * turns
+        both = pair(pairs[..., 0], pairs[..., 1]) * jnp.exp(1j * angles)[:, None]
         return jnp.stack([both.real, both.imag], -1).reshape(z.shape)
 
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", turned(q), turned(k)) * e.heads(d))
-    return dense(p, "out", jnp.einsum("bhts,bshd->bthd", weights, v).reshape(y.shape), n)
+    return attention_with(lambda q, k, v, scale: attend(turned(q), turned(k), v, scale))
 
 
 def _places() -> dict[str, Kind]:
@@ -251,7 +247,7 @@ def _places() -> dict[str, Kind]:
         "gain": Kind(stack("attention", ("gain", gain)), TOKENS),
     }
     for name, pair in {"complex": jax.lax.complex, "imaginary": lambda a, b: a + 1j * b}.items():
-        rotary = stack(("rotary", functools.partial(complex_rotary, pair=pair)))
+        rotary = stack(("rotary", complex_rotary(pair)))
         kinds[f"{name}_rotary"] = Kind(rotary, TOKENS, only=("none", "root_heads", "plain_heads"))
     for n in (1, 2):
         kinds |= {f"flow{n}_{name}": Kind(flow(n, k), VECTORS) for k, name in enumerate(("values", "densities"))}
