@@ -24,9 +24,7 @@ def make_train_step(
     log_every: int = 1,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState, Batch], Stepped]]:
     """``init(input_spec)`` and ``step(state, batch)``; ``prepare`` makes of a key and a batch inputs and targets."""
-    task = lambda example: network_task(
-        lambda hyper: (our_functions(model), optimizer, lambda *_: None), example, CROSS_ENTROPY
-    )
+    task = lambda example: network_task(lambda hyper: (our_functions(model), optimizer), example, CROSS_ENTROPY)
 
     def init(example: Any) -> TrainState:
         return new_state(task(example).init(jax.random.key(seed), {}), CROSS_ENTROPY.averaged)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -91,12 +90,10 @@ def measures(
     return dict(sorted(means.items()))
 
 
-def sampled(
-    info: InfoTree, trees: Sequence[ArrayTree], geometry: str | ArrayTree | None
-) -> tuple[InfoTree, tuple[ArrayTree, ...]]:
+def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -> tuple[InfoTree, ArrayTree]:
     """About `SAMPLE` numbers of each array, of which `measures` gives nearly the same; matrices of Muon stay whole.
 
-    A step need not keep the others of its updates. The first result has the infos, with the factors of these numbers.
+    The first result has the infos, with the factors of these numbers.
     """
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
 
@@ -111,7 +108,7 @@ def sampled(
         return dataclasses.replace(leaf, carried=part(path_name(path), leaf, leaf.factor))
 
     of_parts = jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info)
-    return of_parts, tuple(map_info(part, info, tree) for tree in trees)
+    return of_parts, map_info(part, info, tree)
 
 
 def _mean_square(x: jax.Array, scale: Any) -> jax.Array:

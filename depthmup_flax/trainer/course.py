@@ -6,7 +6,6 @@ The rule keeps updates, gradients and parameters of each role equal at all sizes
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -14,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,31 +218,22 @@ class Watch:
     """Compares a run with ``train.reference`` as its rows are recorded, and says each thing once."""
 
     def __init__(self, config: ConfigDict) -> None:
-        self._reference: Json | None = None
-        self._said = set[str]()
-        if config.train.reference:
-            with self._comparable():  # the search may be on another machine
-                self._reference = read_course(config.train.reference)
+        self._reference, self._said = config.train.reference, set[str]()
 
     def see(self, content: Json) -> None:
         """Logs what is new in the content of ``course.json``."""
-        if self._reference is None or max(content["columns"][STEP]) < 2:
+        if not self._reference or max(content["columns"][STEP]) < 2:
             return
-        with self._comparable():
-            comparison = compared(self._reference, content)
-            kinds = {one.kind for one in comparison.deviations}
-            if kinds - self._said or not self._said:
-                log.log(logging.WARNING if kinds - self._said else logging.INFO, "%s", comparison.sentence)
-            self._said |= kinds | {STEP}
-
-    @contextlib.contextmanager
-    def _comparable(self) -> Iterator[None]:
-        """Warns where the reference is absent or of another experiment."""
         try:
-            yield
-        except InputError as error:
-            self._reference = None
+            comparison = compared(read_course(self._reference), content)
+        except InputError as error:  # the search may be on another machine
+            self._reference = ""
             log.warning("train.reference: this run is compared with nothing: %s", error)
+            return
+        kinds = {one.kind for one in comparison.deviations}
+        if kinds - self._said or not self._said:
+            log.log(logging.WARNING if kinds - self._said else logging.INFO, "%s", comparison.sentence)
+        self._said |= kinds | {STEP}
 
 
 def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:

@@ -286,10 +286,8 @@ class _Run:
         return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
 
     def result(self, test: dict[str, float] | None = None) -> Json:
-        ended = outcome(read(self.state), test, finite=self._checkpoints.finite)
-        del ended["course"]  # which has a file
         return {
-            **ended,
+            **outcome(read(self.state), test, finite=self._checkpoints.finite),
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,

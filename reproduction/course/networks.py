@@ -59,9 +59,17 @@ def noisy_digits() -> Any:
     return digits(0.2)
 
 
-def counting() -> Any:
+def counting(noisy: float = 0.0) -> Any:
     """Sequences of 17 numbers that count upwards, modulo 32: the first 16, and the next one of each."""
-    start = np.random.default_rng(0).integers(0, 32, (2048, 1))
-    tokens = ((start + np.arange(17)) % 32).astype(np.int32)
+    generator = np.random.default_rng(0)
+    tokens = ((generator.integers(0, 32, (2048, 1)) + np.arange(17)) % 32).astype(np.int32)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    wrong = generator.random(targets.shape) < noisy
+    wrong[1920:] = False
+    targets = np.where(wrong, generator.integers(0, 32, targets.shape), targets).astype(np.int32)
     return (inputs[:1920], targets[:1920]), (inputs[1920:], targets[1920:])
+
+
+def noisy_counting() -> Any:
+    """`counting` with 20 % of the training targets drawn anew."""
+    return counting(0.2)

@@ -1,17 +1,22 @@
 """A run's first third, beside that of another size: by what the rule keeps equal."""
 
+import dataclasses
 import json
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import small_base, small_sweep
 
 import depthmup_flax as dm
+from depthmup_flax.data import train_batch
 from depthmup_flax.rule import measures
 from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.trainer.course import Watch, mean_columns, read_course
+from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.task import batch_key, step_key
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 LINEAR, SIGN = {"degree": 1, "geometry": "linear"}, {"degree": 0, "geometry": "sign"}
@@ -53,7 +58,8 @@ def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(t
     factors = m**-1 * r**-0.5 / c, m**-1 * r**-0.5 * c, m**-0.5 * c
     scaled = [{"w": factor * many["w"]} for factor in factors]
     monkeypatch.setattr(measures, "SAMPLE", 64)
-    for info, trees in ((large, scaled), measures.sampled(large, scaled, None)):
+    infos, parts = zip(*(measures.sampled(large, tree, None) for tree in scaled), strict=True)
+    for info, trees in ((large, scaled), (infos[0], parts)):
         for name, value in dm.measures(info, rule, *trees, **traits).items():
             assert float(value) == pytest.approx(float(at_base[name]), rel=1e-6), name
 
@@ -108,6 +114,28 @@ def test_a_reference_that_is_gone_stops_no_run(tmp_path, warnings):
     config.train.update(record_course=True, reference=str(tmp_path / "gone"))
     Watch(config).see({"columns": {"step": [1, 2]}})
     assert warnings() == 1
+
+
+@pytest.mark.parametrize("model", ["res_mlp", "vit"])
+def test_a_run_records_what_measures_gives_of_its_steps_and_has_the_losses_of_one_that_does_not(model, tmp_path):
+    run, losses = small_base(model), []
+    for records in (False, True):
+        run.train.update(steps=12, log_every=1, record_course=records, writers=("jsonl",))
+        train_and_evaluate(run, tmp_path / str(records))
+        rows = map(json.loads, (tmp_path / str(records) / "metrics.jsonl").read_text().splitlines())
+        losses.append([row["train_loss"] for row in rows if "train_loss" in row])
+    assert losses[0] == losses[1]
+    experiment, recorded = build(run), read_course(tmp_path / "True")["columns"]
+    state = experiment.init({})
+    for step in recorded["step"]:
+        batch = experiment.prepare(batch_key(0, state.step), train_batch(experiment.dataset.train, 0, step - 1, 16))
+        key = step_key(0, state.step)
+        after, metrics = experiment.task.step(state.carry, batch, experiment.hyperparameters, key, sample=lambda x: x)
+        updates = jax.tree.map(jnp.subtract, after.params, state.carry.params)
+        trees = metrics["gradients"], updates, state.carry.params
+        for name, value in dm.measures(experiment.info, experiment.rule, *trees).items():
+            assert recorded[name][step - 1] == pytest.approx(float(value), rel=1e-3), (name, step)
+        state = dataclasses.replace(state, carry=after, step=state.step + 1)
 
 
 def test_runs_in_lanes_record_what_a_single_run_does(tmp_path):

@@ -33,9 +33,8 @@ from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network_task import (
-    COURSE,
+    GRADIENTS,
     NetworkState,
-    Record,
     network_task,
     our_functions,
     state_of,
@@ -99,7 +98,8 @@ class Experiment(abc.ABC):
     def periods(self) -> Periods:
         """Of a single run."""
         train, epoch = self.config.train, self.epoch_steps
-        return Periods(self.total_steps, train.log_every, train.eval_every or epoch, train.checkpoint_every)
+        every = train.log_every, train.eval_every or epoch, train.checkpoint_every
+        return Periods(self.total_steps, *every, self.course.steps)
 
     @property
     def convolves(self) -> bool:
@@ -136,6 +136,18 @@ class Experiment(abc.ABC):
         """A new training state of `carry_shapes`."""
         return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.carry_shapes)
 
+    def sample(self, state: TrainState) -> Any:
+        """What `record` reads of the parameters."""
+        return self._sample(state.carry.params) if self.course.names else ()
+
+    def _sample(self, tree: ArrayTree) -> ArrayTree:
+        """A part of parameters or their gradients."""
+        return tree
+
+    def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
+        """The course with one more ``row`` [N], of the step that led to ``state`` from one of the sample ``before``."""
+        return state.course
+
     @abc.abstractmethod
     def parameter_table(self) -> str:
         """The parameters, for people."""
@@ -152,19 +164,17 @@ class Experiment(abc.ABC):
         hyper = {**self.hyperparameters, **values}
         return new_state(self.task.init(jax.random.key(hyper[SEED]), hyper), self.averaged, self.course)
 
-    def step(self, values: Hyper, *, at: jax.Array | None = None) -> Callable[[TrainState, Any], Stepped]:
-        """The training step of a prepared batch; ``at``: the step of all lanes, where the state has one for each."""
+    def step(self, values: Hyper) -> Callable[[TrainState, Any], Stepped]:
+        """The training step of a prepared batch: the next state, and what `record` reads of the gradients."""
         task, hyper = self.task, {**self.hyperparameters, **values}
+        sampling = {"sample": self._sample} if self.course.names else {}
         average_from = max(0, self.total_steps - (self.config.train.average_steps or self.epoch_steps))
 
         def step(state: TrainState, batch: Any) -> Stepped:
             with self._precision():
-                now = state.step if at is None else at
-                measuring = {"course": (state.course, self.course.records(now))} if self.course.names else {}
-                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step), **measuring)
-            metrics = dict(metrics)
-            course: Any = metrics.pop(COURSE) if measuring else {}
-            return counted(state, carry, metrics, self.config.train.log_every, average_from, course), metrics
+                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step), **sampling)
+            counts = counted(state, carry, metrics, self.config.train.log_every, average_from)
+            return counts, metrics.get(GRADIENTS, ())
 
         return step
 
@@ -236,24 +246,25 @@ class NetworkExperiment(Experiment):
     def task(self) -> Task:
         own, train = self.hyperparameters, self.config.train
 
-        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation, Record]:
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
             fields = {path: x for path, x in hyper.items() if path != SEED and x is not own.get(path)}
             if not fields:
-                return self.functions(self.rule), self.optimizer, functools.partial(self._record, self.rule)
-            changed, of_rule = self.config.copy_and_resolve_references(), {}
+                return self.functions(self.rule), self.optimizer
+            changed, rule = self.config.copy_and_resolve_references(), self._rule(hyper)
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
-                    section, _, name = path.partition(".")
-                    if section == RULE:
-                        of_rule[name] = value
-                    else:
+                    if not path.startswith(f"{RULE}."):
                         set_field(changed, path, value)
-            rule = self.rule.replace(**of_rule) if of_rule else self.rule  # `made` is of this one
-            optimizer = make_optimizer(changed, self._carrying(rule), rule, self.total_steps)
-            return self.functions(rule), optimizer, functools.partial(self._record, rule)
+            return self.functions(rule), make_optimizer(changed, self._carrying(rule), rule, self.total_steps)
 
         spec, loss = self.dataset.input_spec, self.loss
         return network_task(network, spec, loss, accumulate=train.accumulate, ema_decay=train.ema_decay)
+
+    def _rule(self, hyper: Hyper) -> Parametrization:
+        """The rule under ``hyper``: the same object, of which `made` is, unless one of its numbers is replaced."""
+        numbers = {path.removeprefix(f"{RULE}."): x for path, x in hyper.items() if path.startswith(f"{RULE}.")}
+        replaced = {name: x for name, x in numbers.items() if x is not self.hyperparameters.get(f"{RULE}.{name}")}
+        return self.rule.replace(**replaced) if replaced else self.rule
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -271,18 +282,21 @@ class NetworkExperiment(Experiment):
         known = {name: self._updates.get(name) for name in ("degree", "geometry")}
         return measures(info, rule, *trees, **known)
 
-    def _record(self, rule: Parametrization, course: Any, *trees: ArrayTree) -> Any:
-        """See `network_task.Record`."""
-        rows, now = course
-        info = self._carrying(rule)
-        if self.config.mesh.fsdp == 1:  # else a part of an array that is split over devices would be sent
-            # All that the branch keeps from being computed in place.
-            info, trees = sampled(info, trees, self._updates.get("geometry"))
-        measured = lambda trees: {
-            name: jnp.where(now, x.astype(jnp.float32), rows[name])
-            for name, x in self._measures(rule, info, *trees).items()
-        }
-        return jax.lax.cond(now.any(), measured, lambda _: rows, trees)
+    def _sample(self, tree: ArrayTree) -> ArrayTree:
+        return self._sampled(self.info, tree)[1]
+
+    def _sampled(self, info: InfoTree, tree: ArrayTree) -> tuple[InfoTree, ArrayTree]:
+        if self.config.mesh.fsdp > 1:  # a part of an array that is split over devices would be sent
+            return info, tree
+        return sampled(info, tree, self._updates.get("geometry"))
+
+    def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
+        rule = self._rule({**self.hyperparameters, **values})
+        info, after = self._sampled(self._carrying(rule), state.carry.params)
+        # The step's own updates would have to be kept in memory, and its parameters could not be replaced in place.
+        found = self._measures(rule, info, gradients, jax.tree.map(jnp.subtract, after, before), before)
+        column = jnp.stack([found[name].astype(jnp.float32) for name in self.course.names])[:, None]
+        return (jnp.where(row, column, *state.course),)
 
     @functools.cached_property
     def _updates(self) -> Json:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -224,25 +225,27 @@ class LaneProgram(Program):
         # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
         return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
 
+    def _each(self, values_V: LaneValues, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self.per_device > 1:
+            return functools.partial(jax.vmap(function), values_V.values_K)
+        return functools.partial(function, _first(values_V.values_K))
+
     def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> Stepped:
         """``state``: of all lanes, or of the only one, without an axis of lanes."""
-        several = self.per_device > 1
-        values: Any = values_V.values_K if several else _first(values_V.values_K)
-        step = state.step[0] if several else state.step  # the same in all lanes
+        step = state.step.ravel()[0]  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> Any:
             return self.experiment.prepare(batch_key(seed, step), batch_of(self.experiment.dataset, data, examples))
 
-        def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
-            return self.experiment.step(values, at=step)(state, batch)
+        def train(values: Hyper, state: TrainState, batch: Any) -> Stepped:
+            return self.experiment.step(values)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:  # the lanes share a prepared batch
-            on_batch = lambda state, values: train(state, values, _first(batch_U))
-            return (jax.vmap(on_batch) if several else on_batch)(state, values)
+            return self._each(values_V, lambda values, state: train(values, state, _first(batch_U)))(state)
         # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
         batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
-        return jax.vmap(train)(state, values, batch_V)
+        return self._each(values_V, train)(state, batch_V)
 
     def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> Means:
         on_batch = lambda state, values: self.experiment.evaluate(values)(state, batch)
@@ -316,7 +319,8 @@ class Cohort:
             self.outcomes |= {run: self._outcome(numbers[lane], tests[lane]) for run, lane in left.items()}
 
     def _outcome(self, numbers: TrainState, test: Mapping[str, float] | None) -> Json:
-        return outcome(numbers, test, seven_digits, course=self.program.experiment.course)
+        course = self.program.experiment.course.columns(numbers.course, int(numbers.step))
+        return {**outcome(numbers, test, seven_digits), "course": course}
 
 
 def train(cohort: Cohort, after_call: Callable[[Cohort], None]) -> list[Json]:

@@ -18,7 +18,7 @@ from depthmup_flax.trainer.engine.losses import Loss
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
 from depthmup_flax.util.types import ArrayTree
 
-COURSE = "course"  # among the metrics of a step: the new `TrainState.course`
+GRADIENTS = "gradients"  # among the metrics of a step that is given ``sample``: this of its gradients
 
 
 @struct.dataclass
@@ -31,12 +31,8 @@ class NetworkState:
     ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
 
 
-# The course so far and which of its rows a step takes; gradients, updates and parameters of the step -> the course.
-Record = Callable[[Any, ArrayTree, ArrayTree, ArrayTree], Any]
-
-
 def network_task(
-    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation, Record]],
+    network: Callable[[Hyper], tuple[ModelFunctions, optax.GradientTransformation]],
     example: Any,
     loss: Loss,
     *,
@@ -48,7 +44,7 @@ def network_task(
     Batches are pairs: inputs ``[B, ...]`` and targets ``[B, ...]``.
 
     Args:
-      network: hyperparameters -> model; whole optax optimizer, with the learning rate; and what is recorded of a step.
+      network: hyperparameters -> model, and whole optax optimizer, with the learning rate.
       example: shape and type of inputs with B = 1, with which the model is initialized.
       loss: of the outputs and the targets.
       accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
@@ -57,13 +53,13 @@ def network_task(
     """
 
     def init(key: jax.Array, hyper: Hyper) -> NetworkState:
-        model, optimizer, _ = network(hyper)
+        model, optimizer = network(hyper)
         return state_of(*model.init(key, jax.tree.map(jnp.zeros_like, example)), optimizer, ema_decay)
 
     def step(
-        state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, course: Any = None
+        state: NetworkState, batch: Any, hyper: Hyper, key: jax.Array, sample: Callable[[ArrayTree], Any] | None = None
     ) -> tuple[NetworkState, Metrics]:
-        (model, optimizer, record), (inputs, targets) = network(hyper), batch
+        (model, optimizer), (inputs, targets) = network(hyper), batch
 
         def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
             apply = lambda params: model.apply(params, collections, inputs, train=True, key=key)
@@ -81,9 +77,9 @@ def network_task(
             # Else XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's
             # parameters and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by its estimate.
             grads = jax.tree.map(row_major, grads)
+        if sample is not None:
+            metrics = {**metrics, GRADIENTS: sample(grads)}
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        if course is not None:
-            metrics = {**metrics, COURSE: record(course, grads, updates, state.params)}
         params = optax.apply_updates(state.params, updates)
         ema = optax.ema(ema_decay).update(params, state.ema)[1] if ema_decay else ()
         return NetworkState(params, collections, opt_state, ema), metrics

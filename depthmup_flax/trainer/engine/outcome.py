@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
-from depthmup_flax.trainer.engine.task import NO_COURSE, Course, TrainState
+from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.
@@ -30,7 +30,6 @@ def outcome(
     to_json: Callable[[float], float | None] = finite_or_none,
     *,
     finite: bool = True,
-    course: Course = NO_COURSE,
 ) -> Json:
     """How a run has ended, as fields of `Record`: diverged if a loss or the state was not finite.
 
@@ -51,7 +50,6 @@ def outcome(
         "test_metrics": evaluated,
         "steps": int(numbers.step),
         "diverged_at_step": diverged_at,
-        "course": course.columns(numbers.course, int(numbers.step)),
     }
 
 

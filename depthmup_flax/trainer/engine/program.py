@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -63,16 +64,28 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
-        """The state after one step, and its metrics; ``examples``: those of `StepsCall` without the axis of steps."""
+        """`Experiment.step` of ``examples``, those of `StepsCall` without the axis of steps."""
 
     def _take_steps(self, state: TrainState, values: Any, call: StepsCall, data: Batch | None) -> TrainState:
+        def take(i: jax.Array, taken: Stepped) -> Stepped:
+            return self._step(values, data, taken[0], jax.tree.map(lambda x: x[i], call.examples))
+
+        experiment = self.experiment
+        before = self._each(values, lambda _, state: experiment.sample(state))(state)
         if self.call_length.most == 1:
-            return self._step(values, data, state, call.examples)[0]
+            after, gradients = self._step(values, data, state, call.examples)
+        else:
+            after, gradients = jax.lax.fori_loop(0, call.count, take, (state, before))  # samples have equal shapes
+        if not experiment.course.names:
+            return after
+        row = experiment.course.records(state.step.ravel()[0]) & (call.count == 1)
+        record = self._each(values, lambda own, *trees: experiment.record(own, row, *trees))
+        course = jax.lax.cond(row.any(), lambda: record(after, gradients, before), lambda: after.course)
+        return dataclasses.replace(after, course=course)
 
-        def take(i: jax.Array, state: TrainState) -> TrainState:
-            return self._step(values, data, state, jax.tree.map(lambda x: x[i], call.examples))[0]
-
-        return jax.lax.fori_loop(0, call.count, take, state)
+    def _each(self, values: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` of the hyperparameters and trees of one run, for those of the program."""
+        return functools.partial(function, {})
 
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
         return functools.reduce(Means.merge, (self._evaluate(state, values, batch) for batch in batches))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +101,7 @@ class Periods:
     log_every: int
     eval_every: int = 0
     checkpoint_every: int = 0  # for checkpoints without an evaluation
+    recorded: tuple[int, ...] = ()  # steps of `Course`: calls of their own
 
     def logs_at(self, step: int) -> bool:
         """Whether a line of metrics follows ``step``."""
@@ -118,6 +119,7 @@ class Periods:
         """Steps from ``step`` until the next of these events; a measurement of speed may go beyond ``total``."""
         periods = (self.log_every, self.eval_every, self.checkpoint_every)
         left = [self.total - step] if step < self.total else []
+        left += [end - step for at in self.recorded for end in (at - 1, at) if end > step]
         return min([period - step % period for period in periods if period] + left)
 
 
@@ -131,7 +133,7 @@ class TrainState:
     nonfinite_step: jax.Array  # int32, the first step whose loss was not finite, or -1
     recent: Means  # since the last multiple of log_every
     final: Means  # over the last average_steps steps of the run
-    course: dict[str, jax.Array]  # name of `Course` -> float32 [N]: its value at each of the steps, 0 until it is taken
+    course: tuple[jax.Array, ...]  # of `Course`, if it has names: float32 [names, steps], 0 until a step is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,16 +153,16 @@ class Course:
         """[N]: whether the step after ``step`` is one of them, and which."""
         return step + 1 == np.array(self.steps, np.int32)
 
-    def columns(self, rows: Mapping[str, jax.Array], step: int) -> dict[str, list[Any]]:
+    def columns(self, values: Sequence[jax.Array], step: int) -> dict[str, list[Any]]:
         """``step`` and the names -> values, as far as a run has come at ``step``; empty if there are no names."""
         taken = [one for one in self.steps if one <= step]
         digits = lambda value: float(f"{value:.5g}") if math.isfinite(value) else None
-        columns = {name: list(map(digits, rows[name][: len(taken)].tolist())) for name in self.names}
-        return {"step": taken, **columns} if columns else {}
+        columns = (list(map(digits, row[: len(taken)].tolist())) for rows in values for row in rows)
+        return {"step": taken, **dict(zip(self.names, columns, strict=True))} if self.names else {}
 
 
 NO_COURSE = Course()
-Stepped = tuple[TrainState, Metrics]
+Stepped = tuple[TrainState, Any]
 
 
 def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE) -> TrainState:
@@ -172,18 +174,11 @@ def new_state(carry: Any, averaged: Collection[str], course: Course = NO_COURSE)
         nonfinite_step=jnp.full((), -1, jnp.int32),
         recent=Means.empty(averaged),
         final=Means.empty(averaged),
-        course={name: jnp.zeros(len(course.steps), jnp.float32) for name in course.names},
+        course=(jnp.zeros((len(course.names), len(course.steps)), jnp.float32),) if course.names else (),
     )
 
 
-def counted(
-    state: TrainState,
-    carry: Any,
-    metrics: Metrics,
-    log_every: int,
-    average_from: int,
-    course: Mapping[str, jax.Array] | None = None,
-) -> TrainState:
+def counted(state: TrainState, carry: Any, metrics: Metrics, log_every: int, average_from: int) -> TrainState:
     """The state after a step; `recent` restarts every ``log_every`` steps, `final` sums after ``average_from``."""
     loss = metrics["loss"].astype(jnp.float32)
     first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
@@ -194,7 +189,7 @@ def counted(
         nonfinite_step=jnp.where(first_nonfinite, state.step + 1, state.nonfinite_step),
         recent=state.recent.add(metrics, state.step % log_every == 0),
         final=state.final.add(metrics, state.step <= average_from),
-        course=dict(course or {}),
+        course=state.course,
     )
 
 
