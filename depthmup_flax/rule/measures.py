@@ -91,10 +91,7 @@ def measures(
 
 
 def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -> tuple[InfoTree, ArrayTree]:
-    """About `SAMPLE` numbers of each array, of which `measures` gives nearly the same; matrices of Muon stay whole.
-
-    The first result has the infos, with the factors of these numbers.
-    """
+    """Infos and about `SAMPLE` numbers of each array, of which `measures` gives nearly the same; Muon's stay whole."""
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
 
     def part(path: str, leaf: ParamInfo, x: Any) -> Any:
@@ -107,8 +104,7 @@ def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -
     def carried(path: Any, leaf: ParamInfo) -> ParamInfo:
         return dataclasses.replace(leaf, carried=part(path_name(path), leaf, leaf.factor))
 
-    of_parts = jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info)
-    return of_parts, map_info(part, info, tree)
+    return jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info), map_info(part, info, tree)
 
 
 def _mean_square(x: jax.Array, scale: Any) -> jax.Array:

@@ -286,9 +286,8 @@ class NetworkExperiment(Experiment):
         return self._sampled(self.info, tree)[1]
 
     def _sampled(self, info: InfoTree, tree: ArrayTree) -> tuple[InfoTree, ArrayTree]:
-        if self.config.mesh.fsdp > 1:  # a part of an array that is split over devices would be sent
-            return info, tree
-        return sampled(info, tree, self._updates.get("geometry"))
+        whole = self.config.mesh.fsdp > 1  # else a part of an array that is split over devices would be sent
+        return (info, tree) if whole else sampled(info, tree, self._updates.get("geometry"))
 
     def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
         rule = self._rule({**self.hyperparameters, **values})
