@@ -1,6 +1,6 @@
 """Writes the table and the figure of reproduction/pages/course.md: python -m reproduction.pages.course_table [OUT]
 
-With OUT, of `reproduction.course.measure`, its records replace the committed ones.
+With OUT, of `reproduction.course.measure`, its records replace the committed ones of the same network and optimizer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _LAST = 8  # step that is kept
 def main(out: str = "") -> None:
     """Renews records, page and figure."""
     if out:
-        lines = "".join(json.dumps(record) + "\n" for record in collected(pathlib.Path(out)))
+        experiment = lambda record: (record["network"], record["optimizer"])
+        records = collected(pathlib.Path(out))
+        kept = [record for record in read() if experiment(record) not in set(map(experiment, records))]
+        lines = "".join(json.dumps(record) + "\n" for record in kept + records)
         RECORDS.write_bytes(gzip.compress(lines.encode(), mtime=0))
     PAGE.write_text(renewed(PAGE.read_text()))
     name, content = next(iter(style.pictures(drawn(found_at(read(), 1)), "course").items()))
