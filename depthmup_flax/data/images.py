@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -100,20 +101,36 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
 
 def load_digits(_: str, config: DataConfig) -> ImageDataset:
     """scikit-learn's digits: 1500 for training, 297 for testing, stratified."""
-    for package in ("sklearn", "PIL"):
-        require(package, "data.name='digits'")
-    import sklearn.datasets
+    why = "data.name='digits'"
+    require("PIL", why)
     from PIL import Image
-    from sklearn.model_selection import train_test_split
 
-    bundle = sklearn.datasets.load_digits()
-    images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
-    resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
-    split = ArraySplit({"image": resized[..., None], "label": bundle.target})
-    parts = train_test_split(
-        np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
+    # Its file alone is read: importing scikit-learn takes longer than everything else before a first step.
+    found: Any = importlib.util.find_spec("sklearn") or require("sklearn", why).__spec__
+    table = np.loadtxt(
+        os.path.join(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), delimiter=","
     )
+    images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
+    labels = table[:, -1].astype(int)
+    split, parts = ArraySplit({"image": resized[..., None], "label": labels}), _stratified(labels, 1500)
     return _in_memory(config, chosen(config, map(split.take, parts)), _DIGITS)
+
+
+def _stratified(labels: np.ndarray, size: int) -> list[np.ndarray]:
+    """``size`` indices and the rest, with equal shares of labels: scikit-learn's ``train_test_split`` of seed 0."""
+    rng = np.random.RandomState(0)
+    counts = np.bincount(labels)
+    shares = counts / len(labels) * size
+    whole = np.floor(shares)
+    sizes = whole.astype(int)
+    for fraction in np.unique(shares - whole)[::-1]:
+        if lacking := size - sizes.sum():
+            (tied,) = np.nonzero(shares - whole == fraction)
+            sizes[rng.choice(tied, min(len(tied), lacking), replace=False)] += 1
+    drawn = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(counts))]
+    pairs = zip(*(np.split(indices, [n]) for indices, n in zip(drawn, sizes, strict=True)), strict=True)
+    return [rng.permutation(np.concatenate(part)) for part in pairs]
 
 
 def load_synthetic(_: str, config: DataConfig) -> ImageDataset:

@@ -114,7 +114,7 @@ def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization(opti
 
 
 def test_only_a_cpu_has_options_and_a_level_that_is_set_stays(options):
-    assert options(flags="--xla_force_host_platform_device_count=8") == {LEVEL: "2"}
+    assert options(flags="--xla_force_host_platform_device_count=8") == {LEVEL: "1"}
     assert options("tpu") is None
     assert options(flags=f"--{LEVEL}=1") is None
     assert options(unoptimized=True) is None
