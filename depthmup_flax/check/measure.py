@@ -202,21 +202,26 @@ def _program(
     # Of the network with its carried factors in the code.
     uncarried = lambda arrays: {path: x / c for path, x, c in zip(info, arrays, carried, strict=True)}
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
+    # Inside the loop: JAX traces a loop under `jax.vmap` several times.
+    each = (lambda of_one: of_one) if traced.convolves else jax.vmap
 
     def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, activations = network.apply(params)
         return loss(outputs), {**activations, OUTPUT: outputs}
 
     def train(
-        group: jax.Array, readouts: Sequence[jax.Array | None], seed: jax.Array
+        group: jax.Array, readouts: Sequence[jax.Array | None], seeds: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
         stored = {**traced.shapes, _SLOPE: traced.shapes[OUTPUT]}
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
-        squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
-        def step(i: jax.Array, carry: tuple) -> tuple:
+        def begin(seed: jax.Array) -> tuple:
+            first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
+            zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
+            squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
+            return (first, network.optimizer.init(first), zeros, squares_SxK), decays, squares_P
+
+        def step(i: jax.Array, carry: tuple, decays: list[jax.Array]) -> tuple:
             params, state, start, squares_SxK = carry
             grads, now = jax.grad(forward, has_aux=True)(params)
             now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
@@ -232,12 +237,13 @@ def _program(
             new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
             return new, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
 
-        carry = (first, network.optimizer.init(first), zeros, squares_SxK)
-        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
+        carry, decays, squares_P = each(begin)(seeds)
+        steps = lambda i, carry: each(functools.partial(step, i))(carry, decays)
+        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], steps, carry)[-1], squares_P
 
     def measured(seeds: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        together = None if traced.convolves else len(seeds)
-        of_group = lambda group: jax.lax.map(functools.partial(train, group, readouts), seeds, batch_size=together)
+        of_seeds = lambda group: functools.partial(train, group, readouts)
+        of_group = lambda group: jax.lax.map(of_seeds(group), seeds) if traced.convolves else of_seeds(group)(seeds)
         return jax.lax.map(of_group, np.arange(len(lengths_G)))
 
     return jax.jit(measured, compiler_options=drawing_options(jax.default_backend()))

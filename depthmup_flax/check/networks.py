@@ -14,6 +14,7 @@ import optax
 from depthmup_flax.auditing.given_model import Output, selected
 from depthmup_flax.auditing.rescaled_init import init_factors, multiplied
 from depthmup_flax.check.records import OUTPUT
+from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.info_trees import flatten_info
@@ -55,7 +56,7 @@ class Network:
         The factors are measured once, on one key. ``base_init`` gives the parameters of the base model, such as
         ``lambda key: base.init(key, x)["params"]``.
         """
-        params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (self.init, base_init))
+        params, base_params = (drawn(init, jax.random.key(0)) for init in (self.init, base_init))
         factors = init_factors(params, base_params, self.info, rule)
         return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
 
@@ -88,13 +89,13 @@ def checked_network(
     """
     key = jax.random.key(0)
     if isinstance(model, ModelFunctions):
-        state = jax.jit(model.init)(key, x)[1]
+        state = drawn(model.init, key, x)[1]
         init = lambda key: model.init(key, x)[0]
         captured = lambda params: model.captured(params, state, x, key)
         audited, kwargs = model.auditable()
     else:
         adapter, call = model_functions(model).adapter, Call(key, kwargs=kwargs)
-        state = jax.jit(lambda key: adapter.init(key, x, call)[1])(key)
+        state = drawn(lambda key: adapter.init(key, x, call)[1], key)
         init = lambda key: nn.unbox(adapter.init(key, x, call)[0])
         captured = lambda params: adapter.captured(params, state, x, call)
         audited = model if isinstance(model, nn.Module) else adapter

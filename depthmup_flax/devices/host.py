@@ -6,6 +6,8 @@ import logging
 import os
 import pathlib
 import stat
+from collections.abc import Callable
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -68,3 +70,10 @@ def drawing_options(platform: str) -> dict[str, str] | None:
 
     chosen = _LEVEL in os.environ.get("XLA_FLAGS", "") or jax.config.values["jax_disable_most_optimizations"]
     return {_LEVEL: "1"} if platform == "cpu" and not chosen else None
+
+
+def drawn(init: Callable[..., Any], *args: Any) -> Any:
+    """The result of a function that draws parameters, compiled with `drawing_options`."""
+    import jax
+
+    return jax.jit(init, compiler_options=drawing_options(jax.default_backend()))(*args)

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.config_audit import Audited, audited
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors, init_factors, multiplied
+from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
@@ -88,7 +89,7 @@ class UserNetwork:
         if sizes == self.base_sizes or not self.config.rescale_init:
             return {path: start for path, start in carried_factors(info).items() if start.changes}
         key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
-        own, base = (jax.jit(self.functions(rule, *of).init)(key, zeros)[0] for of in (sizes, self.base_sizes))
+        own, base = (drawn(self.functions(rule, *of).init, key, zeros)[0] for of in (sizes, self.base_sizes))
         return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
 
     def task(self, rule: Parametrization) -> Task | None:
