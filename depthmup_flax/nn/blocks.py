@@ -109,18 +109,19 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 }
 
 
-# On GPUs a loop over single layers copies what it stacks, and launches a kernel for each copy: a step of ViT-S takes
-# 1.7 times as long, one of 27 lanes of ResMLP 128x128 1.9 times, by the roofline of the compiled program. More layers
-# are a loop over groups, as each takes up to half a second to compile.
-MOST_UNROLLED, GROUP = 64, 16
+# Platform -> the most layers that are compiled one after another, and how many a loop over more of them takes at a
+# time. A loop copies what it stacks: by the compilers, a step of ViT-S takes 1.7 times as long on a GPU, and of two
+# blocks of a transformer 1.35 times on a TPU. There each block takes long to compile, and larger groups are slower. On a
+# CPU two blocks of a residual network compile and run no slower than their loop.
+UNROLLED = {"gpu": (64, 16), "tpu": (4, 1)}
+UNROLLED_ELSEWHERE = (2, 1)
 
 
 def layers_at_a_time(scan: bool | str, length: int) -> int:
     """How many of ``length`` layers are compiled one after another; the program loops over such groups."""
     if scan == "auto":
-        if target_platform() != "gpu":
-            return 1
-        return length if length <= MOST_UNROLLED else GROUP
+        most, group = UNROLLED.get(target_platform() or "", UNROLLED_ELSEWHERE)
+        return length if length <= most else group
     return 1 if scan else length
 
 

@@ -162,10 +162,10 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
-    unrolled = model.clone(scan=False)
-    variables = init(model, x)
+    looped, unrolled = model.clone(scan=True), model.clone(scan=False)
+    variables = init(looped, x)
     assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
-    value, grads = loss_and_grads(model, variables, x)
+    value, grads = loss_and_grads(looped, variables, x)
     value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
     np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
     assert_trees_close(grads, grads_unrolled, rtol=1e-5)
