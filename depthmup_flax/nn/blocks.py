@@ -111,8 +111,8 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 
 # Platform -> the most layers that are compiled one after another, and how many a loop over more of them takes at a
 # time. A loop copies what it stacks: by the compilers, a step of ViT-S takes 1.7 times as long on a GPU, and of two
-# blocks of a transformer 1.35 times on a TPU. There each block takes long to compile, and larger groups are slower. On a
-# CPU two blocks of a residual network compile and run no slower than their loop.
+# blocks of a transformer 1.35 times on a TPU, where every block takes long to compile and larger groups are slower. On
+# a CPU two blocks of a residual network compile and run no slower than their loop.
 UNROLLED = {"gpu": (64, 16), "tpu": (4, 1)}
 UNROLLED_ELSEWHERE = (2, 1)
 
