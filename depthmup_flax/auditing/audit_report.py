@@ -33,6 +33,7 @@ class Finding:
     # What parameters may carry instead: the factor that is wanted over the one that was found, and where.
     factor: float | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
+    parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)  # the same of each kind of branches
     source: str = ""  # where it is in the code, file.py:12
 
     @property
@@ -123,7 +124,7 @@ class Audit:
     @property
     def _headline(self) -> str:
         """The verdict in one sentence."""
-        certain = [f"{finding.name} ({summary(finding.paths)})" for finding in self.certain]
+        certain = dict.fromkeys(f"{finding.name} ({summary(finding.paths)})" for finding in self.certain)
         ok = "every factor is in the code"
         if any(row.carried != 1 for row in self.rows):
             ok += ", or carried by a parameter"

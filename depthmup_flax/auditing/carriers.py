@@ -108,13 +108,11 @@ class _Walk:
         if i not in self.known:
             self.known[i] = {}  # a loop's carry that depends on itself
             found = self._of(i)
-            self.known[i] = self._of_weights(i) if found is None and self.kinds[i] == PARAM else found
+            if found is None and self.kinds[i] == PARAM:  # computed of one parameter, as a rounded matrix
+                made_of = [j for j in self.graph.upstream(i, lambda j: False) if self.nodes[j].op == PARAM]
+                found = self.of(made_of[0]) if len(made_of) == 1 and made_of != [i] else None
+            self.known[i] = found
         return self.known[i]
-
-    def _of_weights(self, i: int) -> dict[int, float] | None:
-        """The one parameter that an array of parameters is computed of, as a rounded matrix."""
-        made_of = [j for j in self.graph.upstream(i, lambda j: False) if self.nodes[j].op == PARAM]
-        return self.of(made_of[0]) if len(made_of) == 1 and made_of != [i] else None
 
     def _of(self, i: int) -> dict[int, float] | None:
         node = self.nodes[i]
@@ -281,20 +279,26 @@ def carried_instead(
     factors: dict[str, float] = collections.defaultdict(lambda: 1.0)  # also of slices
     offsets: dict[str, float] = {}
     of_tables: list[tuple[Carriers, float]] = []
+
+    def carry(finding: Finding) -> bool:
+        solved = _solution(search, finding, facts)
+        if solved is None or any(offsets.get(p, o) != o for carriers, _ in solved for p, o in carriers.items()):
+            return False
+        of_tables.extend(solved if finding.name == "embedding_scaled_with_width" else [])
+        for carriers, factor in solved:
+            for path, offset in carriers.items():
+                factors[path] *= factor
+                offsets[path] = offset
+        return True
+
     for finding in findings:
         if of_tables and finding.name == "attention_scale":
             finding = _behind_tables(search, finding, of_tables)
             if close(finding.factor, 1):
                 continue
-        solved = _solution(search, finding, facts)
-        if solved is None or any(offsets.get(p, o) != o for carriers, _ in solved for p, o in carriers.items()):
-            left.append(finding)
-            continue
-        of_tables += solved if finding.name == "embedding_scaled_with_width" else []
-        for carriers, factor in solved:
-            for path, offset in carriers.items():
-                factors[path] *= factor
-                offsets[path] = offset
+        if not carry(finding):
+            parts = [part for part in finding.parts if not carry(part)] if len(finding.parts) > 1 else []
+            left += parts if 0 < len(parts) < len(finding.parts) else [finding]
     carried: dict[str, Carried] = {path: c for path, c in factors.items() if path in facts.uses}
     of_slices = {name: c for name, c in factors.items() if name not in facts.uses}
     if of_slices and search.slices is not None:

@@ -163,24 +163,27 @@ class Comparison:
             key = name, float(number(found)), self.ratios.of_branch.get(node, 1.0), self.ratios.uses.get(node, 1.0)
             wrong.setdefault(key, []).append(branch)
         result = []
-        for (name, found, r, n), branches in wrong.items():
-            paths = [path for b in branches for path in self.of_branches.ends(b)]
-            where = f"the branches that end in {summary(paths)}" if paths else "the branches without parameters"
-            if name == "norm_cancels_multiplier":
-                text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
-            else:
-                text = (
-                    f"{where} are multiplied by {number(found)}; the rule wants {number(self.wanted(branches[0].node))}"
-                )
-                text += f"{self._as_if(found, r, n)}."
-            code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
-            code = code if n == 1 else f"h = h + rule.residual_multiplier({r:g}, uses={n:g}) * y  # of layers, of each"
-            # Nothing carries one factor for terms that need several.
-            exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
-            factor = self.wanted(branches[-1].node) / exact if exact else None
-            places = tuple((b.end, b.node) for b in branches)
-            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places))
+        for key, branches in wrong.items():
+            alike = grouped(branches, lambda b: b.kind).values()
+            whole, *parts = (self._of_branches(key, some, len(wrong) > 1) for some in (branches, *alike))
+            result.append(dataclasses.replace(whole, parts=tuple(parts)))
         return result
+
+    def _of_branches(self, key: tuple[str, float, float, float], branches: Sequence[Branch], numbered: bool) -> Finding:
+        name, found, r, n = key
+        paths = [path for b in branches for path in self.of_branches.ends(b)]
+        where = f"the branches that end in {summary(paths, numbered)}" if paths else "the branches without parameters"
+        wanted = self.wanted(branches[-1].node)
+        text = f"{where} are multiplied by {number(found)}; the rule wants {number(wanted)}{self._as_if(found, r, n)}."
+        if name == "norm_cancels_multiplier":
+            text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
+        code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
+        code = code if n == 1 else f"h = h + rule.residual_multiplier({r:g}, uses={n:g}) * y  # of layers, of each"
+        # Nothing carries one factor for terms that need several.
+        exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
+        places = tuple((b.end, b.node) for b in branches)
+        factor = wanted / exact if exact else None
+        return Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places)
 
     def _at_products(self, paths: Iterable[str], found: float) -> tuple[Place, ...]:
         """The products of parameters with what is no token, and the biases that a factor multiplies with them."""
@@ -334,10 +337,7 @@ class Comparison:
         return result
 
     def growing_products(self) -> list[tuple[Scores, int, float]]:
-        """Products of two activations over a growing dimension that are in no softmax and have no scale like there.
-
-        Each with the base model's size and the ratio of their factors; NaN is unknown.
-        """
+        """Those of `scores` over a growing dimension and in no softmax whose scale is not that of attention, or NaN."""
         return [(s, d, found) for s, d, found, wanted in self._growing if not close(found, wanted)]
 
     @property
@@ -415,7 +415,6 @@ class Comparison:
 
 AXES = ("width", "depth")
 _BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
-_AS_BRANCH = "write h = h + c * branch(h); or measure with dm.coord_check"
 
 
 def not_judged(
@@ -486,7 +485,7 @@ def _sums(compared: Comparison) -> Iterable[Finding]:
             f"every layer adds something to the stream{near} that is no residual branch: a gate, an entrywise function "
             "of the stream, its first value, another stream such as a velocity, or a sum over layers."
         )
-        yield Finding("sum", paths, text, _AS_BRANCH, source=sums.source)
+        yield Finding("sum", paths, text, "write h = h + c * y; or measure with dm.coord_check", source=sums.source)
 
 
 def _matrices(compared: Comparison, on_stream: Sequence[Row]) -> Iterable[Finding]:

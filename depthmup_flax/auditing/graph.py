@@ -280,9 +280,8 @@ class _Inliner(Interpreter[int]):
     def constant(self, array: Any) -> int:
         """One node per reader."""
         modulus = abs(complex(array)) if np.iscomplexobj(array) and not np.shape(array) else None
-        return self.graph.add(
-            CONST, (), np.shape(array), {"entries": entries(array), "modulus": modulus}, uniform_value(array)
-        )
+        params = {"entries": entries(array), "modulus": modulus}
+        return self.graph.add(CONST, (), np.shape(array), params, uniform_value(array))
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
         """The results of any equation, which knows its callers."""
