@@ -54,7 +54,7 @@ def data(examples: int = 5000):
     return (x[:-1000], y[:-1000]), (x[-1000:], y[-1000:])
 
 
-def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 16, seeds: int = 3) -> dict:
+def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     study = dm.Study(
         Net, data, base=(BASE_WIDTH, BASE_DEPTH), loss=negative_log_likelihood, steps=steps, workdir=workdir

@@ -46,7 +46,7 @@ class ResNet(nn.Module):
         return nn.Dense(10, name="head")(x)
 
 
-def main(width: int = 16, depth: int = 2, steps: int = 30) -> list[float]:
+def main(width: int = 16, depth: int = 3, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)

@@ -47,7 +47,7 @@ class ViT(nn.Module):
         return nn.Dense(10, name="head")(x)
 
 
-def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
+def main(width: int = 32, depth: int = 6, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)

@@ -57,7 +57,7 @@ def data(file: pathlib.Path):
     return (train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:])
 
 
-def main(text=argparse.__file__, workdir=None, steps=100, width=64, depth=4, seeds=3) -> dict:
+def main(text=argparse.__file__, workdir=None, steps=100, width=64, depth=6, seeds=3) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     settings = {"steps": steps, "batch_size": 32, "workdir": workdir}
     study = dm.Study(Transformer, data(pathlib.Path(text)), base=(BASE_WIDTH, BASE_DEPTH), **settings)

@@ -44,7 +44,7 @@ class Transformer(nnx.Module):
         return self.embed.attend(self.norm(x))
 
 
-def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
+def main(width: int = 32, depth: int = 6, steps: int = 30) -> list[float]:
     """Trains on sequences that count upwards; returns the losses."""
     model = Transformer(width, depth, nnx.Rngs(0))
     base = Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0))  # depth-muP

@@ -17,7 +17,7 @@ def build(width: int, depth: int, image: jax.Array) -> nnx.Module:
     return nnx.bridge.ToNNX(mlp, rngs=nnx.Rngs(0)).lazy_init(image)
 
 
-def main(width: int = 64, depth: int = 8, steps: int = 30) -> list[float]:
+def main(width: int = 64, depth: int = 6, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)

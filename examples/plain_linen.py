@@ -38,7 +38,7 @@ class Net(nn.Module):
         return dm.Readout(10, RULE, width_ratio=self.width / BASE_WIDTH, name="head")(h)
 
 
-def main(width: int = 64, depth: int = 8, steps: int = 30) -> list[float]:
+def main(width: int = 64, depth: int = 6, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.data / 16.0, jnp.float32), jnp.asarray(digits.target)

@@ -40,7 +40,7 @@ class Comparison:
     def products(self) -> ProductFactors:
         """The factors around products."""
         few = [path for path, leaf in self.infos.items() if leaf.width_out == 1 != leaf.width_in]
-        apart = self.facts.readers({s.node for s, _, _, _ in self._growing})
+        apart = self.facts.readers({s.node for s, d, _, _ in self.scores if not s.in_softmax and s.size != d})
         return ProductFactors(self.facts, self.base, self.pairs, few, apart)
 
     def wanted(self, node: int) -> float:
@@ -338,11 +338,8 @@ class Comparison:
 
     def growing_products(self) -> list[tuple[Scores, int, float]]:
         """Those of `scores` over a growing dimension and in no softmax whose scale is not that of attention, or NaN."""
-        return [(s, d, found) for s, d, found, wanted in self._growing if not close(found, wanted)]
-
-    @property
-    def _growing(self) -> list[tuple[Scores, int, float, float]]:
-        return [one for one in self.scores if not one[0].in_softmax and one[0].size != one[1]]
+        others = [one for one in self.scores if not one[0].in_softmax and one[0].size != one[1]]
+        return [(s, d, found) for s, d, found, wanted in others if not close(found, wanted)]
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[Scores]] = {}

@@ -520,8 +520,7 @@ def test_a_product_over_a_growing_dimension_outside_of_softmax_is_not_judged_wit
         net = lambda p, x: jnp.tanh(scale(p["a"].shape[1]) * (x @ p["a"]) @ (x @ p["b"]).T)
         return [(net, {"a": jnp.ones((6, n)), "b": jnp.ones((6, n))}) for n in (2 * WIDTH, WIDTH)]
 
-    scales = lambda n: 1.0, lambda n: RULE.attention_scale(n, WIDTH)
-    audits = (audit(*towers(scale), VECTORS) for scale in scales)
+    audits = (audit(*towers(scale), VECTORS) for scale in (lambda n: 1.0, lambda n: RULE.attention_scale(n, WIDTH)))
     paths = [{path for place in result.not_judged for path in place.paths} for result in audits]
     assert paths == [{"a", "b"}, set()]
 

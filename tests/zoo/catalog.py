@@ -34,8 +34,7 @@ COMPLETEP = dm.get_parametrization("completep", branch_multiplier=A)
 
 
 def _branches() -> dict[str, Kind]:
-    scales = ("root_heads", "plain_heads")  # a norm cancels them; without a softmax they are not judged
-    harmless = {"retention": scales, "linear_bare": scales}
+    harmless = dict.fromkeys(("retention", "linear_bare"), ("root_heads", "plain_heads"))  # normed, or not judged
     return {name: Kind(stack(name), TOKENS, harmless=harmless.get(name, ())) for name in BRANCHES} | {
         f"{name}_mlp": Kind(stack(name, "mlp"), TOKENS) for name in ("attention", "rotary", "grouped", "lru", "experts")
     }
@@ -66,7 +65,8 @@ def _norms() -> dict[str, Kind]:
     kinds |= {name: Kind(stack("attention", "mlp", gain=gain), TOKENS) for name, gain in gains.items()}
     kinds["rezero_without_norm"] = Kind(stack("attention", "mlp", norm="none", gain=stacks.rezero), TOKENS)
     kinds["post_scanned"] = Kind(stack("attention", "mlp", norm="layer", place="post", scan=True), TOKENS)
-    kinds["deep_norm"] = Kind(stack("attention", "mlp", place="post", write_as="deep"), TOKENS)
+    deep = stack("attention", "mlp", place="post", write_as="deep")
+    kinds["deep_norm"] = Kind(deep, TOKENS, harmless=("stream",))  # the same network as without a multiplier
     kinds["bert"] = Kind(stack("fused", "mlp", norm="layer", place="post", start=stacks.positions), TOKENS)
     return kinds
 
