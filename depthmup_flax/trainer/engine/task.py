@@ -145,9 +145,8 @@ class Course:
 
     @classmethod
     def of(cls, names: tuple[str, ...], total_steps: int) -> Course:
-        """Twice per octave of the first third: steps 1, 2, 3, 4, 6, 8, 12, ..."""
-        steps = [1, *(step for i in range(1, 31) for step in (2**i, 3 * 2 ** (i - 1)))]
-        return cls(names, tuple(step for step in steps if step <= max(2, total_steps // 3)))
+        """Powers of two in the first third: steps 1, 2, 4, ..."""
+        return cls(names, tuple(2**i for i in range(max(2, total_steps // 3).bit_length())))
 
     def records(self, step: jax.Array) -> jax.Array:
         """[N]: whether the step after ``step`` is one of them, and which."""
