@@ -20,11 +20,13 @@ NOT_MEASURED = "No result of a GPU is in `benchmarks/results` yet."
 
 
 def document() -> None:
-    """Replaces the tables between ``<!-- benchmarks: cpu -->``, or ``gpu``, and ``<!-- end -->`` in the page."""
+    """Replaces the tables between ``<!-- benchmarks: cpu -->``, or another part, and ``<!-- end -->`` in the page."""
     results = stored()
     parts = {
-        "cpu": f"{where(results['cpu'])}\n\n{table(results['cpu'])}",
+        "cpu": f"{where(results['cpu'])}\n\n{summary(results['cpu'])}",
         "gpu": "\n\n".join(map(_on_gpu, results.get("gpu", []))) or NOT_MEASURED,
+        "gpu-estimates": "\n\n".join(map(_estimated_on_gpu, results["gpu-estimates"])),
+        "tpu": "\n\n".join(map(_on_tpu, results["tpu"])),
     }
     for device, part in parts.items():
         text, begin = PAGE.read_text(), f"<!-- benchmarks: {device} -->\n"
@@ -42,6 +44,43 @@ def _on_gpu(result: Json) -> str:
     figure = PAGE.parent / f"{file_name('gpu', result['hardware'])}.png"
     gpu_page.draw(result, figure)
     return f"{gpu_page.table(result)}\n\n![Share of the peak that steps reach]({figure.name})"
+
+
+def _estimated_on_gpu(result: Json) -> str:
+    """The lower bounds of `benchmarks.gpu.steps`: a row for each network, a column for each form."""
+    cells: Json = result["cells"]
+    forms = list(dict.fromkeys(form for row in cells.values() for form in row))
+    titles = ["ms at least; GiB; kernels; GB", *forms]
+    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
+    lines += [_cells([title, *(row.get(form, "") for form in forms)]) for title, row in cells.items()]
+    return "\n".join([_made([result]), "", *lines])
+
+
+def _on_tpu(result: Json) -> str:
+    """The estimates of `benchmarks.tpu`: a row for each network, a column for each form of its layers."""
+    forms, networks = ("loop", "unrolled"), dict[str, Json]()
+    for name, cell in result["cells"].items():
+        title, _, form = name.rpartition(": ")
+        networks.setdefault(title, {})[form] = cell
+    titles = ["a chip of v5e", "products at peak, ms", *(f"{form}: ms; GiB; compiled in s" for form in forms)]
+    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
+    for title, cells in sorted(networks.items()):
+        products = next(iter(cells.values()))["products_seconds"]
+        lines.append(_cells([title, f"{1e3 * products:.3g}", *(_estimate(cells.get(form)) for form in forms)]))
+    return "\n".join([_made(list(result["cells"].values())), "", *lines])
+
+
+def _estimate(cell: Json | None) -> str:
+    if cell is None:
+        return ""
+    gib, compiled = cell["temporary_bytes"] / 2**30, cell["compile_processor_seconds"]
+    return f"**{1e3 * cell['seconds']:.3g}**; {gib:.2f}; {compiled:.0f}"
+
+
+def _made(facts: Sequence[Json]) -> str:
+    """Versions and days."""
+    versions = sorted({f"{name} {version}" for one in facts for name, version in one["versions"].items()})
+    return f"{', '.join(versions)}; {' and '.join(sorted({one['day'] for one in facts}))}."
 
 
 def stored() -> dict[str, list[Json]]:
@@ -70,6 +109,24 @@ def where(results: Sequence[Json]) -> str:
             days = sorted({facts["day"] for facts in all_facts})
             listed = ", ".join(f"{name} {' and '.join(values)}" for name, values in versions.items())
             lines.append(f"* {stack}: {result['hardware']}; {listed}; {' and '.join(days)}.")
+    return "\n".join(lines)
+
+
+def summary(results: Sequence[Json]) -> str:
+    """The range of each figure's medians over cases, processors and stacks, as a Markdown table."""
+    titles = ["figure", "against", "cases", "medians", "bounds met"]
+    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
+    rows = [row for name in FIGURES for result in results for figure, row in _rows(result) if figure == name]
+    rows = [row for row in rows if row["value"] is not None]
+    several = lambda row: row["figure"].startswith("cost of the rule")  # whose alternatives differ in kind
+    kind = lambda row: (row["figure"], row["against"] if several(row) else "")
+    for figure, against in dict.fromkeys(map(kind, rows)):
+        own = [row for row in rows if kind(row) == (figure, against)]
+        medians, unit = sorted(row["value"]["median"] for row in own), own[0]["unit"] and f" {own[0]['unit']}"
+        judged = list(filter(None, (Row(**row).judgment for row in own)))
+        met = f"{judged.count('met')} of {len(judged)}" if judged else ""
+        span = f"**{medians[0]:.3g} to {medians[-1]:.3g}{unit}**"
+        lines.append(_cells([figure, against, str(len(own)), span, met]))
     return "\n".join(lines)
 
 

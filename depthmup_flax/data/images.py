@@ -19,7 +19,7 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
 
-# Streamed sets are normalized by the statistics of this many images: reproduction/pages/performance.md has the error.
+# Streamed sets are normalized by the statistics of this many images: benchmarks/notes.md has the error.
 STATISTICS_SAMPLE = 2_000
 _CHUNK = 16  # images that are summed at a time: 20 MB for 224x224 pixels
 _GRAY = np.float64(127.5)  # sums about the middle of the scale lose no digits
