@@ -107,9 +107,7 @@ def load_digits(_: str, config: DataConfig) -> ImageDataset:
 
     # Its file alone is read: importing scikit-learn takes longer than everything else before a first step.
     found: Any = importlib.util.find_spec("sklearn") or require("sklearn", why).__spec__
-    table = np.loadtxt(
-        os.path.join(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), delimiter=","
-    )
+    table = np.loadtxt(os.path.join(os.path.dirname(found.origin), "datasets/data/digits.csv.gz"), delimiter=",")
     images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
     labels = table[:, -1].astype(int)
@@ -119,16 +117,14 @@ def load_digits(_: str, config: DataConfig) -> ImageDataset:
 
 def _stratified(labels: np.ndarray, size: int) -> list[np.ndarray]:
     """``size`` indices and the rest, with equal shares of labels: scikit-learn's ``train_test_split`` of seed 0."""
-    rng = np.random.RandomState(0)
-    counts = np.bincount(labels)
-    shares = counts / len(labels) * size
+    rng, shares = np.random.RandomState(0), np.bincount(labels) / len(labels) * size
     whole = np.floor(shares)
     sizes = whole.astype(int)
     for fraction in np.unique(shares - whole)[::-1]:
         if lacking := size - sizes.sum():
             (tied,) = np.nonzero(shares - whole == fraction)
             sizes[rng.choice(tied, min(len(tied), lacking), replace=False)] += 1
-    drawn = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(counts))]
+    drawn = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(sizes))]
     pairs = zip(*(np.split(indices, [n]) for indices, n in zip(drawn, sizes, strict=True)), strict=True)
     return [rng.permutation(np.concatenate(part)) for part in pairs]
 
