@@ -75,7 +75,7 @@ def cell(form: str, flags: str) -> dict[str, Any]:
     plan.define(parser)
     args = parser.parsed(shlex.split(flags))
     config, devices = args.config.resolved(), topology_devices(args.topology)
-    result = {
+    result: dict[str, Any] = {
         "command": f"depthmup plan {flags} --json",
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu", "flax", "optax")},
@@ -119,7 +119,9 @@ def main() -> None:
     for title, network in NETWORKS.items():
         for form, flags in FORMS.items():
             name = f"{title}: {form}"
-            record = json.loads(RECORD.read_text()) if RECORD.exists() else {"device": "tpu", "cells": {}}
+            record: dict[str, Any] = (
+                json.loads(RECORD.read_text()) if RECORD.exists() else {"device": "tpu", "cells": {}}
+            )
             if name in record["cells"] or not all(part in name for part in sys.argv[1:]):
                 continue
             record["cells"][name] = cell(form, network + flags)
