@@ -15,7 +15,7 @@ from benchmarks import plain
 from benchmarks.contest import Contender, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
-from benchmarks.pages import PAGE, document, stored, table, where
+from benchmarks.pages import PAGE, document, stored, summary, table, where
 from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
@@ -149,5 +149,5 @@ def test_the_page_shows_the_results_in_the_repository(tmp_path, monkeypatch):
     copy.write_text(PAGE.read_text())
     monkeypatch.setattr("benchmarks.pages.PAGE", copy)
     document()
-    assert table(results) in copy.read_text()
+    assert summary(results) in copy.read_text()
     assert copy.read_text() == PAGE.read_text(), "python -m benchmarks.run --document"

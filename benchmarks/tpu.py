@@ -119,9 +119,7 @@ def main() -> None:
     for title, network in NETWORKS.items():
         for form, flags in FORMS.items():
             name = f"{title}: {form}"
-            record: dict[str, Any] = (
-                json.loads(RECORD.read_text()) if RECORD.exists() else {"device": "tpu", "cells": {}}
-            )
+            record = json.loads(RECORD.read_text())
             if name in record["cells"] or not all(part in name for part in sys.argv[1:]):
                 continue
             record["cells"][name] = cell(form, network + flags)
