@@ -65,8 +65,7 @@ def _norms() -> dict[str, Kind]:
     kinds |= {name: Kind(stack("attention", "mlp", gain=gain), TOKENS) for name, gain in gains.items()}
     kinds["rezero_without_norm"] = Kind(stack("attention", "mlp", norm="none", gain=stacks.rezero), TOKENS)
     kinds["post_scanned"] = Kind(stack("attention", "mlp", norm="layer", place="post", scan=True), TOKENS)
-    deep = stack("attention", "mlp", place="post", write_as="deep")
-    kinds["deep_norm"] = Kind(deep, TOKENS, harmless=("stream",))  # the same network as without a multiplier
+    kinds["deep_norm"] = Kind(stack("attention", "mlp", place="post", write_as="deep"), TOKENS, harmless=("stream",))
     kinds["bert"] = Kind(stack("fused", "mlp", norm="layer", place="post", start=stacks.positions), TOKENS)
     return kinds
 

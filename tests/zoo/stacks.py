@@ -74,7 +74,7 @@ WRITES: dict[str, Write] = {
     "scattered": lambda x, y, c, s: (s * x).at[:, jnp.arange(x.shape[1])].add(c * y),
     "where": lambda x, y, c, s: jnp.where(jnp.ones(x.shape[:2], bool)[..., None], s * x + c * y, s * x),
 }  # fmt: skip
-WITH_NORM: dict[str, Write] = {"deep": lambda x, y, c, s: s * x / c + y}  # right in front of a norm alone (DeepNet)
+WITH_NORM: dict[str, Write] = {"deep": lambda x, y, c, s: s * x / c + y}  # a norm reads their ratio (DeepNet)
 
 
 def stack(
