@@ -67,7 +67,7 @@ def data():
 
 def main(workdir=None, steps: int = 400, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
     """Tunes the small towers, trains the large ones; returns their result."""
-    study = dm.Study(build, data, BASE, steps=steps, batch_size=100, hyper={"temperature": 0.1}, workdir=workdir)
+    study = dm.Study(build, data, base=BASE, steps=steps, batch_size=100, hyper={"temperature": 0.1}, workdir=workdir)
     best = study.tune(learning_rate=dm.powers_of_two(-11, -6), temperature=(0.01, 0.03, 0.1), seeds=seeds)
     print(best)
     result = study.train(width, depth, **best)
