@@ -168,7 +168,7 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
     value, grads = loss_and_grads(looped, variables, x)
     value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
     np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
-    assert_trees_close(grads, grads_unrolled, rtol=1e-5)
+    assert_trees_close(grads, grads_unrolled, rtol=1e-6)
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():
