@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -218,22 +218,30 @@ class Watch:
     """Compares a run with ``train.reference`` as its rows are recorded, and says each thing once."""
 
     def __init__(self, config: ConfigDict) -> None:
-        self._reference, self._said = config.train.reference, set[str]()
+        self._said = set[str]()
+        path = config.train.reference
+        self._reference = self._unless_refused(lambda: read_course(path)) if path else None
 
     def see(self, content: Json) -> None:
         """Logs what is new in the content of ``course.json``."""
-        if not self._reference or max(content["columns"][STEP]) < 2:
+        reference = self._reference
+        if reference is None or max(content["columns"][STEP]) < 2:
             return
-        try:
-            comparison = compared(read_course(self._reference), content)
-        except InputError as error:  # the search may be on another machine
-            self._reference = ""
-            log.warning("train.reference: this run is compared with nothing: %s", error)
+        comparison = self._unless_refused(lambda: compared(reference, content))
+        if comparison is None:
+            self._reference = None
             return
         kinds = {one.kind for one in comparison.deviations}
         if kinds - self._said or not self._said:
             log.log(logging.WARNING if kinds - self._said else logging.INFO, "%s", comparison.sentence)
         self._said |= kinds | {STEP}
+
+    def _unless_refused(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except InputError as error:  # the search may be on another machine
+            log.warning("train.reference: this run is compared with nothing: %s", error)
+            return None
 
 
 def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:

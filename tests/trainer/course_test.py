@@ -109,10 +109,12 @@ def test_a_run_of_another_rule_is_trained_and_compared_with_nothing(proxy, tmp_p
         dm.compare_runs(proxy, tmp_path)
 
 
-def test_a_reference_that_is_gone_stops_no_run(tmp_path, warnings):
+def test_a_reference_that_is_gone_is_told_before_the_first_step_and_stops_no_run(tmp_path, warnings):
     config = small_base()
     config.train.update(record_course=True, reference=str(tmp_path / "gone"))
-    Watch(config).see({"columns": {"step": [1, 2]}})
+    watch = Watch(config)
+    assert warnings() == 1
+    watch.see({"columns": {"step": [1, 2]}})
     assert warnings() == 1
 
 
