@@ -138,6 +138,11 @@ def audit(
         *_notes(compared, rows, on_stream),
         *_initial_scale(rows, facts, rule),
     ]
+    if carry is True and rule.branch_multiplier != 1 and any(row.in_branch and row.carried != 1 for row in rows):
+        notes.append(
+            f"branches lack the rule's a = {rule.branch_multiplier}: their code has no multiplier, and what parameters "
+            'carry is without a.\nwrite: dm.audit(..., rule=rule, carry="branch_multiplier")'
+        )
     return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule, pairs=pairs)
 
 

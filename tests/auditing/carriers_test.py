@@ -329,6 +329,11 @@ def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
     assert carries == (of_width if size[0] != BASE[0] else set()) | (of_depth if size[1] != BASE[1] else set())
 
 
+def test_an_a_of_the_rule_that_neither_code_nor_parameters_have_is_said():
+    notes = lambda edited, carry: "carry=" in str(audited(untied, edited, carry=carry))
+    assert [notes(False, True), notes(False, "branch_multiplier"), notes(True, True)] == [True, False, False]
+
+
 def test_optimizers_refuse_the_info_of_an_audit_that_is_not_ok_unless_what_remains_is_named():
     make = branch_net(lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]))
     audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE)
