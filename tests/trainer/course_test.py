@@ -154,6 +154,12 @@ def test_runs_in_lanes_record_what_a_single_run_does(tmp_path):
         np.testing.assert_allclose(column, alone[name], rtol=2e-3, err_msg=name)
 
 
+@pytest.mark.parametrize(("rate", "on_course"), [(0.0, True), (0.1, False)])
+def test_updates_at_a_rate_of_zero_which_are_roundings_are_not_compared(rate, on_course):
+    columns = lambda first: {"step": [1, 2], "rate": [rate, 0.1], "update/hidden+branch": [first, 0.3]}
+    assert dm.compare_runs(columns(5e-9), columns(2e-9)).on_course == on_course
+
+
 def test_a_search_leaves_the_course_of_its_best_runs_as_the_reference(tmp_path):
     study = dm.Study("res_mlp", "digits", base=(8, 2), steps=6, batch_size=16, workdir=tmp_path, quiet=True)
     best = study.tune(learning_rate=(1e-3, 2e-3), seeds=2, extend=0)
