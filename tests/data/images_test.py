@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import sklearn.datasets
 from data_sets import load, load_crops
+from sklearn.model_selection import train_test_split
 
 from depthmup_flax import data
 from depthmup_flax.data.dataset import chance_loss
@@ -20,6 +22,16 @@ def test_statistics_are_those_of_the_training_images():
     images = np.full((4, 2, 2, 1), 7, np.uint8)
     constant = data.from_arrays(images, np.arange(4), images, np.arange(4), num_classes=4)
     assert not np.asarray(data.normalize(images / 255.0, constant.mean, constant.std)).round(6).any()
+
+
+def test_the_digits_are_those_of_scikit_learn_and_split_as_it_splits_them():
+    bundle, opened = sklearn.datasets.load_digits(), load()
+    parts = train_test_split(np.arange(1797), train_size=1500, test_size=297, stratify=bundle.target, random_state=0)
+    for split, part in zip((opened.train, opened.test), parts, strict=True):
+        arrays = split.arrays()
+        np.testing.assert_array_equal(arrays["label"], bundle.target[part])
+        images = np.round(bundle.images[part] * (255 / 16)).astype(np.uint8)
+        np.testing.assert_array_equal(arrays["image"][..., 0], images)
 
 
 def test_prepared_images_are_augmented_with_a_key_and_only_normalized_without():
