@@ -4,6 +4,10 @@
     depthmup train --config=runs/gpt_tune/tuned.py --workdir=runs/gpt
 
 DIR holds train.bin, val.bin and meta.json, as nanoGPT writes them; text:FILE is a text as it is.
+
+Measured on Tiny Shakespeare in 512 tokens: tuned at 32 x 2 (width x depth; 18 runs with two seeds, 4 minutes of two
+cores), trained at 128 x 6 at the rate found, 0.059, a run of 26 times the work. Test loss 3.024, 3.046 with the rule;
+3.135, 3.143 with preset "sp" at the same rate (seeds 0, 1).
 """
 
 from ml_collections import ConfigDict
