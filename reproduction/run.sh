@@ -59,6 +59,7 @@ run_sweep() {
     other_hparams* | imagenet) figures=(transfer curves) ;;
     how_long*) figures=(over_time curves) ;;
     trade_off) figures=(parameters) ;;
+    schedules | hyperball) figures=() ;; # both axes at once, which no panel shows
     *) figures=(transfer) ;;
   esac
   for figure in "${figures[@]}"; do cp "$workdir/report/$figure.png" "$workdir/"; done

@@ -136,13 +136,9 @@ def audit(
     notes = [
         *equal_sizes(compared, scaled, m, same_width=same_width),
         *_notes(compared, rows, on_stream),
+        *([] if carry == "branch_multiplier" else _lacking_multiplier(rows, rule)),
         *_initial_scale(rows, facts, rule),
     ]
-    if carry is True and rule.branch_multiplier != 1 and any(row.in_branch and row.carried != 1 for row in rows):
-        notes.append(
-            f"branches lack the rule's a = {rule.branch_multiplier}: their code has no multiplier, and what parameters "
-            'carry is without a.\nwrite: dm.audit(..., rule=rule, carry="branch_multiplier")'
-        )
     return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule, pairs=pairs)
 
 
@@ -187,6 +183,16 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
         "rescale_init sets all initial values, given those of base:\n"
         "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
         for m, paths in wrong.items()
+    ]
+
+
+def _lacking_multiplier(rows: Sequence[Row], rule: Parametrization) -> list[str]:
+    """The rule's a, where parameters carry the other factors of branches: their code has no multiplier."""
+    if rule.branch_multiplier == 1 or not any(row.in_branch and row.carried != 1 for row in rows):
+        return []
+    return [
+        f"branches lack the rule's a = {rule.branch_multiplier}: their code has no multiplier, and what parameters "
+        'carry is without a.\nwrite: dm.audit(..., rule=rule, carry="branch_multiplier")'
     ]
 
 

@@ -86,20 +86,13 @@ class Comparison:
 
     @functools.cached_property
     def factors(self) -> dict[str, list[float]]:
-        """Name -> run over reference at each step; NaN where one of them is 0 or unknown, 0 where only the run's is.
-
-        At a rate of 0 updates are unknown: Hyperball's are then the rounding of a norm.
-        """
-        rates = self.run.get(RATE, self.run[STEP])
-        unknown = lambda name, rate: rate == 0 and _kind(name) in (UPDATE, RELATIVE)
-        return {
-            name: [
-                math.nan if unknown(name, rate) else _factor(value, reference)
-                for rate, value, reference in zip(rates, self.run[name], self.reference[name], strict=True)
-            ]
-            for name in self.run
-            if name != STEP
-        }
+        """Name -> run over reference at each step; NaN where one of them is 0 or unknown, 0 where only the run's is."""
+        found = {name: list(map(_factor, self.run[name], self.reference[name])) for name in self.run if name != STEP}
+        still = [i for i, rate in enumerate(self.run.get(RATE, ())) if rate == 0]
+        for name in (name for name in found if _kind(name) in (UPDATE, RELATIVE)):
+            for i in still:  # Hyperball's updates are the rounding of a norm there
+                found[name][i] = math.nan
+        return found
 
     @property
     def deviations(self) -> list[Deviation]:
