@@ -60,21 +60,13 @@ def losses(model, steps):
 
 @pytest.mark.slow
 @pytest.mark.gpu
-def test_a_short_training_of_a_deep_stack_has_the_losses_of_float32_within_half_a_percent():
-    """Of the first loss, at every step; the layers compute in float32. Measured: 0.04 %."""
+def test_a_short_training_with_the_stream_or_the_layers_in_bfloat16_has_the_losses_of_float32_within_half_a_percent():
+    """Of the first loss, at every step. Measured at depth 16: stream STREAM %, layers LAYERS %."""
     network = GPT.clone(depth=16, dtype=None)
-    exact, rounded = (losses(network.clone(stream_dtype=dtype), 30) for dtype in ("", "bfloat16"))
+    exact = losses(network, 30)
     assert exact[-1] < exact[0] / 2
-    assert 0 < np.abs(rounded - exact).max() < exact[0] / 200
-
-
-@pytest.mark.slow
-@pytest.mark.gpu
-def test_a_short_training_with_layers_in_bfloat16_has_the_losses_of_float32_within_half_a_percent():
-    """Of the first loss, at every step. Measured: 0.02 %."""
-    exact, rounded = (losses(GPT.clone(dtype=dtype), 30) for dtype in (None, "bfloat16"))
-    assert exact[-1] < exact[0] / 2
-    assert 0 < np.abs(rounded - exact).max() < exact[0] / 200
+    for rounded in (network.clone(stream_dtype="bfloat16"), network.clone(dtype=jnp.bfloat16)):
+        assert 0 < np.abs(losses(rounded, 30) - exact).max() < exact[0] / 200
 
 
 def test_a_branch_of_a_rounded_stream_is_multiplied_in_float32_and_rounded_once():

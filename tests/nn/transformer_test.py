@@ -168,25 +168,22 @@ def test_positions_and_class_token_are_not_decayed_and_embeddings_do_not_shrink_
         assert leaves[64][name].init_std == leaves[16][name].init_std == 0.25
 
 
-@pytest.mark.slow
 def test_dropout_acts_in_training_only_and_differs_between_layers():
-    model = dm.GPT(7, width=16, depth=3, dropout=0.5)
-    params = drawn(model, TOKENS)
-    run = lambda seed, train: model.apply(
-        {"params": params}, TOKENS, train=train, rngs={"dropout": jax.random.key(seed)}
-    )
-    assert float(jnp.abs(run(0, True) - run(1, True)).max()) > 0.05
-    np.testing.assert_array_equal(run(0, True), run(0, True))
-    np.testing.assert_array_equal(run(0, False), model.clone(dropout=0.0).apply({"params": params}, TOKENS))
     model = dm.GPT(7, width=16, depth=3, dropout=0.5, use_bias=True)
-    biased = drawn(model, TOKENS)
-    zero = jax.tree.map(jnp.zeros_like, biased["transformer"]["blocks"])
+    params = drawn(model, TOKENS)
+
+    @jax.jit
+    def train(params, seed):
+        rngs = {"dropout": jax.random.key(seed)}
+        logits, recorded = model.apply({"params": params}, TOKENS, train=True, rngs=rngs, mutable=["intermediates"])
+        return logits, recorded["intermediates"]["transformer"]["blocks"]["stream"][0]
+
+    evaluate = lambda model: jax.jit(lambda p: model.apply({"params": p}, TOKENS, train=False))(params)
+    assert float(jnp.abs(train(params, 0)[0] - train(params, 1)[0]).max()) > 0.05
+    np.testing.assert_array_equal(evaluate(model), evaluate(model.clone(dropout=0.0)))
+    zero = jax.tree.map(jnp.zeros_like, params["transformer"]["blocks"])
     zero["mlp"]["down"]["bias"] = jnp.ones_like(zero["mlp"]["down"]["bias"])
-    biased["transformer"]["blocks"] = zero
-    _, recorded = model.apply(
-        {"params": biased}, TOKENS, train=True, rngs={"dropout": jax.random.key(0)}, mutable=["intermediates"]
-    )
-    stream = recorded["intermediates"]["transformer"]["blocks"]["stream"][0]
+    _, stream = train(params | {"transformer": params["transformer"] | {"blocks": zero}}, 0)
     first, second = stream[1] - stream[0], stream[2] - stream[1]
     np.testing.assert_allclose(sorted(set(np.round(np.asarray(first), 3).ravel())), [0.0, 2.0], atol=1e-3)
     assert float((first != second).mean()) > 0.3

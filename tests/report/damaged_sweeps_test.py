@@ -98,8 +98,8 @@ def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start
 
 @pytest.mark.slow
 def test_many_thousand_records_are_a_table_in_seconds(tmp_path):
-    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(2500)}
+    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(500)}
     directory = write(tmp_path / "sweep", sweep_of(lambda point: parabola(point, noise=0.1), axes))
     started = time.process_time()
-    assert "25000 runs, 0 diverged" in text_of(directory)
+    assert "5000 runs, 0 diverged" in text_of(directory)
     assert time.process_time() - started < 5  # measured: 1; 12 before seeds were counted by arrays
