@@ -128,15 +128,19 @@ def test_a_run_records_what_measures_gives_of_its_steps_and_has_the_losses_of_on
         losses.append([row["train_loss"] for row in rows if "train_loss" in row])
     assert losses[0] == losses[1]
     experiment, recorded = build(run), read_course(tmp_path / "True")["columns"]
-    state = experiment.init({})
+    state = jax.jit(lambda: experiment.init({}))()
+
+    @jax.jit
+    def measured(state, batch):
+        key, values = step_key(0, state.step), experiment.hyperparameters
+        after, metrics = experiment.task.step(state.carry, batch, values, key, sample=lambda x: x)
+        updates = jax.tree.map(jnp.subtract, after.params, state.carry.params)
+        return after, dm.measures(experiment.info, experiment.rule, metrics["gradients"], updates, state.carry.params)
+
     for step in range(1, 5):
         batch = experiment.prepare(batch_key(0, state.step), train_batch(experiment.dataset.train, 0, step - 1, 16))
-        key = step_key(0, state.step)
-        after, metrics = experiment.task.step(state.carry, batch, experiment.hyperparameters, key, sample=lambda x: x)
-        updates = jax.tree.map(jnp.subtract, after.params, state.carry.params)
-        trees = metrics["gradients"], updates, state.carry.params
-        found = dm.measures(experiment.info, experiment.rule, *trees).items()
-        for name, value in found if step in recorded["step"] else ():
+        after, found = measured(state, batch)
+        for name, value in found.items() if step in recorded["step"] else ():
             assert recorded[name][recorded["step"].index(step)] == pytest.approx(float(value), rel=1e-3), (name, step)
         state = dataclasses.replace(state, carry=after, step=state.step + 1)
 
