@@ -118,7 +118,7 @@ def test_a_reference_that_is_gone_is_told_before_the_first_step_and_stops_no_run
     assert warnings() == 1
 
 
-@pytest.mark.parametrize("model", ["res_mlp", "vit"])
+@pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=pytest.mark.slow)])
 def test_a_run_records_what_measures_gives_of_its_steps_and_has_the_losses_of_one_that_does_not(model, tmp_path):
     run, losses = small_base(model), []
     for records in (False, True):
@@ -164,6 +164,7 @@ def test_updates_at_a_rate_of_zero_which_are_roundings_are_not_compared(rate, on
     assert dm.compare_runs(columns(5e-9), columns(2e-9)).on_course == on_course
 
 
+@pytest.mark.slow
 def test_a_search_leaves_the_course_of_its_best_runs_as_the_reference(tmp_path):
     study = dm.Study("res_mlp", "digits", base=(8, 2), steps=6, batch_size=16, workdir=tmp_path, quiet=True)
     best = study.tune(learning_rate=(1e-3, 2e-3), seeds=2, extend=0)

@@ -30,6 +30,7 @@ def run(tmp_path_factory):
         return directory, train_and_evaluate(config, directory), lines
 
 
+@pytest.mark.slow
 def test_the_average_is_the_weighted_mean_of_the_parameters_after_all_steps(run):
     directory, result, lines = run
     params = [dm.load_run(directory, step).params for step in range(1, STEPS + 1)]
@@ -43,6 +44,7 @@ def test_the_average_is_the_weighted_mean_of_the_parameters_after_all_steps(run)
     assert any(f"{losses.mean():.4f}" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_lanes_evaluate_the_average_of_single_runs(tmp_path):
     grid = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3)}}
     together, alone = (sweep(small_sweep(averaging(), grid), tmp_path / str(n), lanes=n) for n in (2, 1))

@@ -56,6 +56,7 @@ def tuned(interrupted):
     return interrupted[:2]
 
 
+@pytest.mark.slow
 def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(interrupted):
     _, best, first, rest = interrupted
     assert (len(first), len(rest), len(best.records)) == (1, 8, len(RATES) * len(DECAYS) * SEEDS)
@@ -94,6 +95,7 @@ def test_an_optimizer_of_ones_own_is_tuned(optimizer):
         np.testing.assert_allclose(record["train_loss_avg"], expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_runs_are_compared_on_a_tenth_of_the_training_examples_that_they_do_not_train_on():
     study = classification(objective="auto")
     best = study.tune(learning_rate=RATES, seeds=1, extend=0)
@@ -127,6 +129,7 @@ def test_a_large_run_has_the_losses_of_the_users_loop_with_the_rules_optimizer(t
     assert result["config_hash"] == config_hash(study.config(16, 4, **best))
 
 
+@pytest.mark.slow
 def test_the_same_call_trains_nothing_and_further_values_add_to_the_records_though_a_hook_fails(tuned, logged):
     study, best = tuned
     new = []
@@ -236,6 +239,7 @@ def shrinking(width, depth, num_classes):
     return dm.Task(lambda key, hyper: 0.1 * jax.random.normal(key, (5, 3)), step, evaluate)
 
 
+@pytest.mark.slow
 def test_a_training_step_of_ones_own_is_tuned_over_its_own_numbers():
     study = dm.Study(shrinking, split(LABELS), base=(8, 2), steps=12, batch_size=40, hyper={"shrink": 0.0})
     best = study.tune(learning_rate=(0.5, 1.0, 2.0), shrink=(0.0, 0.3), seeds=2, extend=0)

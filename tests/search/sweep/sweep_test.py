@@ -88,6 +88,7 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
     assert_same_results(records, results, rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectorized, tmp_path):
     config = small_sweep()

@@ -54,6 +54,7 @@ def test_a_network_too_large_for_this_machine_is_counted_by_its_shapes():
     assert counts[1] / counts[0] == pytest.approx(4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_readout_starts_with_the_standard_deviation_of_the_base():
     def head(**fields):
         experiment = build(config("EqxNet", loss="cross_entropy", data="load_classes", **fields))

@@ -51,10 +51,10 @@ def gpt(arrays, factors, tokens, heads):
 def test_a_transformer_has_the_scale_of_attention_and_of_a_tied_readout():
     model = dm.GPT(11, width=16, depth=2, base_width=8, base_depth=1, num_heads=2, rule=RULE, tied=True)
     tokens = np.random.default_rng(0).integers(0, 11, (2, 6))
-    params = nn.unbox(model.init(jax.random.key(0), tokens))["params"]
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens))["params"]
     params = jax.tree.map(lambda x: x + 0.3 * np.cos(np.arange(x.size)).reshape(x.shape), params)  # queries start at 0
     logits = gpt(in_double_precision(params), model.multipliers, tokens, 2)
-    np.testing.assert_allclose(logits, model.apply({"params": params}, tokens), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, jax.jit(model.apply)({"params": params}, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_multipliers_are_the_formulas_of_the_papers():
