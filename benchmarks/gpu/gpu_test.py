@@ -92,13 +92,14 @@ def test_results_of_a_gpu_and_their_figure_go_to_the_page(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_the_whole_table_is_measured_at_tiny_sizes(tmp_path):
+def test_a_table_is_measured_at_tiny_sizes(tmp_path):
     out = tmp_path / "steps.json"
-    command = [sys.executable, "-m", "benchmarks.run", "--device=gpu", "--quick", "--rounds=1", f"--out={out}", "--only=ViT,sweep"]
+    command = [sys.executable, "-m", "benchmarks.run", "--device=gpu", "--quick", "--rounds=1", f"--out={out}"]
+    command += ["--only=ViT,sweep"]  # a network with all sides, and lanes
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
-    assert [row["title"] for row in result["rows"]] == [title for title in TINY if title.startswith(("ViT", "sweep"))]
+    assert [row["title"] for row in result["rows"]] == ["ViT 32x2", "sweep of ResMLP 16x2, a run"]
     for row in result["rows"]:
         sides, absent = row["sides"], row["absent"]
         assert sides.keys() | absent.keys() == {"ours", "PyTorch"} | ({"plain Flax"} if row["case"]["heads"] else set())
