@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from depthmup_flax import InputError, audit, depthmup, freeze, get_parametrization
+from depthmup_flax import InputError, adamw, audit, depthmup, freeze, get_parametrization, rescale_init
 from depthmup_flax.rule.info_trees import flatten_info
 
 RULE = get_parametrization("depth_mup")
@@ -91,3 +91,44 @@ def test_an_optimizer_of_another_nnx_model_is_refused():
     optimizer = depthmup(optax.scale_by_adam(), info, RULE, 0.1)
     with pytest.raises(InputError, match=r"parameter 'blocks/0/bias' has shape \(16,\), but info was made for \(8,\)"):
         nnx.Optimizer(TheirNNX(16, nnx.Rngs(0)), optimizer, wrt=nnx.Param)
+
+
+class Adapted(nnx.Module):
+    def __init__(self, rank, rngs):
+        self.stem = nnx.LoRALinear(3, 8, lora_rank=rank, rngs=rngs)
+        self.head = nnx.LoRALinear(8, 2, lora_rank=rank, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.stem(x)))
+
+
+def test_matrices_of_lora_train_as_by_optax_with_the_rate_of_b_over_the_rank_and_all_else_stays():
+    model, base = (Adapted(rank, nnx.Rngs(0)) for rank in (4, 2))
+    info = audit(model, base, jnp.ones((4, 3)), rule=RULE).info
+    nnx.update(model, rescale_init(model, base, info, RULE))
+    before = flat_nnx(nnx.state(model, nnx.Param))
+    graph, adapters, rest = nnx.split(nnx.clone(model), nnx.LoRAParam, ...)
+    optimizer = nnx.Optimizer(model, adamw(0.1, info, RULE), wrt=nnx.LoRAParam)
+    hand = optax.partition(
+        {"lora_a": optax.adam(0.1, eps=5e-9), "lora_b": optax.adam(0.1 / 2)},
+        lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: path[-2].key, tree),
+    )
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(nnx_loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model))
+
+    @jax.jit
+    def by_hand(adapters, state):
+        grads = jax.grad(lambda adapters: nnx_loss(nnx.merge(graph, adapters, rest)))(adapters)
+        updates, state = hand.update(grads, state)
+        return optax.apply_updates(adapters, updates), state
+
+    state = hand.init(adapters)
+    for _ in range(3):
+        step(model, optimizer)
+        adapters, state = by_hand(adapters, state)
+    after, expected = flat_nnx(nnx.state(model, nnx.Param)), before | flat_nnx(adapters)
+    assert {path for path in after if not np.array_equal(after[path], before[path])} == set(flat_nnx(adapters))
+    for path, array in after.items():
+        np.testing.assert_allclose(array, expected[path], rtol=1e-4, atol=1e-5, err_msg=path)
