@@ -133,7 +133,7 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
         return Reading(Role.HIDDEN, high, high)
     if into and is_readout and not out:
         return Reading(Role.OUTPUT, ratio(into))
-    role = Role.HIDDEN if into else Role.INPUT if out else Role.FIXED
+    role = Role.HIDDEN if into else Role.INPUT if out | batch else Role.FIXED
     # The gates of experts sum to 1, so the gradient of each falls with their number, as with the fan-out.
     return Reading(role, ratio(into), ratio(out | batch))
 

@@ -243,6 +243,8 @@ def test_a_growing_number_of_experts_is_no_fan_in():
     assert role_of(result, "router_0/kernel")[:2] == (Role.HIDDEN, 2)
     assert role_of(result, "wi_0")[:3] == (Role.HIDDEN, 2, 2)
     assert role_of(result, "wo_0")[:3] == (Role.INPUT, 1, 2 * 2)  # by shape it is hidden
+    alone = audit(*(MoE(WIDTH, DEPTH, experts) for experts in (4, 2)), VECTORS)
+    assert role_of(alone, "wi_0")[:3] == role_of(alone, "wo_0")[:3] == (Role.INPUT, 1, 2)
 
 
 @pytest.mark.parametrize(

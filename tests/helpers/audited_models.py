@@ -90,11 +90,12 @@ class MoE(nn.Module):
 
     width: int
     depth: int
+    experts: int = 0  # 0: by the width
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="stem")(x)
-        experts, inner = self.width // 8, 12
+        experts, inner = self.experts or self.width // 8, 12
         init = nn.initializers.lecun_normal(batch_axis=0)
         for i in range(self.depth):
             y = nn.LayerNorm(name=f"norm_{i}")(h)
