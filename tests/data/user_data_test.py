@@ -3,6 +3,8 @@
 import collections
 import itertools
 import json
+import pathlib
+import re
 import sys
 import types
 
@@ -19,6 +21,7 @@ from depthmup_flax.networks.import_paths import register
 from depthmup_flax.util.errors import UserCodeError
 
 NAME = "python:their_data:load"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/input.md"
 X = np.random.default_rng(0).normal(size=(40, 3, 2)).astype(np.float32)
 Y = np.arange(40, dtype=np.int32) % 5
 PAIR = (X[:30], Y[:30]), (X[30:], Y[30:])
@@ -60,6 +63,22 @@ KINDS = {
     "records": lambda x, y: Records([(a, int(b)) for a, b in zip(x, y, strict=True)]),
     "list of dicts": lambda x, y: [{"x": a, "y": b} for a, b in zip(x, y, strict=True)],
 }
+
+
+def test_the_parquet_files_of_the_page_are_read(given, tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    images = X[:, :1, :1] + np.zeros((40, 8, 8), np.float32)
+    for split, rows in (("train", slice(30)), ("test", slice(30, 40))):
+        columns = {"x": list(images[rows].reshape(-1, 64)), "label": Y[rows]}
+        pandas.DataFrame(columns).to_parquet(tmp_path / f"{split}.parquet")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(# my_table.py.*?)```", PAGE.read_text(), re.DOTALL)[1], scope := {})
+    dataset = given(*scope["load"]())
+    found, labels = prepared(dataset, dataset.train.arrays())
+    np.testing.assert_array_equal(found, images[:30, ..., None])
+    np.testing.assert_array_equal(labels, Y[:30])
+    assert (len(dataset.test), dataset.num_classes) == (10, 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
