@@ -25,7 +25,7 @@ from depthmup_flax import read_records, sweep_config
 from depthmup_flax.config import from_file
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
-from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
+from depthmup_flax.trainer.runs.checkpoint import read_checkpoint, saved_steps
 
 STEPS, KILL_FROM, VOCABULARY = 1000, 300, 64
 TIMES = ("wall_time_s", "commit", "_per_s")
@@ -54,7 +54,8 @@ def work(kind: str, tokens: pathlib.Path, workdir: pathlib.Path) -> None:
 
 def saved_step(workdir: pathlib.Path) -> int:
     """Of the latest whole checkpoint; 0 if there is none."""
-    return max((int(path.name) for path in workdir.glob("**/[0-9]*") if path.name.isdigit()), default=0)
+    places = ("checkpoints", "unfinished/records")
+    return max((step for place in places for step in saved_steps(workdir / place)), default=0)
 
 
 def write_tokens(directory: pathlib.Path) -> None:
@@ -87,6 +88,7 @@ def numbers(kind: str, workdir: pathlib.Path) -> Any:
 def main(directory: pathlib.Path) -> None:
     """Prints how many numbers are equal; exits with 1 unless all are."""
     tokens, different = directory / "tokens", 0
+    assert not directory.exists(), f"{directory} is there: delete it"
     write_tokens(tokens)
     for kind in ("sharded", "lanes"):
         whole, parts = (directory / f"{kind}_{name}" for name in ("whole", "killed"))
