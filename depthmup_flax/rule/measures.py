@@ -15,7 +15,7 @@ from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, p
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
-UPDATE, GRADIENT, PARAMETER = "update", "gradient", "parameter"
+UPDATE, GRADIENT, PARAMETER, COUNT = "update", "gradient", "parameter", "count"
 RELATIVE = "update_per_gradient"  # of directions that are linear in the gradient
 # Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
@@ -34,12 +34,13 @@ def measures(
     degree: float | None = 0,
     geometry: str | ArrayTree | None = None,
 ) -> dict[str, jax.Array]:
-    """``update/ROLE``, ``gradient/ROLE`` and ``parameter/ROLE`` of one step, each about equal in runs of all sizes.
+    """``update/ROLE``, ``gradient/ROLE`` and ``parameter/ROLE`` of one step, about equal at all sizes; ``count/ROLE``.
 
     For a loop of your own: return them from the compiled step at a few steps, and pass the numbers to
     `depthmup_flax.compare_runs`. A role is that of `param_table`, of weights: ``input``, ``hidden+branch``, ``output``.
     Each value is the root of the mean over a role's parameters of their mean square, over the factor that width and
-    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values.
+    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values. ``count`` is that of as
+    many independent numbers as scatter as much: few of them widen the limits of a comparison.
 
     Args:
       info, rule: as for the optimizer.
@@ -64,6 +65,7 @@ def measures(
         shrinks = leaf.role is Role.HIDDEN
         scale = leaf.width_in ** (-0.5 * rule.width_power) if shrinks else 1.0
         add(PARAMETER, leaf, _mean_square(leaf.uncarried(x), scale))
+        add(COUNT, leaf, jnp.float32(1 / x.size))
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         kind, size = kinds[path], _mean_square
@@ -83,6 +85,7 @@ def measures(
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
     means = {name: jnp.sqrt(jnp.stack(parts).mean()) for name, parts in squares.items()}
+    means |= {name: len(squares[name]) / means[name] ** 2 for name in means if name.startswith(COUNT)}
     if degree == 1:
         for name in [name for name in means if name.startswith(UPDATE)]:
             role = name.partition("/")[2]

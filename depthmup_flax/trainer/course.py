@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pathlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.config.rescaling import rescale_target
-from depthmup_flax.rule.measures import GRADIENT, PARAMETER, RELATIVE, UPDATE
+from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, UPDATE
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
@@ -40,8 +41,9 @@ Source = str | os.PathLike[str] | Columns
 # (reproduction/pages/course.md): later, larger networks are ahead, and no fault was seen that had not been seen
 # before. The mean over roles of updates, in which a wrong rate shows, has limits of its own. The rate is compared at
 # all steps.
-LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.6, GRADIENT: 4.0}
+LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.6, GRADIENT: 8.0}
 MEAN_LIMITS = {UPDATE: 1.17, RELATIVE: 1.4}
+DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
 LAST = 2
 ALL = "all roles"
 _CAUSES = {
@@ -79,10 +81,13 @@ class Comparison:
     Attributes:
       reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule
         wants them of the run.
+      spread: role -> the relative standard deviation of a ratio: the root mean square of n normal numbers has
+        1 / sqrt(2 n).
     """
 
     reference: Columns
     run: Columns
+    spread: Mapping[str, float]
 
     @functools.cached_property
     def factors(self) -> dict[str, list[float]]:
@@ -100,13 +105,18 @@ class Comparison:
         found = []
         for i, step in enumerate(self.run[STEP]):
             at_step = {name: factors[i] for name, factors in self.factors.items() if step <= LAST or name == RATE}
-            found += [Deviation(step, name, x) for name, x in at_step.items() if _is_off(x, LIMITS[_kind(name)])]
+            ones = [(name, x, LIMITS[_kind(name)], self._spread(name)) for name, x in at_step.items()]
             for kind, most in MEAN_LIMITS.items():
-                logs = [math.log(x) for name, x in at_step.items() if _kind(name) == kind and x > 0]  # not NaN
-                if logs and _is_off(mean := math.exp(sum(logs) / len(logs)), most):
-                    found.append(Deviation(step, f"{kind}/{ALL}", mean))
+                some = {name: x for name, x in at_step.items() if _kind(name) == kind and x > 0}  # not NaN
+                if some:
+                    spread = math.hypot(*map(self._spread, some)) / len(some)
+                    ones.append((f"{kind}/{ALL}", statistics.geometric_mean(some.values()), most, spread))
+            found += [Deviation(step, name, x) for name, x, most, spread in ones if _is_off(x, most, spread)]
         order = list(LIMITS)
         return sorted(found, key=lambda one: (one.step, order.index(one.kind)))
+
+    def _spread(self, name: str) -> float:
+        return self.spread.get(name.partition("/")[2], 0.0)
 
     @property
     def on_course(self) -> bool:
@@ -210,10 +220,11 @@ def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[s
     """The geometric mean of the columns of runs with other seeds; updates times ``rate_factor``, to another rate."""
     first, *_ = courses
     count = min(len(course[STEP]) for course in courses)
+    factors = {UPDATE: rate_factor, RELATIVE: rate_factor, COUNT: len(courses)}
 
     def mean(name: str) -> list[Any]:
         rows = zip(*(course[name][:count] for course in courses), strict=True)
-        factor = rate_factor if _kind(name) in (UPDATE, RELATIVE) else 1.0
+        factor = factors.get(_kind(name), 1.0)
         return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
 
     return {STEP: list(first[STEP][:count]), **{name: mean(name) for name in first if name != STEP}}
@@ -250,7 +261,7 @@ class Watch:
 
 
 def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:
-    return {name: column for name, column in columns.items() if name == STEP or _kind(name) in kinds}
+    return {name: column for name, column in columns.items() if _kind(name) in (STEP, COUNT, *kinds)}
 
 
 def _joined(reference: Columns, run: Columns) -> Comparison:
@@ -262,7 +273,9 @@ def _joined(reference: Columns, run: Columns) -> Comparison:
     at = lambda columns: {
         name: [columns[name][list(columns[STEP]).index(step)] for step in steps] for name in (STEP, *names)
     }
-    return Comparison(at(reference), at(run))
+    counts = [name for name in run if name in reference and _kind(name) == COUNT]
+    spread = lambda name: math.hypot(*((2 * n) ** -0.5 for columns in (reference, run) for n in columns[name][:1]))
+    return Comparison(at(reference), at(run), {name.partition("/")[2]: spread(name) for name in counts})
 
 
 def _factor(value: Any, reference: Any) -> float:
@@ -270,8 +283,9 @@ def _factor(value: Any, reference: Any) -> float:
     return float(value) / float(reference) if known else math.nan
 
 
-def _is_off(factor: float, most: float) -> bool:
-    return not math.isnan(factor) and not 1 / most <= factor <= most
+def _is_off(factor: float, most: float, spread: float) -> bool:
+    limit = math.exp(math.hypot(math.log(most), DEVIATIONS * spread))
+    return not math.isnan(factor) and not 1 / limit <= factor <= limit
 
 
 def _kind(name: str) -> str:

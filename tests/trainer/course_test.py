@@ -60,7 +60,9 @@ def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(t
     monkeypatch.setattr(measures, "SAMPLE", 64)
     infos, parts = zip(*(measures.sampled(large, tree, None) for tree in scaled), strict=True)
     for info, trees in ((large, scaled), (infos[0], parts)):
-        for name, value in dm.measures(info, rule, *trees, **traits).items():
+        found = dm.measures(info, rule, *trees, **traits)
+        assert float(found.pop("count/hidden+branch")) == sum(x.size for x in jax.tree.leaves(trees[0]))
+        for name, value in found.items():
             assert float(value) == pytest.approx(float(at_base[name]), rel=1e-6), name
 
 
@@ -182,6 +184,16 @@ def test_a_loop_of_ones_own_is_compared_by_its_columns():
     assert of_all.factor == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("factor", "count", "on_course"), [(1.8, 36, True), (1.8, 3600, False), (3, 36, False)])
+def test_a_role_of_few_numbers_has_wider_limits(factor, count, on_course):
+    columns = lambda value: {"step": [1], "parameter/input": [value], "count/input": [count]}
+    assert dm.compare_runs(columns(1.0), columns(factor)).on_course == on_course
+
+
 def test_seeds_are_averaged_and_a_column_of_zeros_is_unknown():
-    courses = [{"step": [1, 2], "update/input": [0.0, value]} for value in (1.0, 4.0)]
-    assert mean_columns(courses, 2) == {"step": [1, 2], "update/input": [None, pytest.approx(4.0)]}
+    courses = [{"step": [1, 2], "update/input": [0.0, value], "count/input": [9.0, 9.0]} for value in (1.0, 4.0)]
+    assert mean_columns(courses, 2) == {
+        "step": [1, 2],
+        "update/input": [None, pytest.approx(4.0)],
+        "count/input": [pytest.approx(18.0)] * 2,
+    }
