@@ -81,8 +81,7 @@ class Comparison:
     Attributes:
       reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule
         wants them of the run.
-      spread: role -> the relative standard deviation of a ratio: the root mean square of n normal numbers has
-        1 / sqrt(2 n).
+      spread: name -> the relative standard deviation of a ratio of root mean squares of so many normal numbers.
     """
 
     reference: Columns
@@ -105,18 +104,13 @@ class Comparison:
         found = []
         for i, step in enumerate(self.run[STEP]):
             at_step = {name: factors[i] for name, factors in self.factors.items() if step <= LAST or name == RATE}
-            ones = [(name, x, LIMITS[_kind(name)], self._spread(name)) for name, x in at_step.items()]
+            ones = [(name, x, LIMITS[_kind(name)], self.spread[name]) for name, x in at_step.items()]
             for kind, most in MEAN_LIMITS.items():
-                some = {name: x for name, x in at_step.items() if _kind(name) == kind and x > 0}  # not NaN
-                if some:
-                    spread = math.hypot(*map(self._spread, some)) / len(some)
+                if some := {name: x for name, x in at_step.items() if _kind(name) == kind and x > 0}:  # not NaN
+                    spread = math.hypot(*(self.spread[name] for name in some)) / len(some)
                     ones.append((f"{kind}/{ALL}", statistics.geometric_mean(some.values()), most, spread))
             found += [Deviation(step, name, x) for name, x, most, spread in ones if _is_off(x, most, spread)]
-        order = list(LIMITS)
-        return sorted(found, key=lambda one: (one.step, order.index(one.kind)))
-
-    def _spread(self, name: str) -> float:
-        return self.spread.get(name.partition("/")[2], 0.0)
+        return sorted(found, key=lambda one: (one.step, list(LIMITS).index(one.kind)))
 
     @property
     def on_course(self) -> bool:
@@ -157,9 +151,7 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
     Raises:
       InputError: a directory holds no such record, or nothing is comparable.
     """
-    theirs, ours = (
-        {"columns": source} if isinstance(source, Mapping) else read_course(source) for source in (reference, run)
-    )
+    theirs, ours = ({"columns": x} if isinstance(x, Mapping) else read_course(x) for x in (reference, run))
     if "config" in theirs and "config" in ours:
         return compared(theirs, ours)
     for columns in (theirs["columns"], ours["columns"]):
@@ -218,16 +210,15 @@ def read_course(directory: str | os.PathLike[str]) -> Json:
 
 def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[str, list[Any]]:
     """The geometric mean of the columns of runs with other seeds; updates times ``rate_factor``, to another rate."""
-    first, *_ = courses
-    count = min(len(course[STEP]) for course in courses)
     factors = {UPDATE: rate_factor, RELATIVE: rate_factor, COUNT: len(courses)}
 
     def mean(name: str) -> list[Any]:
-        rows = zip(*(course[name][:count] for course in courses), strict=True)
+        rows = zip(*(course[name] for course in courses), strict=False)  # as far as all of them have come
         factor = factors.get(_kind(name), 1.0)
         return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
 
-    return {STEP: list(first[STEP][:count]), **{name: mean(name) for name in first if name != STEP}}
+    first = min(courses, key=lambda course: len(course[STEP]))
+    return {STEP: list(first[STEP]), **{name: mean(name) for name in first if name != STEP}}
 
 
 class Watch:
@@ -270,12 +261,10 @@ def _joined(reference: Columns, run: Columns) -> Comparison:
     names = [name for name in run if name in reference and _kind(name) in LIMITS]
     if not names:
         raise InputError("the runs have no column in common: give both the values of dm.measures of the same roles.")
-    at = lambda columns: {
-        name: [columns[name][list(columns[STEP]).index(step)] for step in steps] for name in (STEP, *names)
-    }
-    counts = [name for name in run if name in reference and _kind(name) == COUNT]
-    spread = lambda name: math.hypot(*((2 * n) ** -0.5 for columns in (reference, run) for n in columns[name][:1]))
-    return Comparison(at(reference), at(run), {name.partition("/")[2]: spread(name) for name in counts})
+    at = lambda c: {name: [c[name][list(c[STEP]).index(step)] for step in steps] for name in (STEP, *names)}
+    counts = lambda name: [columns.get(f"{COUNT}/{name.partition('/')[2]}", [])[:1] for columns in (reference, run)]
+    spread = {name: math.hypot(*((2 * n) ** -0.5 for count in counts(name) for n in count)) for name in names}
+    return Comparison(at(reference), at(run), spread)
 
 
 def _factor(value: Any, reference: Any) -> float:

@@ -40,6 +40,16 @@ gpt_1600       gpt  --target.width=128 --target.depth=8 --target.steps=1600 --wi
 mlp_1562       mlp  --target.width=256 --target.depth=16 --target.steps=1562 --widths=8,16,32 --steps=98,195,390 --config.seed=60
 conv_800       conv --target.width=128 --target.depth=6 --target.steps=800 --widths=16,24,32 --steps=100,150,200 --config.seed=50
 gpt_800        gpt  --target.width=128 --target.depth=8 --target.steps=800 --widths=8,16,32 --steps=50,100,200 --config.seed=60
+gpt_96x8       gpt  --target.width=96 --target.depth=8 --widths=8,16,32 --depths=1,2,4 --config.seed=70
+gpt_64x6_400   gpt  --target.width=64 --target.depth=6 --target.steps=400 --widths=8,12,16,20 --config.seed=80
+gpt_64x4_600   gpt  --target.width=64 --target.depth=4 --target.steps=600 --widths=8,16,24 --steps=50,100,200 --config.seed=90
+gpt_48x6_800   gpt  --target.width=48 --target.depth=6 --target.steps=800 --widths=8,12,24 --steps=50,100,200 --config.seed=100
+mlp_128x16_300 mlp  --target.width=128 --target.depth=16 --target.steps=300 --widths=8,16,32 --depths=2,4,8 --config.seed=70
+mlp_256x8_400  mlp  --target.width=256 --target.depth=8 --target.steps=400 --widths=8,16,24,32 --config.seed=80
+mlp_128x8_1200 mlp  --target.width=128 --target.depth=8 --target.steps=1200 --widths=8,16,32 --steps=75,150,300 --config.seed=90
+mlp_192x4_900  mlp  --target.width=192 --target.depth=4 --target.steps=900 --widths=8,16,32 --steps=75,150,300 --config.seed=100
+mlp_norm_96x24 mlp  --target.width=96 --target.depth=24 --target.steps=300 --widths=8,16,32 --depths=2,4,8 --config.model.norm=layer --config.seed=110
+conv_64x15     conv --target.width=64 --target.depth=15 --widths=8,16,32 --depths=3,4,6 --config.seed=60
 "
 
 register() {

@@ -10,7 +10,7 @@ import gzip
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,54 +77,62 @@ def read() -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(RECORDS.read_bytes()).decode().splitlines()]
 
 
-def found_at(records: Sequence[dict[str, Any]], seeds: int) -> dict[str, list[tuple[dict[str, Any], int | None]]]:
-    """Fault -> its runs, each with the first step at which it is off course; by proxies of ``seeds`` runs."""
+Found = Mapping[str, Sequence[tuple[Mapping[str, Any], int | None]]]
+
+
+def found_at(records: Sequence[dict[str, Any]], seeds: int) -> Found:
+    """Fault -> its runs, each with the first step at which it is off course, beside each proxy of ``seeds`` runs."""
     found: dict[str, list[tuple[dict[str, Any], int | None]]] = collections.defaultdict(list)
     for network, (_, ((width, _), *_), _) in NETWORKS.items():
         for optimizer in OPTIMIZERS:
             own = [one for one in records if (one["network"], one["optimizer"]) == (network, optimizer)]
-            is_proxy = lambda one, width=width: (one["fault"], one["width"]) == (HEALTHY, width) and one["seed"] < seeds
-            proxies = [one["course"] for one in own if is_proxy(one)]
-            for one in own if proxies else []:
-                if not is_proxy(one):
-                    deviations = dm.compare_runs(mean_columns(proxies), one["course"]).deviations
-                    found[one["fault"]].append((one, deviations[0].step if deviations else None))
+            base = [one for one in own if (one["fault"], one["width"]) == (HEALTHY, width)]
+            for start in range(0, len(base) - seeds + 1, seeds):
+                proxies = base[start : start + seeds]
+                reference = mean_columns([one["course"] for one in proxies])
+                for one in own:
+                    if not any(one is proxy for proxy in proxies):
+                        deviations = dm.compare_runs(reference, one["course"]).deviations
+                        found[one["fault"]].append((one, deviations[0].step if deviations else None))
     return found
 
 
 def renewed(page: str) -> str:
     """The page with what the records give, misses first."""
-    one, three = (found_at(read(), seeds) for seeds in (1, 3))
-    lines = [
-        "| runs | n | seen at step 1 | at 2 | missed | missed, proxies of 3 seeds |",
-        "|---|---|---|---|---|---|",
-    ]
-    order = sorted((name for name in one if name != HEALTHY), key=lambda name: -_missed(one[name]) / len(one[name]))
-    for name in order:
+    records = read()
+    one, three = (found_at(records, seeds) for seeds in (1, 3))
+    faulty = [["wrong runs", "n", "comparisons", "seen at step 1", "at 2", "missed", "missed, proxies of 3 seeds"]]
+    for name in sorted((name for name in one if name != HEALTHY), key=lambda name: -_missed(one[name])):
         steps = [step for _, step in one[name]]
-        early, late = (sum(step in some for step in steps) for some in ((1,), (2,)))
-        counts = (len(steps), early, late, _missed(one[name]), f"{_missed(three[name])} of {len(three[name])}")
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
-    healthy = ["| healthy runs | n | false alarms, one run as proxy | proxies of 3 seeds |", "|---|---|---|---|"]
-    for title, of in [*((network, {network}) for network in NETWORKS), ("all", set(NETWORKS))]:
-        counts = []
-        for found in (one, three):
-            steps = [step for run, step in found[HEALTHY] if run["network"] in of]
-            counts.append((sum(step is not None for step in steps), len(steps)))
-        (alarms, n), (alarms_3, n_3) = counts
-        healthy.append(f"| {title} | {n} | {alarms} | {alarms_3} of {n_3} |")
-    return with_part(page, *PART, "\n".join([*lines, "", *healthy]))
+        shares = (f"{sum(step in some for step in steps) / len(steps):.0%}" for some in ((1,), (2,), (None,)))
+        n = sum(record["fault"] == name for record in records)
+        faulty.append([name, str(n), str(len(steps)), *shares, f"{_missed(three[name]):.0%}"])
+    healthy = [["healthy runs", "n", "comparisons", "false alarms", "proxies of 3 seeds"]]
+    by_network = [(name, lambda record, name=name: record["network"] == name) for name in NETWORKS]
+    for title, of in [*by_network, ("all", lambda record: True), ("all after the limits were fixed", is_later)]:
+        n = sum(record["fault"] == HEALTHY and of(record) for record in records)
+        steps, steps_3 = ([step for record, step in found[HEALTHY] if of(record)] for found in (one, three))
+        alarms, alarms_3 = (sum(step is not None for step in some) for some in (steps, steps_3))
+        healthy.append([title, str(n), str(len(steps)), str(alarms), f"{alarms_3} of {len(steps_3)}"])
+    return with_part(page, *PART, "\n\n".join(map(_table, (faulty, healthy))))
 
 
-def _missed(found: Sequence[tuple[dict[str, Any], int | None]]) -> int:
-    return sum(step is None for _, step in found)
+def is_later(record: Mapping[str, Any]) -> bool:
+    """Whether a run was trained after the limits had been fixed."""
+    return "muon" in record["optimizer"] or (record["network"] == "conv" and "momentum" in record["optimizer"])
 
 
-def drawn(found: dict[str, list[tuple[dict[str, Any], int | None]]]) -> Figure:
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+
+
+def _missed(found: Sequence[tuple[Mapping[str, Any], int | None]]) -> float:
+    return sum(step is None for _, step in found) / len(found)
+
+
+def drawn(found: Found) -> Figure:
     """The share of runs that is seen at each step, a bar for each fault, misses first; false alarms below."""
-    names = sorted(
-        (name for name in found if name != HEALTHY), key=lambda name: _missed(found[name]) / len(found[name])
-    )
+    names = sorted((name for name in found if name != HEALTHY), key=lambda name: _missed(found[name]))
     figure, ((axes,),) = style.canvas(1, 1, width=7, height=0.3 * len(names) + 1)
     parts = {"step 1": (1,), "step 2": (2,), "missed": (None,)}
     left = np.zeros(len(names) + 1)
@@ -134,7 +142,7 @@ def drawn(found: dict[str, list[tuple[dict[str, Any], int | None]]]) -> Figure:
         left += share
     labels = [f"{name} (n = {len(found[name])})" for name in (HEALTHY, *names)]
     axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlabel("share of runs that are off course, by the step at which it is said")
+    axes.set_xlabel("share of comparisons that are off course, by the step at which it is said")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 

@@ -59,19 +59,25 @@ def renewed(page: str) -> str:
         f"{min(ratios.values()):.0f} to {max(ratios.values()):.0f}."
     )
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ("---",) * len(HEADER), *map(_row, checks))]
-    page = with_part(page, *LAWS, "\n".join(_laws(checks)))
+    early, late = ([check for check in checks if ("started" in check) == is_late] for is_late in (False, True))
+    rows = [*_laws(early, ""), *_laws(late, "later, ")]
+    header = ("targets", "law", "median error", "rms", "coverage", "interval score")
+    page = with_part(page, *LAWS, "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * 6, *rows)))
     return with_part(page, *PART, "\n".join([summary, "", *lines]))
 
 
-def _laws(checks: Sequence[dict[str, Any]]) -> list[str]:
-    """The errors and intervals of laws on the registered ladders, against what the targets reached."""
+def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
+    """The errors and intervals of laws on the registered ladders, against what the targets reached.
+
+    What was registered is the old machinery's, or, ``when`` it is named, the package's.
+    """
     losses = np.array([check["loss"] for check in checks])
     registered = [_registered(check) for check in checks]
     of = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
     ladders = [([of(rung) for rung in one["rungs"]], of(one["target"])) for one in registered]
     forecasts = [forecast_loss(rungs, target) for rungs, target in ladders]
     spreads = [forecast.seed_spread for forecast in forecasts]
-    longer = np.array([target.steps > max(rung.steps for rung in rungs) for rungs, target in ladders])
+    longer = np.array([target.steps > max(rung.steps for rung in rungs) for rungs, target in ladders], bool)
     largest = [max(rungs, key=lambda rung: rung.cost) for rungs, _ in ladders]
     sums = [
         fit(("width", "depth"), rungs, target, spread)
@@ -108,13 +114,12 @@ def _laws(checks: Sequence[dict[str, Any]]) -> list[str]:
             },
         ),
     }
-    header = ("targets", "law", "median error", "rms", "coverage", "interval score")
-    rows = [
-        (f"{name}, {sum(where)}", law, *_score(np.array(given), losses[where]))
+    return [
+        (f"{when}{name}, {sum(where)}", law, *_score(np.array(given), losses[where]))
         for name, (where, laws) in tables.items()
         for law, given in laws.items()
+        if where.any() and not (when and law.startswith("old"))
     ]
-    return [f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *rows)]
 
 
 def _interval(one: Fit, wider: float = 0.0) -> tuple[float, float, float]:

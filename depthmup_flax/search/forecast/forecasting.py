@@ -58,14 +58,7 @@ class TargetForecast(Forecast):
         (low, high), target, name = self.interval, self.target, LOSSES[self.objective]
         largest = max(self.rungs, key=lambda rung: rung.cost)
         cost_ratio = target.cost / largest.cost
-        shown = lambda r: (
-            r.width,
-            r.depth,
-            f"{r.steps:,}",
-            f"{r.parameters:,}",
-            float(np.mean(r.losses)),
-            len(r.losses),
-        )
+        shown = lambda r: (r.width, r.depth, f"{r.steps:,}", f"{r.parameters:,}", np.mean(r.losses), len(r.losses))
         laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
         seeds = f"seeds differ by {self.seed_spread:.1%}"
         if len(self.rungs[0].losses) == 1:
