@@ -16,7 +16,7 @@ from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamI
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 UPDATE, GRADIENT, PARAMETER, COUNT = "update", "gradient", "parameter", "count"
-RELATIVE = "update_per_gradient"  # of directions that are linear in the gradient
+RELATIVE, _MOMENTUM = "update_per_direction", "momentum"  # of directions that are linear in the gradient
 # Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
 SAMPLE = 2**12
@@ -30,6 +30,7 @@ def measures(
     grads: ArrayTree,
     updates: ArrayTree,
     params: ArrayTree,
+    momentum: ArrayTree | None = None,
     *,
     degree: float | None = 0,
     geometry: str | ArrayTree | None = None,
@@ -47,8 +48,9 @@ def measures(
       grads, updates, params: of the step, before the updates are applied. Updates count as far as they change the
         parameters: not where a parameter of low precision stays as it is. Of matrices that Muon updates, the singular
         values are measured.
+      momentum: the state of ``optax.trace`` after the step, of which the updates of degree 1 are a multiple.
       degree: of the optimizer's direction: 0 of Adam and the like; 1 of SGD and momentum, of which there is
-        ``update_per_gradient/ROLE`` instead; ``None``, unknown: updates are left out.
+        ``update_per_direction/ROLE`` instead, by momentum or gradients; ``None``, unknown: updates are left out.
       geometry: as in `depthmup_flax.scale_by_depthmup`; for `depthmup_flax.muon` its ``muon_geometry``.
     """
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
@@ -81,6 +83,8 @@ def measures(
         return jnp.sign(update) * jnp.minimum(change, jnp.abs(update))
 
     map_info(gradient, info, grads)
+    if degree == 1 and momentum is not None:  # which is of scaled gradients
+        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, _mean_square(x, 1.0)), info, momentum)
     map_info(parameter, info, params)
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
@@ -89,7 +93,8 @@ def measures(
     if degree == 1:
         for name in [name for name in means if name.startswith(UPDATE)]:
             role = name.partition("/")[2]
-            means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(means[f"{GRADIENT}/{role}"], 1e-30)
+            size = means.pop(f"{_MOMENTUM}/{role}", means[f"{GRADIENT}/{role}"])
+            means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(size, 1e-30)
     return dict(sorted(means.items()))
 
 

@@ -41,15 +41,15 @@ Source = str | os.PathLike[str] | Columns
 # (reproduction/pages/course.md): later, larger networks are ahead, and no fault was seen that had not been seen
 # before. The mean over roles of updates, in which a wrong rate shows, has limits of its own. The rate is compared at
 # all steps.
-LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.6, GRADIENT: 8.0}
-MEAN_LIMITS = {UPDATE: 1.17, RELATIVE: 1.4}
+LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.17, GRADIENT: 8.0}
+MEAN_LIMITS = {UPDATE: 1.17}
 DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
 LAST = 2
 ALL = "all roles"
 _CAUSES = {
     RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
     UPDATE: "the learning rate or its schedule; a frozen or low-precision parameter where it is near 0",
-    RELATIVE: "the learning rate, its schedule or momentum; a frozen parameter where it is near 0",
+    RELATIVE: "the learning rate or its schedule; a frozen parameter where it is near 0",
     GRADIENT: "a multiplier of a branch or the readout, the initial values, the loss or the data",
     PARAMETER: "initial values that were not rescaled (dm.rescale_init), or another initializer",
 }

@@ -147,8 +147,10 @@ def test_a_run_records_what_measures_gives_of_its_steps_and_has_the_losses_of_on
         state = dataclasses.replace(state, carry=after, step=state.step + 1)
 
 
-def test_runs_in_lanes_record_what_a_single_run_does(tmp_path):
+@pytest.mark.parametrize("frozen", [(), ("readout",)])
+def test_runs_in_lanes_record_what_a_single_run_does_and_updates_are_a_multiple_of_momentum(frozen, tmp_path):
     base = small_base()
+    base.optimizer.update(name="momentum", frozen=frozen)
     base.train.update(steps=6, record_course=True)
     records = dm.sweep(small_sweep(base), tmp_path / "sweep", lanes=6)
     record = next(one for one in records if one.seed == 0 and one.point["optimizer.learning_rate"] == 4e-3)
@@ -158,6 +160,8 @@ def test_runs_in_lanes_record_what_a_single_run_does(tmp_path):
     assert record.course["step"] == alone["step"] == [1, 2]
     for name, column in record.course.items():
         np.testing.assert_allclose(column, alone[name], rtol=2e-3, err_msg=name)
+    assert record.course["update_per_direction/input"] == pytest.approx([4e-3] * 2, rel=1e-3)
+    assert record.course["update_per_direction/output"] == pytest.approx([0.0 if frozen else 4e-3] * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(("rate", "on_course"), [(0.0, True), (0.1, False)])

@@ -280,6 +280,8 @@ class NetworkExperiment(Experiment):
 
     def _measures(self, rule: Parametrization, info: InfoTree, *trees: ArrayTree) -> dict[str, jax.Array]:
         known = {name: self._updates.get(name) for name in ("degree", "geometry")}
+        if known["degree"] == 1 and self.config.optimizer.kwargs.nesterov:
+            known["degree"] = None  # the updates are no multiple of the momentum
         return measures(info, rule, *trees, **known)
 
     def _sample(self, tree: ArrayTree) -> ArrayTree:
@@ -292,8 +294,11 @@ class NetworkExperiment(Experiment):
     def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
         rule = self._rule({**self.hyperparameters, **values})
         info, after = self._sampled(self._carrying(rule), state.carry.params)
+        trace = optax.tree_utils.tree_get(state.carry.opt_state, "trace") if self._updates.get("degree") == 1 else None
+        unmasked = lambda x, kept: jnp.zeros_like(x) if isinstance(kept, optax.MaskedNode) else kept  # of frozen ones
+        momentum = trace and self._sample(jax.tree.map(unmasked, state.carry.params, trace))
         # The step's own updates would have to be kept in memory, and its parameters could not be replaced in place.
-        found = self._measures(rule, info, gradients, jax.tree.map(jnp.subtract, after, before), before)
+        found = self._measures(rule, info, gradients, jax.tree.map(jnp.subtract, after, before), before, momentum)
         column = jnp.stack([found[name].astype(jnp.float32) for name in self.course.names])[:, None]
         return (jnp.where(row, column, *state.course),)
 
