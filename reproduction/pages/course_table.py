@@ -119,7 +119,7 @@ def renewed(page: str) -> str:
 
 def is_later(record: Mapping[str, Any]) -> bool:
     """Whether a run was trained after the limits had been fixed."""
-    return "muon" in record["optimizer"] or (record["network"] == "conv" and "momentum" in record["optimizer"])
+    return "adam" not in record["optimizer"]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
