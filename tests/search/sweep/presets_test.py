@@ -45,7 +45,7 @@ def assert_is_what_each_trains_alone(base, presets, tmp_path, rtol):
 
 
 MODELS = {"res_mlp": {"use_bias": True, "norm": "layer"}, "simple_resnet": {"base_depth": 3}}
-RATES = {"adam": 4e-3, "sgd": 0.05, "muon": 0.01}
+RATES = {"sgd": 0.05, "muon": 0.01}
 # Muon, beside which Adam trains what is no hidden matrix, and a network with convolutions.
 CASES = [("res_mlp", "muon"), ("simple_resnet", "sgd")]
 
