@@ -153,8 +153,7 @@ def _require_growth(networks: Sequence[SizedNetwork]) -> None:
         axis, counts = small.size.axis, [param_count(one.info) for one in (small, large)]
         if counts[1] <= counts[0] and large.traced.flops <= small.traced.flops:
             raise InputError(
-                f"build makes a network of {counts[0]} parameters at {axis} {small.size.size} and of {counts[1]} at "
-                f"{axis} {large.size.size}: build the model with the argument {axis} of build(width, depth)."
+                f"build makes {counts[0]} and {counts[1]} parameters at two values of {axis}: use it there."
             )
 
 
@@ -168,10 +167,7 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
         return loss
     targets = jnp.asarray(labels)
     if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.shape != outputs.shape[:-1]:
-        raise InputError(
-            f"labels have shape {targets.shape} and type {targets.dtype}, but the outputs have shape {outputs.shape}: "
-            f"give integers of shape {outputs.shape[:-1]}, or a loss."
-        )
+        raise InputError(f"labels are {targets.dtype}{targets.shape}: use integers {outputs.shape[:-1]}, or a loss.")
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= outputs.shape[-1]:
         raise InputError(f"labels run from {low} to {high}, but the network has {outputs.shape[-1]} outputs.")

@@ -127,23 +127,14 @@ def traced(network: Network) -> Traced:
     outputs = result[0]
     if not hasattr(outputs, "shape"):
         names = f" with the keys {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
-        raise InputError(
-            f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Select it with "
-            "output=, a key, an index or a function of the result."
-        )
+        raise InputError(f"the network returns {type(outputs).__name__}{names}: select one array with output=.")
     shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
     if shapes != [leaf.shape for leaf in flatten_info(network.info).values()]:
-        raise InputError(
-            "info has other parameters than the network, or other shapes: make it from the same model, of the same "
-            "width and depth."
-        )
+        raise InputError("info has other parameters or shapes than the network: make it from a model of its sizes.")
     equations = list(all_equations(jaxpr))
     types = {getattr(x.aval, "dtype", None) for eqn in equations for x in (*eqn.invars, *eqn.outvars)}
     if low := [t.name for t in types if t and jnp.issubdtype(t, jnp.floating) and t.itemsize < 4]:
-        raise InputError(
-            f"the forward pass has numbers in {min(low)}, whose rounding exceeds the changes of a few steps: build the "
-            "network in float32 for the check."
-        )
+        raise InputError(f"the forward pass has numbers in {min(low)}: build the network in float32 for the check.")
     convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
     activations = {**result[1], OUTPUT: outputs}
     return Traced(network, activations, convolves, count_flops(jaxpr), len(equations))

@@ -156,12 +156,8 @@ def user_traceback(error: BaseException) -> str:
     """The traceback of an exception with the frames outside of libraries; with all frames if there are no others."""
     summary = traceback.TracebackException.from_exception(error)
     summary.__cause__ = summary.__context__ = None  # JAX's notes about its own frames
-    own = [frame for frame in summary.stack if not _is_of_library(frame.filename)]
+    inside = lambda file: any(pathlib.Path(os.path.realpath(file)).is_relative_to(library) for library in _LIBRARIES)
+    own = [one for one in summary.stack if not one.filename.startswith("<frozen") and not inside(one.filename)]
     if own or isinstance(error, SyntaxError):  # which has its own line
         summary.stack = traceback.StackSummary.from_list(own)
     return "".join(summary.format())
-
-
-def _is_of_library(filename: str) -> bool:
-    path = pathlib.Path(os.path.realpath(filename))
-    return filename.startswith("<frozen") or any(path.is_relative_to(library) for library in _LIBRARIES)

@@ -46,9 +46,7 @@ def main(args: argparse.Namespace) -> int:
     config, plan = args.config.resolved(), ("widths", "depths", "width", "depth", "steps", "seeds", "batch_size")
     for name in ("width", "depth"):
         if f"model.{name}" in args.config.fields and config.model[f"base_{name}"]:
-            raise InputError(
-                f"model.{name} is not used by the check: set --{name}s=A,B,C, --{name}=N, or model.base_{name}."
-            )
+            raise InputError(f"model.{name} is not used here: set --{name}s=A,B,C, --{name}=N or model.base_{name}.")
     options = {name: getattr(args, name) for name in (*plan, "tolerance", "workdir")}
     report = check_config(config, **options)
     print(report.details() if args.details else report)

@@ -82,8 +82,5 @@ def newest_sweep(runs: pathlib.Path) -> pathlib.Path:
     """The sweep or search in or below ``runs`` that was written to last; `InputError` if there is none."""
     records = [path for path in runs.rglob("records*.jsonl") if path.parent.name != COMPARISON]
     if not records:
-        raise InputError(
-            f"there is no sweep below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run one: "
-            "depthmup sweep --config=sweeps/digits."
-        )
+        raise InputError(f"there is no sweep below ./{runs}: name one, depthmup report DIR, or run depthmup sweep.")
     return max(records, key=lambda path: path.stat().st_mtime_ns).parent

@@ -15,7 +15,6 @@ another batch size or length. depthmup config digits explains the fields.
 """
 
 import argparse
-from typing import Any
 
 from depthmup_flax.commands.parser import Parser, lanes, names, one_device_per_core, workdir_of
 from depthmup_flax.devices.host import cache_compilations
@@ -53,7 +52,8 @@ def main(args: argparse.Namespace) -> None:
     target = args.config.resolved()
     proxy, large = proxy_config(target, args.proxy_width, args.proxy_depth, args.proxy_steps)
     words = default_names(proxy) if args.tune is None else args.tune
-    search = search_of(proxy, map(_range, words), seeds=args.seeds, octaves=args.octaves, trials=args.trials)
+    named = ((name, ends.split(":") if equals else None) for name, equals, ends in (w.partition("=") for w in words))
+    search = search_of(proxy, named, seeds=args.seeds, octaves=args.octaves, trials=args.trials)
     cache_compilations()
     tuned = tune_target(
         (proxy, large),
@@ -68,9 +68,3 @@ def main(args: argparse.Namespace) -> None:
         compare=args.compare,
     )
     next_training(tuned, "target")
-
-
-def _range(word: str) -> tuple[str, Any]:
-    """``gamma0`` or ``gamma0=0.5:2``: the name and the range, ``None`` if not given."""
-    name, equals, ends = word.partition("=")
-    return name, ends.split(":") if equals else None

@@ -108,7 +108,5 @@ def load(named: str) -> ConfigDict:
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"config {path} fails.") from error
     if not isinstance(config, ConfigDict):
-        raise InputError(
-            f"get_config() of {path} returns {config!r}: return a config, such as that of default_config()."
-        )
+        raise InputError(f"get_config() of {path} returns {config!r}: return a config, such as default_config().")
     return config.lock()

@@ -47,9 +47,7 @@ class GivenConfig:
                 set_text(config, path, self.fields[path])
             train = config.get("base", config).get("train", {})
             if {"train.epochs", "base.train.epochs"} & self.fields.keys() and train.steps and train.epochs:
-                raise InputError(
-                    f"train.epochs is {train.epochs:g}, and train.steps, {train.steps}, replaces it: set 0."
-                )
+                raise InputError(f"train.epochs is {train.epochs:g}: train.steps, {train.steps}, replaces it. Use 0.")
             self._resolved = config
         return self._resolved
 

@@ -35,8 +35,7 @@ def fraction(fields: ConfigDict, total_steps: int) -> optax.Schedule:
         after = resolve(kind, "optimizer.schedule", "my_package.schedules:stepwise")(total_steps)
         if not callable(after):
             raise InputError(
-                f"optimizer.schedule is {kind!r}, which returns {type(after).__name__}: of the number of steps it must "
-                "make an optax schedule, a function of the step, of the fraction of the rate."
+                f"optimizer.schedule {kind!r} returns {type(after).__name__}: return a function of the step."
             )
     else:
         after = _named(fields, total_steps)
@@ -68,10 +67,7 @@ def require_schedule(fields: ConfigDict) -> None:
     """Raises `InputError` for fields of ``config.optimizer`` that name no schedule."""
     if fields.schedule not in NAMES and not is_import_path(fields.schedule):
         meant = did_you_mean(fields.schedule, NAMES)
-        raise InputError(
-            f"optimizer.schedule is {fields.schedule!r}: {meant} Your own has an import path, "
-            "my_package.schedules:stepwise."
-        )
+        raise InputError(f"optimizer.schedule is {fields.schedule!r}: {meant} Yours has a path, my_package.lr:steps.")
     if fields.decay_shape not in SHAPES:
         raise InputError(f"optimizer.decay_shape is {fields.decay_shape!r}: {did_you_mean(fields.decay_shape, SHAPES)}")
     for name, lowest in (("decay_fraction", "above 0"), ("final_fraction", "from 0")):

@@ -59,10 +59,7 @@ def _blank_images(fields: DataConfig, name: str) -> ImageDataset:
     if fields.image_size:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
     if shape is None:
-        raise InputError(
-            f"data.name is {fields.name!r}: its images are not here and may differ in size. "
-            "Set data.image_size, such as to 224."
-        )
+        raise InputError(f"data.name is {fields.name!r}: images may differ in size. Set data.image_size, as to 224.")
     image, label = (shape, np.dtype(np.uint8)), ((), np.dtype(np.int32))
     blank_train, blank_test = (BlankSplit(count, image=image, label=label) for count in counts)
     where = placement(fields, counts[0] * math.prod(shape))

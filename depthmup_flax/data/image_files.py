@@ -123,9 +123,7 @@ def _content(example: Encoded, config: DataConfig) -> bytes:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EACCES, errno.EISDIR):
             raise _unreadable(example, config, error) from error
-        raise RunStopped(
-            f"{example.where} cannot be read ({error}). Check its storage, then rerun the command."
-        ) from error
+        raise RunStopped(f"{example.where} cannot be read ({error}). Check it, then rerun the command.") from error
 
 
 def _unreadable(example: Encoded, config: DataConfig, error: Exception) -> InputError:
@@ -205,9 +203,7 @@ def checked_images(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     array = np.asarray(images)
     if array.shape[1:] != shape:
         wanted = f"[B, {', '.join(map(str, shape))}]"
-        raise InputError(
-            f"images have shape {list(array.shape)}: the network reads {wanted}. Resize, or add that axis."
-        )
+        raise InputError(f"images have shape {list(array.shape)}: the network reads {wanted}. Resize, or add the axis.")
     top = {"i": 255, "u": 255, "f": 1}.get(array.dtype.kind)
     if top is None or not (array.size == 0 or (array.min() >= 0 and array.max() <= top)):  # also for NaN
         raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from depthmup_flax.data.augmentation import augment, mixed, normalize
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Split, checksum_of_texts, chosen, placement
-from depthmup_flax.data.image_files import SUFFIXES, Encoded, Fetch, ImageFiles, decode, fit
+from depthmup_flax.data.image_files import SUFFIXES, Encoded, ImageFiles, decode, fit
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
@@ -240,19 +241,16 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
             except NotImplementedError as error:
                 raise InputError(f"{field}: its files have no random access. Run {build} once.") from error
             if records[0][label_key] >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                fetch = _fetch(records, keys, f"of the {candidate} split of tfds:{name}")
+                fetch = functools.partial(_fetched, records, keys, f"of the {candidate} split of tfds:{name}")
                 return ImageFiles(config, fetch, np.arange(len(records)), (0, 0, channels))
         raise InputError(f"{field}: it has no labeled {' or '.join(candidates)} split. Choose another set.")
 
     return _of_files(config, (split("train"), split("test", "validation")), tuple(label.names))
 
 
-def _fetch(records: Any, keys: tuple[str, str], where: str) -> Fetch:
-    def fetch(positions: list[int]) -> list[Encoded]:
-        examples = zip(positions, records.__getitems__(positions), strict=True)
-        return [Encoded(f"number {i} {where}", x[keys[0]], int(x[keys[1]])) for i, x in examples]
-
-    return fetch
+def _fetched(records: Any, keys: tuple[str, str], where: str, positions: list[int]) -> list[Encoded]:
+    examples = zip(positions, records.__getitems__(positions), strict=True)
+    return [Encoded(f"number {i} {where}", x[keys[0]], int(x[keys[1]])) for i, x in examples]
 
 
 def _in_memory(config: DataConfig, splits: Sequence[ArraySplit], class_names: tuple[str, ...]) -> ImageDataset:

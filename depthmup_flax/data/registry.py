@@ -98,19 +98,14 @@ def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
         value = getattr(fields, field)
         readers = [other.form for other in SOURCES.values() if field in other.reads]
         if readers and field not in source.reads and value != default:
-            raise InputError(
-                f"data.{field} is {value!r}: of {' and '.join(readers)} alone, but data.name is {fields.name!r}. "
-                f"Use {default!r}."
-            )
+            raise InputError(f"data.{field} is {value!r}: of {' and '.join(readers)} alone. Use {default!r}.")
         if field in _CHOICES and value not in _CHOICES[field]:
             raise InputError(f"data.{field} is {value!r}: {did_you_mean(value, _CHOICES[field])}")
         if isinstance(default, int):
             require_number(f"data.{field}", value, least=int(field == "context"), whole=True)
     require_number("data.validation_fraction", fields.validation_fraction, least=0, below=1)
     if "://" in str(fields.data_dir):
-        raise InputError(
-            f"data.data_dir is {fields.data_dir!r}: data are read from disks. Copy the set to a directory."
-        )
+        raise InputError(f"data.data_dir is {fields.data_dir!r}: data are read from disks. Copy them to a directory.")
     if fields.crops_files and not (source.decodes and fields.image_size and fields.placement != "device"):
         raise InputError(
             f"data.augment is {fields.augment!r}: it crops image files (tfds: or folder:) to data.image_size, such as "

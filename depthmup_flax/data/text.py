@@ -54,10 +54,7 @@ class Tokenizer:
         unknown = np.flatnonzero(vocabulary[np.minimum(tokens, len(vocabulary) - 1)] != codes)
         if unknown.size:
             where = int(unknown[0])
-            raise InputError(
-                f"the text has {text[where]!r} at position {where}, which is not among the {self.vocab_size} "
-                "characters of the vocabulary. Remove it."
-            )
+            raise InputError(f"the text has {text[where]!r} at position {where}, which has no token. Remove it.")
         return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 
     def decode(self, tokens: np.ndarray | Sequence[int]) -> str:
@@ -122,9 +119,7 @@ def load_text(path: str, config: DataConfig) -> TextDataset:
         try:
             text = content.decode("utf-8-sig")  # without the mark that some editors put at the start
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."
-            ) from error
+            raise InputError(f"{field}: byte {error.start} is not UTF-8: use data.tokenizer=byte.") from error
         characters = "".join(map(chr, np.unique(_code_points(text)).tolist()))
         tokenizer = Tokenizer(characters) if config.tokenizer == "char" else Tokenizer(file=config.tokenizer)
         tokens = tokenizer.encode(text)
@@ -142,9 +137,7 @@ def load_tokens(path: str, config: DataConfig) -> TextDataset:
     files = {name: os.path.join(directory, name) for name in ("train.bin", "val.bin", "meta.json")}
     if absent := [name for name, file in files.items() if not os.path.isfile(file)]:
         needs = ', such as {"vocab_size": 50257}' if absent[0] == "meta.json" else ""
-        raise InputError(
-            f"data.name is 'tokens:{path}': there is no file {absent[0]} in {directory!r}. Write it{needs}."
-        )
+        raise InputError(f"data.name is 'tokens:{path}': {absent[0]} is not in {directory!r}. Write it{needs}.")
     size, dtype, file = _meta(files["meta.json"])
     train, held_out = (np.memmap(files[name], dtype, "r") for name in ("train.bin", "val.bin"))
     tokenizer = Tokenizer(file=os.path.join(directory, file)) if file else Tokenizer(unknown=size)
@@ -186,10 +179,7 @@ def windows(tokens: np.ndarray, held_out: np.ndarray, context: int, name: str) -
     predicted once. `InputError` if the text is too short for one window of each kind.
     """
     if len(tokens) < 2 * context or len(held_out) < context + 1:
-        raise InputError(
-            f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
-            f"{name!r} has {len(tokens)} and {len(held_out)}. Use a smaller one, or a longer text."
-        )
+        raise InputError(f"data.context is {context}: {name!r} has {len(tokens)} and {len(held_out)} tokens. Use less.")
     train, test = (
         np.lib.stride_tricks.sliding_window_view(part, length)[::context]
         for part, length in ((tokens, 2 * context), (held_out, context + 1))
@@ -210,11 +200,8 @@ def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:
 
     Example i uses the i-th key of ``jax.random.split(key, B)``.
     """
-
-    def shift_one(key: jax.Array, window: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice(window, (jax.random.randint(key, (), 0, context),), (context + 1,))
-
-    return jax.vmap(shift_one)(jax.random.split(key, len(tokens)), tokens)
+    offsets = jax.vmap(lambda key: jax.random.randint(key, (), 0, context))(jax.random.split(key, len(tokens)))
+    return jax.vmap(lambda window, at: jax.lax.dynamic_slice(window, (at,), (context + 1,)))(tokens, offsets)
 
 
 def _code_points(text: str) -> np.ndarray:

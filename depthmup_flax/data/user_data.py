@@ -79,10 +79,7 @@ class ExampleSpec:
             wrong = np.argwhere((batch[name] < 0) | (batch[name] >= count))
             if len(wrong):
                 index = tuple(wrong[0].tolist())
-                raise InputError(
-                    f"{where}{name}{list(index)} is {batch[name][index]}: the network returns {count} outputs, for "
-                    f"labels 0 to {count - 1}. Change the data or the network, or use a loss of your own."
-                )
+                raise InputError(f"{where}{name}{list(index)} is {batch[name][index]}: labels are 0 to {count - 1}.")
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The user's pair or dict from a flat batch, which may have more fields."""
@@ -187,18 +184,12 @@ class BatchStream(ArraySplit):
         super().__init__(first)
         again, _ = self._next(self._iterator(0), 0, 0)
         if checksum_of_arrays(again) != self.checksum():
-            raise InputError(
-                f"{where}(0) gave two first batches that differ: batches must depend only on the seed. Create its "
-                "random numbers and its iterator inside the function."
-            )
+            raise InputError(f"{where}(0) gave two different first batches: create its random numbers inside it.")
 
     def require_size(self, batch_size: int) -> None:
         """Raises `InputError` unless batches have ``batch_size`` examples."""
         if batch_size != len(self):
-            raise InputError(
-                f"train.batch_size is {batch_size}: the batches of {self._where} have {len(self)} examples. Use "
-                f"train.batch_size={len(self)}, or change the function."
-            )
+            raise InputError(f"train.batch_size is {batch_size}: {self._where} gives {len(self)}. Use ={len(self)}.")
 
     def batch(self, seed: int, step: int) -> HostBatch:
         """The batch of a step, counted from 0; thread-safe. Skips batches, or begins again, to get there."""
@@ -226,10 +217,7 @@ class BatchStream(ArraySplit):
         with calling(f"{self._where}({seed}).__next__"):
             batch = next(iterator, end)
         if batch is end:
-            raise InputError(
-                f"{self._where}({seed}) ends after {step} batches: the run reads more. Yield batches without end, or "
-                "train fewer steps (train.steps)."
-            )
+            raise InputError(f"{self._where}({seed}) ends after {step} batches: yield more, or lower train.steps.")
         return _flat(batch, f"{self._where}({seed})[{step}]", 1)
 
 
@@ -337,10 +325,7 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
             found = found()
     train, test, prepare = (*found, None)[:3] if isinstance(found, (tuple, list)) and len(found) in (2, 3) else [0] * 3
     if prepare is not None and not callable(prepare):
-        raise InputError(
-            f"{where}: its result is {shown(found)}. It must be (train, test) or (train, test, prepare), with a "
-            "function prepare(key, batch) -> (inputs, targets)."
-        )
+        raise InputError(f"{where}: its result is {shown(found)}. Give (train, test) or (train, test, prepare).")
     train_split, spec = _split(train, f"{where}: train")
     test_split, _ = _split(test, f"{where}: test", spec)
     if isinstance(train_split, BatchStream):

@@ -79,10 +79,7 @@ class SimpleResNet(ConvNetwork, Classifier):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[B, H, W, C] -> [B, num_classes]``: H, W >= 8; logits, at least float32."""
         if x.ndim != 4 or min(x.shape[1:3]) < 2**POOLINGS:
-            raise InputError(
-                f"SimpleResNet got an input of shape {x.shape}: three poolings need images [B, H, W, C] of at least "
-                "8 x 8 pixels. Set data.image_size."
-            )
+            raise InputError(f"an input has shape {x.shape}: use at least 8 x 8 pixels (data.image_size).")
         config = self.config(ActivationConfig, train=train)
         channels = self.width // 2**POOLINGS
         h = _NormedConv(config, channels, STEM, name="stem")(x.astype(self.param_dtype))

@@ -38,10 +38,7 @@ class ViT(TransformerNetwork, Classifier):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[B, H, W, C] -> [B, num_classes]``: logits, at least float32."""
         if x.shape[1] % self.patch_size or x.shape[2] % self.patch_size:
-            raise InputError(
-                f"model.patch_size is {self.patch_size}: use a divisor of the images' height and width, "
-                f"{x.shape[1]} x {x.shape[2]}, or set data.image_size."
-            )
+            raise InputError(f"model.patch_size is {self.patch_size}: use a divisor of the sides, {x.shape[1:3]}.")
         rows, columns = (side // self.patch_size for side in x.shape[1:3])
         stem = self.config(LayerConfig, train=train).dense(self.width, STEM, name="stem")
         h = stem(patches(x.astype(self.param_dtype), self.patch_size)).astype(self.param_dtype)
@@ -80,9 +77,7 @@ class GPT(TransformerNetwork, LanguageModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tied and self.zero_init_readout:
-            raise InputError(
-                "model.zero_init_readout is True: a tied readout is the token embedding. Set one to False."
-            )
+            raise InputError("model.zero_init_readout is True: a tied readout is the token embedding. Set one False.")
 
     @property
     def multipliers(self) -> dict[str, float]:

@@ -122,6 +122,7 @@ def make_plan(step: PlannedStep) -> Plan:
     counted = ("flops", "bytes accessed")
     where = "streamed" if data.placement == "stream" else "on every device"
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
+    remedies = _OF_SWEEP if step.lanes else tuple(remedy for remedy, taken in _OF_RUN.items() if not taken(step))
     return Plan(
         model=(
             f"{model.name}, width {model.width} (base {model.base_width or model.width}), depth {model.depth} "
@@ -139,12 +140,8 @@ def make_plan(step: PlannedStep) -> Plan:
         gflops=step.flops / step.mesh.size / 1e9,
         by_compiler={name: float(costs[name]) for name in counted} if all(name in costs for name in counted) else {},
         compile_s=step.compile_s,
-        remedies=() if memory.fits is not False else _OF_SWEEP if step.lanes else _left(step),
+        remedies=remedies if memory.fits is False else (),
     )
-
-
-def _left(step: PlannedStep) -> tuple[str, ...]:
-    return tuple(remedy for remedy, taken in _OF_RUN.items() if not taken(step))
 
 
 def _short(amount: float) -> str:

@@ -141,10 +141,7 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
     scale, other, _ = roles(info)
     grids = surfaces(info, records, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
-        raise InputError(
-            f"all {len(records)} runs diverged ({scale.axis} from {scale.values[0]:g} to {scale.values[-1]:g}): "
-            "sweep lower values of optimizer.learning_rate, or check the data."
-        )
+        raise InputError(f"all {len(records)} runs diverged: sweep lower values of {scale.axis}, or check the data.")
     curves = [curve for curve in map(profile, grids) if len(curve.x)]
     if not curves:
         raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")

@@ -80,10 +80,7 @@ def require_in_branch(module: str, params: ArrayTree) -> None:
     """Raises `InputError` if a parameter of a branch's ``module`` was created outside of the branch."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]:
         if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
-            raise InputError(
-                f"parameter '{module}/{path_name(path)}' of a residual branch was created outside: do not share it, or "
-                "call the branch first."
-            )
+            raise InputError(f"'{module}/{path_name(path)}' of a branch was created outside: call the branch first.")
 
 
 def annotated(

@@ -182,10 +182,7 @@ def rescaling_table(tuned: Hyperparameters, target: Hyperparameters, optimizer: 
 
 def _rule_of(optimizer: str) -> OptimizerRule:
     if optimizer not in OPTIMIZER_RULES:
-        raise InputError(
-            f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
-            f"{', '.join(OPTIMIZER_RULES)}."
-        )
+        raise InputError(f"optimizer is {optimizer!r}, of no known rule: use one of {', '.join(OPTIMIZER_RULES)}.")
     return OPTIMIZER_RULES[optimizer]
 
 

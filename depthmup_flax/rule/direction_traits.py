@@ -182,24 +182,13 @@ def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
 def _finished(parts: list[_Part]) -> str:
     """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
-    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
-    names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
-    refused = [name for name in names if TRAITS[name].why]
-    right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
-    here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
+    names = [part.name for part in parts]
     message = "inner is a finished optimizer, which has a learning rate of its own"
     if "scale_by_muon" in names:
         return f"{message}: use depthmup_flax.muon(learning_rate, info, rule), which has one for all parameters."
-    if refused and not right:
-        return f"{message}, with {_described(refused[0])}"
-    if not right and any(part.name == "identity" for part in parts):
-        here = "optax.identity()"
-    elif "partition" in names or not right:
-        here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
-    message += f": pass the direction alone, {here}."
-    if any(part.name == "add_decayed_weights" for part in parts):
-        message += " Give weight_decay to depthmup."
-    return message + (f" It has {_described(refused[0])}" if refused else "")
+    example = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
+    decay = " Give weight_decay to depthmup." * ("add_decayed_weights" in names)
+    return f"{message}: pass the direction alone, {example}.{decay}"
 
 
 def _described(name: str) -> str:
@@ -310,10 +299,7 @@ def check_direction(
     require_direction(inner, rule)
     known = geometry_of(inner)
     if geometry is None and known is None:
-        raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
-            f"one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
-        )
+        raise InputError(f"inner treats parameters differently: pass geometry=, a tree of {', '.join(Geometry)}.")
     kinds = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
     for path, leaf in flatten_info(info).items():
@@ -344,10 +330,7 @@ def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
     for part in parts:
         traits = TRAITS.get(part.name, Traits())
         if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
-            raise InputError(
-                f"inner has {written(part.name)} without a normalization before it, which the rule does not cover: put "
-                "it after optax.scale_by_factored_rms()."
-            )
+            raise InputError(f"inner has {written(part.name)}: put it after optax.scale_by_factored_rms().")
         if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
             return None
         if traits.geometry is not None or traits.degree == 0:
@@ -367,13 +350,6 @@ def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> s
 
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
-        raise InputError(
-            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
-            "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
-        )
+        raise InputError(f"parameter {path!r} of shape {leaf.shape} is no matrix: use dm.muon.")
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
-        raise InputError(
-            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
-            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
-            "geometries."
-        )
+        raise InputError(f"parameter {path!r} starts at zero, which has no norm to match: start it at random.")

@@ -75,9 +75,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
     for part in parts_of(inner.update):
         if why := _BY_WEIGHTS if name == "param_block_rms" else TRAITS.get(part.name, Traits()).why:
-            raise InputError(
-                f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam, lion or rmsprop."
-            )
+            raise InputError(f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam or lion.")
     return inner
 
 

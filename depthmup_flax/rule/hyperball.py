@@ -98,10 +98,7 @@ def _hyperball(
 ) -> optax.GradientTransformationExtraArgs:
     for path, leaf in flatten_info(info).items():
         if leaf.role is Role.HIDDEN and leaf.init_std == 0:
-            raise InputError(
-                f"parameter {path!r} starts at zero, which has no norm to keep: start it at random (qk_norm=True in "
-                "our GPT and ViT)."
-            )
+            raise InputError(f"parameter {path!r} starts at zero, which has no norm to keep: start it at random.")
     steps = depthmup(
         by_role(info, hidden, optax.chain(adam, optax.scale(adam_ratio))),
         info,

@@ -54,9 +54,7 @@ def info_from_annotations(
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=is_annotated)[0])
     unused = set(overrides or {})
     if extra := base_leaves.keys() - {path for path, _ in leaves}:
-        raise InputError(
-            f"parameter {path_name(min(extra, key=path_name))!r} is in the base model but not in the model."
-        )
+        raise InputError(f"parameter {path_name(min(extra, key=path_name))!r} is in the base model, not in the model.")
     labeled = []
     for path, leaf in leaves:
         name = path_name(path)
@@ -110,14 +108,9 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
     shape = tuple(box.value.shape)
     require_axis_names(box.names)
     if len(box.names) != len(shape):
-        raise InputError(
-            f"parameter {name!r} has shape {shape}, but its axes {box.names} name {len(box.names)} dimensions: give "
-            f"one of {AXIS_NAMES} per dimension."
-        )
+        raise InputError(f"parameter {name!r} has shape {shape}, but axes {box.names}: give one per dimension.")
     if len(base_shape) != len(shape):
-        raise InputError(
-            f"parameter {name!r} has shape {shape}, but {base_shape} in the base model: build both from the same code."
-        )
+        raise InputError(f"parameter {name!r} has shape {shape}, but {base_shape} in the base model: use one code.")
     ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}
     for axis, size, base_size in zip(box.names, shape, base_shape, strict=True):
         direction, growing = AXES[axis]

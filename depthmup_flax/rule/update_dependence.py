@@ -55,10 +55,7 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
         if [v.shape for v in closed.out_avals] != [s.shape for s in shapes]:
             raise ValueError("the updates do not have the parameters' shapes")
     except Exception as error:  # of another library
-        raise InputError(
-            "inner cannot be traced with gradients and parameters alone: put what needs the loss, or more, around the "
-            "finished optimizer."
-        ) from error
+        raise InputError("inner cannot be traced: put what needs more than gradients around the optimizer.") from error
     of_gradients = [_Source(index) for index in range(len(leaves))]
     sources = _Reader().run(closed, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
     for index, (path, source) in enumerate(zip(paths, sources, strict=True)):

@@ -83,10 +83,7 @@ def check_config(
         model.audit = False  # the check itself says what is missing
     experiment = build_experiment(config)
     if not isinstance(experiment, NetworkExperiment):
-        raise InputError(
-            f"model.name is {model.name!r}: it gives a training step, and the check looks into a network. Use "
-            "dm.coord_check with the network inside."
-        )
+        raise InputError(f"model.name is {model.name!r}, a training step: give dm.coord_check the network inside.")
     dataset, loss = experiment.dataset, experiment.loss
     if not 1 <= batch_size <= len(dataset.train):
         raise InputError(f"batch_size is {batch_size}: use between 1 and the {len(dataset.train)} training examples.")

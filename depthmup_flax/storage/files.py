@@ -13,12 +13,9 @@ import gzip
 import importlib.util
 import json
 import logging
-import math
 import os
 import pathlib
 import shutil
-import types
-import typing
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
@@ -51,9 +48,7 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     typed = os.fspath(text)
     if is_bucket(typed):
         if importlib.util.find_spec("gcsfs") is None:
-            raise InputError(
-                f'workdir {typed!r} needs gcsfs, which is not installed. Run pip install "depthmup-flax[buckets]".'
-            )
+            raise InputError(f'workdir {typed!r} needs gcsfs, which is absent: pip install "depthmup-flax[buckets]".')
         os.environ.setdefault("EPATH_USE_TF", "false")  # the same client whether or not TensorFlow is installed
         import fsspec
         from etils import epath
@@ -127,38 +122,16 @@ def json_object(text: str) -> Json:
 
 
 def from_fields(cls: type[T], fields: Json, path: pathlib.Path) -> T:
-    """A dataclass from a file; `TypeError` for values of other types. Fields of a later version cause one warning."""
-    kinds = _kinds(cls)  # type: ignore[arg-type]
-    if unknown := sorted(fields.keys() - kinds.keys()):
+    """A dataclass from a file; `TypeError` if it lacks a field. Fields of a later version cause one warning."""
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if unknown := sorted(fields.keys() - names):
         _ignored(path, ", ".join(unknown))
-    known = {name: value for name, value in fields.items() if name in kinds}
-    for name, value in known.items():
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        of_value, of_parts = kinds[name]
-        if type(value) not in of_value or not of_parts.issuperset(map(type, parts)) or value in (math.inf, -math.inf):
-            raise TypeError(f"{name} is {value!r:.60}")
-    return cls(**known)
+    return cls(**{name: value for name, value in fields.items() if name in names})
 
 
 @functools.cache
 def _ignored(path: pathlib.Path, names: str) -> None:
     log.warning("%s: unknown fields are ignored: %s", path, names)
-
-
-@functools.cache
-def _kinds(cls: Any) -> dict[str, tuple[set[type], set[type]]]:
-    """Field -> types of its value and of the values inside."""
-    hints = {field.name: typing.get_type_hints(cls)[field.name] for field in dataclasses.fields(cls)}
-    inside = lambda hint: [part for part in typing.get_args(hint) if part is not ...][-1:]
-    return {name: (_types(hint), set().union(*map(_types, inside(hint)))) for name, hint in hints.items()}
-
-
-def _types(hint: Any) -> set[type]:
-    """Types of JSON's values that a hint takes; an integer is a float, too."""
-    if isinstance(hint, types.UnionType):
-        return set().union(*map(_types, typing.get_args(hint)))
-    several = {float: {int, float}, Any: {dict, list, str, int, float, bool, types.NoneType}}
-    return several.get(hint, {typing.get_origin(hint) or hint})
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
@@ -232,33 +205,10 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
     except (InputError, RunStopped):
         raise
     except Exception as error:
-        if reason := storage_failure(error):
-            remedy = f"make room, make it writable or reachable, then {REMEDY}"
-            raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
-        there = False
-        with contextlib.suppress(OSError):
-            there = directory.exists()
-        if there and not _misses_checkpoint_of(directory, error):
+        if (reason := storage_failure(error)) is None:
             raise
-        raise RunStopped(deleted(directory, "a part of " * there)) from error
-
-
-def deleted(directory: pathlib.Path, part: str = "") -> str:
-    """The sentence about a work directory that is gone, or of which ``"a part of "`` is."""
-    return f"{part}workdir {str(directory)!r} was deleted or renamed while it was in use: restore it, then {REMEDY}"
-
-
-def _misses_checkpoint_of(directory: pathlib.Path, error: BaseException) -> bool:
-    """Whether an error, or one of its causes, is about a checkpoint in ``directory`` that is not there."""
-    misses = lambda cause: isinstance(cause, FileNotFoundError) or str(cause).startswith("NOT_FOUND")  # Orbax's library
-    folders = [str(directory.absolute() / name) for name in ("checkpoints", "unfinished")]
-    return any(misses(cause) and folder in str(cause) for cause in _causes(error) for folder in folders)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        remedy = f"make room, make it writable or reachable, then {REMEDY}"
+        raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
 
 
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -268,7 +218,8 @@ _REMOTE = {"aiohttp", "fsspec", "gcsfs", "google", "requests", "urllib3"}  # who
 
 def storage_failure(error: BaseException) -> str | None:
     """The message of ``error`` or one of its causes if it is about a disk or a bucket."""
-    for cause in _causes(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
             return os.strerror(cause.errno)
         for message in map(os.strerror, _FULL_OR_READ_ONLY):  # Orbax's storage library gives the message alone
@@ -276,4 +227,5 @@ def storage_failure(error: BaseException) -> str | None:
                 return message
         if {parent.__module__.partition(".")[0] for parent in type(cause).__mro__} & _REMOTE:
             return str(cause).strip().partition("\n")[0] or type(cause).__name__
+        cause = cause.__cause__ or cause.__context__
     return None

@@ -128,9 +128,7 @@ def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
             if isinstance(error, ValueError) and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
                 return records, [f"{path}: {note}"]
-            raise InputError(
-                f"{path}, line {number} is no record ({error}). Delete the line; rerunning the sweep repeats that run."
-            ) from error
+            raise InputError(f"{path}, line {number} is no record ({error}): delete the line, and rerun.") from error
     return records, []
 
 
@@ -169,10 +167,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     infos = [read_info(directory) for directory in directories]
     for directory, info in zip(directories, infos, strict=True):
         if differing := sweep_differences(infos[0], info):
-            raise InputError(
-                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep ({listed(differing)}): "
-                "report each by itself."
-            )
+            raise InputError(f"{str(directory)!r} is of another sweep ({listed(differing)}): report each alone.")
     runs, notes = read_runs(zip(directories, infos, strict=True))
     planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}
     # A sweep may extend its grid beyond the planned values.
@@ -203,9 +198,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no sweep: name the workdir of a sweep.")
     with reading(path, "use another directory"):
-        info = from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
-        LOSS_FIELDS[info.objective]  # has it
-        return info
+        return from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
 
 
 def info_to_json(info: SweepInfo) -> str:
@@ -261,13 +254,10 @@ def read_records(workdir: str | os.PathLike[str]) -> dict[str, list[Any]]:
     found = [path] if (path / "sweep.json").exists() else sorted(one.parent for one in path.glob("*/sweep.json"))
     if not found:
         raise InputError(f"{str(path)!r} holds no records: name the workdir of a sweep, a search or a Study.")
-    rows = [row for one in found for row in _rows(one, path)]
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        read = read_sweep([one])
+        names, where = short_names(read.info.axes), "." if one == path else one.name
+        rows += [{**flat(record, names), "directory": where} for record in read.records]
     columns = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in columns}
-
-
-def _rows(directory: pathlib.Path, parent: pathlib.Path) -> list[dict[str, Any]]:
-    read = read_sweep([directory])
-    names = short_names(read.info.axes)
-    where = directory.name if directory != parent else "."
-    return [{**flat(record, names), "directory": where} for record in read.records]

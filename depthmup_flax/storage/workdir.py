@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Iterator
 
-from depthmup_flax.storage.files import as_path, create, deleted, is_bucket, read_json, writing_to
+from depthmup_flax.storage.files import REMEDY, as_path, create, is_bucket, read_json, writing_to
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
@@ -45,15 +45,14 @@ class Claim:
     def check(self) -> None:
         """Raises `RunStopped` if a directory on a disk was deleted or renamed; call it between steps."""
         if not is_bucket(self.workdir) and not self.file.exists():
-            raise RunStopped(deleted(self.workdir))
+            where = f"workdir {str(self.workdir)!r} was deleted or renamed while it was in use"
+            raise RunStopped(f"{where}: restore it, then {REMEDY}")
 
     def require_alone(self) -> None:
         """Raises `InputError` if another part of the work is running, before what all share is deleted."""
         for path in self.workdir.glob(".lock*"):
             if path.name != self.file.name and in_use(path):
-                raise InputError(
-                    f"workdir {str(self.workdir)!r} is in use by another process: stop it before you delete its work."
-                )
+                raise InputError(f"workdir {str(self.workdir)!r} is in use by another process: stop that one first.")
 
 
 @contextlib.contextmanager
@@ -102,8 +101,7 @@ def _file_lock(path: pathlib.Path) -> Iterator[pathlib.Path]:
         lock.acquire(timeout=WAIT_S)
     except filelock.Timeout as error:
         raise Busy(
-            f"workdir {str(path.parent)!r} is in use by another process: rerun the command later, or choose another "
-            "directory."
+            f"workdir {str(path.parent)!r} is in use by another process: rerun later, or use another."
         ) from error
     try:
         yield path
@@ -185,7 +183,5 @@ def _mark(workdir: pathlib.Path, kind: str) -> None:
     if not is_bucket(workdir):  # which has no directories
         workdir.mkdir(parents=True, exist_ok=True)
     if (present := kind_of(workdir)) not in (None, kind):
-        raise InputError(
-            f"workdir {str(workdir)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another directory."
-        )
+        raise InputError(f"workdir {str(workdir)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another.")
     create(workdir / MARK, json.dumps({"kind": kind}) + "\n")

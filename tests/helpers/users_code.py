@@ -152,7 +152,6 @@ _counter = itertools.count()
 # Name -> a task with one mistake in it.
 only_a_state = _with(lambda state, batch, hyper: state)
 no_loss = _with(lambda state, batch, hyper: (state, {"error": 0.0}))
-loss_of_examples = _with(lambda state, batch, hyper: (state, {"loss": jnp.zeros(4)}))
 other_shape = _with(lambda state, batch, hyper: (state[:2], _LOSS))
 other_type = _with(lambda state, batch, hyper: (state.astype(jnp.float16), _LOSS))
 other_structure = _with(lambda state, batch, hyper: ((state, state), _LOSS))

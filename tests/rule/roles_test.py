@@ -161,7 +161,7 @@ def test_a_shared_branch_parameter_that_was_recorded_outside_is_an_error_not_a_w
             shared = Dense(4, name="shared")
             return ResidualBranch(shared, RULE, 1.0)(shared(x))
 
-    with pytest.raises(InputError, match=r"'shared/kernel' of a residual branch was created outside"):
+    with pytest.raises(InputError, match=r"'shared/kernel' of a branch was created outside"):
         param_info(Net(), Net(), jnp.zeros((1, 4)))
 
 
@@ -273,7 +273,7 @@ class Misnamed(nn.Module):
         (lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE), "width_ratio 1"),
         (lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))), "'Dense_0/kernel'"),
         (lambda: ResMLP(10, rule="depth_mup"), "model.rule is 'depth_mup'"),
-        (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model but not in the model"),
+        (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model, not in the model"),
         (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
         (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
         (lambda: ResidualBranch(nn.Dense(1), RULE, 1.0).init(jax.random.key(0), jnp.zeros((2, 4))), "(2, 4) to (2, 1)"),

@@ -46,7 +46,7 @@ def test_a_sweep_whose_directory_goes_away_ends_and_creates_no_other(tmp_path, m
 def test_a_sweep_is_not_overwritten_while_a_part_of_it_runs(tmp_path):
     with claimed(tmp_path, SWEEP, lock=".lock-records.0-of-2"):
         (tmp_path / "sweep.json").write_text("{}")
-        with pytest.raises(InputError, match=r"is in use by another process: stop it before you delete its work"):
+        with pytest.raises(InputError, match=r"is in use by another process: stop that one first"):
             runner.sweep(a_sweep(rates=1, depths=(2,)), tmp_path, overwrite=True)
         assert (tmp_path / "sweep.json").read_text() == "{}"
 

@@ -5,6 +5,7 @@ import errno
 import functools
 import itertools
 import os
+import shutil
 
 import pytest
 from planted_sweeps import X, parabola, sweep_of, write
@@ -32,7 +33,7 @@ def test_a_directory_of_one_kind_of_work_is_reopened_for_it_and_refused_untouche
         with claimed(tmp_path, present):
             assert kind_of(tmp_path) == present
     before = content(tmp_path)
-    with pytest.raises(InputError, match=r"holds a .*, not a .*: choose another directory"), claimed(tmp_path, other):
+    with pytest.raises(InputError, match=r"holds a .*, not a .*: choose another"), claimed(tmp_path, other):
         pass
     assert content(tmp_path) == before
 
@@ -54,7 +55,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_the_directory_of_a_sweep_and_leaves_it_as_it_was(command, sweeps_directory):
     before = content(sweeps_directory)
-    with pytest.raises(InputError, match=r"sweep' holds a sweep, not a .*: choose another directory"):
+    with pytest.raises(InputError, match=r"sweep' holds a sweep, not a .*: choose another"):
         COMMANDS[command](sweeps_directory)
     assert content(sweeps_directory) == before
 
@@ -124,11 +125,9 @@ def test_a_disk_that_takes_no_more_stops_the_run(error, tmp_path):
 
 def test_a_write_into_a_directory_that_is_gone_stops_the_run(tmp_path):
     gone = tmp_path / "gone"
-    with pytest.raises(RunStopped, match="was deleted or renamed while it was in use"), writing_to(gone):
-        write_atomically(gone / "result.json", "{}")
-    with pytest.raises(RunStopped, match="a part of workdir"), writing_to(tmp_path):
-        (tmp_path / "checkpoints" / "3").rmdir()
-    with pytest.raises(FileNotFoundError), writing_to(tmp_path):  # not the directory's fault
+    with pytest.raises(RunStopped, match="was deleted or renamed while it was in use"), claimed(gone, RUN):
+        write_atomically((shutil.rmtree(gone), gone / "result.json")[1], "{}")
+    with pytest.raises(FileNotFoundError), claimed(tmp_path, RUN):  # not the directory's fault
         (tmp_path / "data").read_text()
 
 

@@ -75,7 +75,7 @@ def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
 def test_sweeps_of_different_base_are_not_merged(tmp_path):
     first = write(tmp_path / "a", sweep_of(parabola, {X: RATES}))
     second = write(tmp_path / "b", sweep_of(parabola, {X: RATES}, model={"width": 8}))
-    with pytest.raises(InputError, match="not parts of one sweep"):
+    with pytest.raises(InputError, match="is of another sweep"):
         make_report([first, second], tmp_path / "out")
 
 

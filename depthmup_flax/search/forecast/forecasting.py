@@ -108,10 +108,7 @@ class TargetForecast(Forecast):
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
         if differing:
-            raise InputError(
-                f"the run in {str(directory)!r} is not the target of this forecast ({listed(differing)}): train the "
-                "target with its config; another seed is allowed."
-            )
+            raise InputError(f"{str(directory)!r} is no run of this target ({listed(differing)}): train its config.")
         if not (directory / "result.json").exists():
             raise InputError(f"the run in {str(directory)!r} has not ended: resume it, then check.")
         result = read_json(directory / "result.json", RESTORE)
@@ -154,9 +151,7 @@ def read(directory: str | pathlib.Path) -> TargetForecast:
             "target": rung(fields["target"]),
             "rungs": tuple(map(rung, fields["rungs"])),
         }
-        result = from_fields(TargetForecast, own, path)
-        repr(result), dict(result.config), dict(result.data)  # which read every number of it
-        return result
+        return from_fields(TargetForecast, own, path)
 
 
 @own_surroundings()
@@ -263,10 +258,7 @@ def with_losses(rung: Rung, records: list[Record], objective: str) -> Rung:
     size = f"width {rung.width}, depth {rung.depth}, {rung.steps} steps"
     losses = tuple(loss for record in own if (loss := record.loss(objective)) is not None)
     if len(losses) < len(own) or not losses:
-        raise InputError(
-            f"{len(own) - len(losses)} of {len(own)} runs of a rung ({size}) diverged: the settings are not stable "
-            "there, and a forecast would leave that out. Lower optimizer.learning_rate, and use another workdir."
-        )
+        raise InputError(f"runs of a rung ({size}) diverged: lower optimizer.learning_rate, and use another workdir.")
     if min(losses) <= 0:
         raise InputError(f"the loss of a rung ({size}) is {min(losses):.3g}: power laws need losses above 0.")
     return dataclasses.replace(rung, losses=losses)

@@ -73,14 +73,9 @@ class LadderPlan:
             if share <= (self.budget or _BUDGET):
                 break
         if not rungs:
-            raise InputError(
-                "the target has too few sizes of a half, a quarter and less: name the rungs, such as widths=8,12,16,24."
-            )
+            raise InputError("the target has too few sizes of a half, a quarter, ...: name rungs, as widths=8,12,16.")
         if self.budget and share > self.budget:
-            raise InputError(
-                f"budget is {self.budget}: the smallest ladder, with seeds={self.seeds}, needs {share:.3g} of the "
-                "target's operations. Set a larger one, or fewer seeds."
-            )
+            raise InputError(f"budget is {self.budget}: the smallest ladder needs {share:.3g}. Raise it.")
         return rungs
 
 

@@ -87,10 +87,7 @@ def powers_of_two(low: float, high: float, step: float = 1.0) -> tuple[float, ..
     """``2^low, 2^(low + step), ..., 2^high``; `InputError` unless whole steps lead from ``low`` to ``high``."""
     steps = (high - low) / step if step else math.nan
     if not (steps >= 0 and math.isclose(steps, round(steps), abs_tol=1e-6)):
-        raise InputError(
-            f"powers_of_two({low:g}, {high:g}, {step:g}) has no values: its arguments are exponents, the lowest, the "
-            "highest and the step, such as powers_of_two(-12, -5)."
-        )
+        raise InputError(f"powers_of_two({low:g}, {high:g}, {step:g}) has no values: use exponents, the lowest first.")
     return tuple(2.0 ** (low + i * step) for i in range(round(steps) + 1))
 
 
@@ -164,10 +161,7 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 def _validate(config: ConfigDict) -> None:
     configs.require_command(config, "sweep")
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
-        raise InputError(
-            f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep trains whole networks on every device. Leave "
-            "the mesh as it is; depthmup train splits a network over devices."
-        )
+        raise InputError(f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep splits no network. Leave it out.")
     require_number("config.extend", config.extend, least=0, whole=True)
     require_objective(config.objective, config.base)
     known = configs.field_paths(config.base)

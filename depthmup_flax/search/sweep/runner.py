@@ -96,10 +96,7 @@ def sweep(
         raise InputError(f"shard is {shard!r}: use (i, n) with i from 0 to n - 1, such as (0, 4).")
     impl = str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
     if "rbg" in impl and lanes != 1:
-        raise InputError(
-            f"jax_default_prng_impl is {impl!r}: its numbers in a lane depend on the other lanes. Use lanes=1, which "
-            "is --lanes=1, or threefry2x32."
-        )
+        raise InputError(f"jax_default_prng_impl is {impl!r}, whose numbers depend on lanes: use lanes=1 or threefry.")
     load = load or LoadOnce()
     runs = expand(config)
     planned = plan(config, runs, load)
@@ -331,8 +328,5 @@ def _require_same_sweep(directory: pathlib.Path, info: sweep_records.SweepInfo, 
         create(path, sweep_records.info_to_json(info))
     stored = sweep_records.read_info(directory)
     if changed := sweep_records.sweep_differences(stored, info):
-        raise InputError(
-            f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER} You may add values to the "
-            "existing axes of a sweep."
-        )
+        raise InputError(f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER}")
     return stored

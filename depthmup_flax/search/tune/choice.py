@@ -57,10 +57,7 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
     if not optima:
-        raise InputError(
-            "every run of the proxy diverged: set a lower optimizer.learning_rate, from which the search starts, or a "
-            "longer optimizer.warmup_steps."
-        )
+        raise InputError("every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps.")
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
     near = slice(max(optimum.grid - 1, 0), optimum.grid + 2)
     around = dict(zip(rates[near].tolist(), means[near].tolist(), strict=True))

@@ -132,10 +132,7 @@ def proxy_config(target: ConfigDict, width: int = 0, depth: int = 0, steps: int 
     preset = target.parametrization.preset
     require_mup(preset)
     if preset == "mup" and depth != target.model.depth:
-        raise InputError(
-            "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
-            f"target's depth, {target.model.depth}."
-        )
+        raise InputError("parametrization.preset is 'mup', for width alone: use 'depth_mup', or the target's depth.")
     require_number("proxy.steps", steps, least=0, whole=True)
     if steps:
         # Averaged over a whole short run, the loss would measure how early it falls.

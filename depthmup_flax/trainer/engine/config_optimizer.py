@@ -34,10 +34,7 @@ def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     takes = inspect.signature(of_parameters).parameters
     if not _takes_any(of_parameters):
         if lacking := [argument for argument in _GIVEN if argument not in takes]:
-            raise InputError(
-                f"optimizer.name is {name!r}, which takes no {lacking[0]!r}: it is called with info=, rule= and "
-                "learning_rate=, a schedule, and returns an optax optimizer."
-            )
+            raise InputError(f"optimizer.name is {name!r}: it takes no {lacking[0]!r}. Take {', '.join(_GIVEN)}.")
         own = [argument for argument in takes if argument not in (*_GIVEN, "place", *_OPTIONS)]
         for argument in kwargs:
             if argument not in own:

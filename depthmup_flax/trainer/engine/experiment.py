@@ -136,12 +136,8 @@ class Experiment(abc.ABC):
         """A new training state of `carry_shapes`."""
         return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.carry_shapes)
 
-    def sample(self, state: TrainState) -> Any:
-        """What `record` reads of the parameters."""
-        return self._sample(state.carry.params) if self.course.names else ()
-
-    def _sample(self, tree: ArrayTree) -> ArrayTree:
-        """A part of parameters or their gradients."""
+    def sample(self, tree: ArrayTree) -> ArrayTree:
+        """What `record` reads of parameters or their gradients."""
         return tree
 
     def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
@@ -167,7 +163,7 @@ class Experiment(abc.ABC):
     def step(self, values: Hyper) -> Callable[[TrainState, Any], Stepped]:
         """The training step of a prepared batch: the next state, and what `record` reads of the gradients."""
         task, hyper = self.task, {**self.hyperparameters, **values}
-        sampling = {"sample": self._sample} if self.course.names else {}
+        sampling = {"sample": self.sample} if self.course.names else {}
         average_from = max(0, self.total_steps - (self.config.train.average_steps or self.epoch_steps))
 
         def step(state: TrainState, batch: Any) -> Stepped:
@@ -284,7 +280,7 @@ class NetworkExperiment(Experiment):
             known["degree"] = None  # the updates are no multiple of the momentum
         return measures(info, rule, *trees, **known)
 
-    def _sample(self, tree: ArrayTree) -> ArrayTree:
+    def sample(self, tree: ArrayTree) -> ArrayTree:
         return self._sampled(self.info, tree)[1]
 
     def _sampled(self, info: InfoTree, tree: ArrayTree) -> tuple[InfoTree, ArrayTree]:
@@ -296,7 +292,7 @@ class NetworkExperiment(Experiment):
         info, after = self._sampled(self._carrying(rule), state.carry.params)
         trace = optax.tree_utils.tree_get(state.carry.opt_state, "trace") if self._updates.get("degree") == 1 else None
         unmasked = lambda x, kept: jnp.zeros_like(x) if isinstance(kept, optax.MaskedNode) else kept  # of frozen ones
-        momentum = trace and self._sample(jax.tree.map(unmasked, state.carry.params, trace))
+        momentum = trace and self.sample(jax.tree.map(unmasked, state.carry.params, trace))
         # The step's own updates would have to be kept in memory, and its parameters could not be replaced in place.
         found = self._measures(rule, info, gradients, jax.tree.map(jnp.subtract, after, before), before, momentum)
         column = jnp.stack([found[name].astype(jnp.float32) for name in self.course.names])[:, None]

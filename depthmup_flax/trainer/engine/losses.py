@@ -9,13 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from depthmup_flax.networks.import_paths import is_import_path, resolve
 from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.trainer.engine.task import Means, Metrics
 from depthmup_flax.util.errors import InputError, closest
-from depthmup_flax.util.types import ArrayTree
 
 
 def cross_entropy(
@@ -51,18 +49,9 @@ class Loss:
     masked: bool = True  # the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`
     training: Callable[[Any, Any], Mapping[str, jax.Array]] | None = None  # in place of ``metrics`` in training
 
-    def gradient(
-        self, apply: Callable[[ArrayTree], tuple[Any, ArrayTree]], params: ArrayTree, targets: Any
-    ) -> tuple[ArrayTree, Metrics, ArrayTree]:
-        """Gradient of the mean loss, metrics and updated collections; ``apply`` gives outputs and collections."""
-
-        def loss(params: ArrayTree) -> tuple[jax.Array, tuple[Metrics, ArrayTree]]:
-            outputs, collections = apply(params)
-            metrics = {name: x.mean() for name, x in (self.training or self.metrics)(outputs, targets).items()}
-            return metrics["loss"], (metrics, collections)
-
-        grads, (metrics, collections) = jax.grad(loss, has_aux=True)(params)
-        return grads, metrics, collections
+    def in_training(self, outputs: Any, targets: Any) -> Metrics:
+        """The mean metrics of a training batch."""
+        return {name: x.mean() for name, x in (self.training or self.metrics)(outputs, targets).items()}
 
     def evaluate(self, outputs: Any, targets: Any, mask: Any = None) -> Metrics | Means:
         """The metrics of a test batch."""
@@ -105,25 +94,14 @@ def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, smoothing: float = 
 
 def _squared_errors(outputs: jax.Array, targets: jax.Array) -> Metrics:
     if getattr(outputs, "shape", None) != jnp.shape(targets):  # else they would be broadcast
-        raise InputError(
-            f"loss is 'squared_error': the outputs are {shapes_of(outputs)} and the targets {shapes_of(targets)}. Give "
-            "both the same shape, or use a loss of your own."
-        )
+        raise InputError(f"loss is 'squared_error' of {shapes_of(outputs)} and {shapes_of(targets)}: use one shape.")
     return {"loss": jnp.square(outputs.astype(jnp.float32) - targets)}
 
 
 def _of_batch(function: Callable[[Any, Any], jax.Array], name: str, outputs: Any, targets: Any) -> Metrics:
-    """The loss of a user's ``function``, a scalar."""
+    """The loss of a user's ``function``: a number, or several, of which the mean is taken."""
     with calling(name, outputs, targets):
-        value = function(outputs, targets)
-    array = isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)) and jnp.asarray(value)
-    if array is False or array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):
-        returns = f"a {type(value).__name__}" if array is False else f"{array.dtype}{list(array.shape)}"
-        raise InputError(
-            f"loss is {name!r}: it returns {returns}. Return one floating-point number, such as "
-            "the mean over the batch."
-        )
-    return {"loss": array}
+        return {"loss": jnp.mean(function(outputs, targets))}
 
 
 # Of logits, which have one axis more than the labels; and the accuracy.

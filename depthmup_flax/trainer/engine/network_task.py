@@ -62,9 +62,13 @@ def network_task(
         (model, optimizer), (inputs, targets) = network(hyper), batch
 
         def gradient(collections: ArrayTree, inputs: Any, targets: Any, key: jax.Array) -> tuple[ArrayTree, Any]:
-            apply = lambda params: model.apply(params, collections, inputs, train=True, key=key)
-            grads, metrics, collections = loss.gradient(apply, state.params, targets)
-            return collections, (grads, metrics)
+            def of_params(params: ArrayTree) -> tuple[jax.Array, tuple[ArrayTree, Metrics]]:
+                outputs, new = model.apply(params, collections, inputs, train=True, key=key)
+                metrics = loss.in_training(outputs, targets)
+                return metrics["loss"], (new, metrics)
+
+            grads, (new, metrics) = jax.grad(of_params, has_aux=True)(state.params)
+            return new, (grads, metrics)
 
         if accumulate == 1:
             collections, (grads, metrics) = gradient(state.collections, inputs, targets, key)

@@ -71,7 +71,8 @@ class Program(abc.ABC):
             return self._step(values, data, taken[0], jax.tree.map(lambda x: x[i], call.examples))
 
         experiment = self.experiment
-        before = self._each(values, lambda _, state: experiment.sample(state))(state)
+        sample = lambda _, state: experiment.sample(state.carry.params) if experiment.course.names else ()
+        before = self._each(values, sample)(state)
         if self.call_length.most == 1:
             after, gradients = self._step(values, data, state, call.examples)
         else:

@@ -30,10 +30,7 @@ class NamedHyper(Mapping[str, Scalar]):
 
     def __getitem__(self, name: str) -> Scalar:
         if name not in self._values:
-            raise InputError(
-                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, hyper.{name}=VALUE, "
-                f"or hyper={{{name!r}: VALUE}}."
-            )
+            raise InputError(f"hyper.{name} is not set, and {self._owner} reads it. Set it: hyper={{{name!r}: VALUE}}.")
         self._read.add(name)
         # An array in any case: an optimizer may be built in another way for a number that is 0.
         return jnp.asarray(self._values[name])
@@ -115,8 +112,7 @@ def fitted(shapes: ArrayTree, arrays: ArrayTree, name: str) -> ArrayTree:
         if path not in stored or stored[path].shape != shape:
             has = f"{path} of shape {list(stored[path].shape)}" if path in stored else f"no {path}"
             raise InputError(
-                f"model.name is {name!r}: it now makes {path} of shape {list(shape)}, and the run has {has}. Restore "
-                "the code of the run."
+                f"model.name is {name!r}: it makes {path} {list(shape)}; the run has {has}. Restore the code."
             )
     return jax.tree.unflatten(structure, [stored[path] for path in wanted])
 
@@ -125,10 +121,7 @@ def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name:
     """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
     first, second = (digest(jax.make_jaxpr(lambda *given: function(*given))(*arguments)) for _ in range(2))
     if first != second:
-        raise InputError(
-            f"{name} is not a pure function: two calls with the same arguments compute different things. Use only its "
-            "arguments, and take random numbers from jax.random with the key that it is given."
-        )
+        raise InputError(f"{name} is not a pure function: two calls differ. Use its arguments alone, and its key.")
 
 
 def _is_array(x: Any) -> bool:
@@ -164,8 +157,7 @@ class _Layout:
                 arrays[path] = jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
             elif leaf is not other and leaf != other:
                 raise InputError(
-                    f"{name} changes {'/'.join(path)} of the state from {other!r} to {leaf!r}: make it an array, "
-                    "jnp.asarray(...), in init."
+                    f"{name} changes {'/'.join(path)} from {other!r} to {leaf!r}: make it an array in init."
                 )
         return unflatten_dict(arrays)
 
@@ -196,10 +188,4 @@ def _checked_metrics(metrics: Any, where: str) -> Metrics:
     if not isinstance(metrics, Mapping) or "loss" not in metrics:
         given = f"the metrics {sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
         raise InputError(f'{where} returns {given}: return a dictionary with "loss".')
-    scalars = {str(name): jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-    for metric, value in scalars.items():
-        if value.shape != ():
-            raise InputError(
-                f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean."
-            )
-    return scalars
+    return {str(name): jnp.mean(jnp.asarray(value, jnp.float32)) for name, value in metrics.items()}

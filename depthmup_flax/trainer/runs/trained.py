@@ -95,9 +95,7 @@ class TrainedRun:
           InputError: another shape, values outside that range, or another kind of data.
         """
         if not isinstance(self.data, ImageDataset):
-            raise InputError(
-                f"{self.directory} holds no model of images: call run.predict with what the network reads."
-            )
+            raise InputError(f"{self.directory} has no model of images: call run.predict with what the network reads.")
         return self._prepared(checked_images(images, self.data.image_shape))
 
     @own_surroundings()
@@ -117,10 +115,7 @@ class TrainedRun:
           UserCodeError: the user's network fails.
         """
         if self.functions is None:
-            raise InputError(
-                f"{self.directory} holds {self.config.model.name}, a training step, which has no outputs: call your "
-                "own functions with run.state."
-            )
+            raise InputError(f"{self.directory} holds a training step without outputs: call yours with run.state.")
         if isinstance(self.data, ImageDataset):
             inputs = checked_images(inputs, self.data.image_shape)
         size = batch_size or self.config.train.eval_batch_size

@@ -92,7 +92,7 @@ def test_a_step_may_build_its_optimizer_from_a_hyperparameter_that_is_0_or_not(t
 
 
 MISTAKES = """
-    only_a_state no_loss loss_of_examples other_shape other_type other_structure counts_outside random_by_numpy
+    only_a_state no_loss other_shape other_type other_structure counts_outside random_by_numpy
     counts_in_python reads_unset bad_evaluate
 """
 
