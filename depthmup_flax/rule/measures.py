@@ -40,8 +40,7 @@ def measures(
     For a loop of your own: return them from the compiled step at a few steps, and pass the numbers to
     `depthmup_flax.compare_runs`. A role is that of `param_table`, of weights: ``input``, ``hidden+branch``, ``output``.
     Each value is the root of the mean over a role's parameters of their mean square, over the factor that width and
-    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values. ``count`` is that of as
-    many independent numbers as scatter as much: few of them widen the limits of a comparison.
+    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values. ``count``: of numbers.
 
     Args:
       info, rule: as for the optimizer.

@@ -37,15 +37,12 @@ RATE, STEP = "rate", "step"
 Columns = Mapping[str, Sequence[Any]]
 Source = str | os.PathLike[str] | Columns
 
-# Kind of a column -> the largest factor from the reference, either way, at steps 1 and 2
-# (reproduction/pages/course.md): later, larger networks are ahead, and no fault was seen that had not been seen
-# before. The mean over roles of updates, in which a wrong rate shows, has limits of its own. The rate is compared at
-# all steps.
+# Kind of a column -> the largest factor from the reference, either way, at steps 1 and 2, of the rate at all
+# (reproduction/pages/course.md): later, larger networks are ahead. Adam's rate shows in the mean over roles of updates.
 LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.17, GRADIENT: 8.0}
-MEAN_LIMITS = {UPDATE: 1.17}
+MEAN_LIMIT = 1.17
 DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
 LAST = 2
-ALL = "all roles"
 _CAUSES = {
     RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
     UPDATE: "the learning rate or its schedule; a frozen or low-precision parameter where it is near 0",
@@ -105,10 +102,9 @@ class Comparison:
         for i, step in enumerate(self.run[STEP]):
             at_step = {name: factors[i] for name, factors in self.factors.items() if step <= LAST or name == RATE}
             ones = [(name, x, LIMITS[_kind(name)], self.spread[name]) for name, x in at_step.items()]
-            for kind, most in MEAN_LIMITS.items():
-                if some := {name: x for name, x in at_step.items() if _kind(name) == kind and x > 0}:  # not NaN
-                    spread = math.hypot(*(self.spread[name] for name in some)) / len(some)
-                    ones.append((f"{kind}/{ALL}", statistics.geometric_mean(some.values()), most, spread))
+            if some := {name: x for name, x in at_step.items() if _kind(name) == UPDATE and x > 0}:  # not NaN
+                spread = math.hypot(*(self.spread[name] for name in some)) / len(some)
+                ones.append((f"{UPDATE}/all roles", statistics.geometric_mean(some.values()), MEAN_LIMIT, spread))
             found += [Deviation(step, name, x) for name, x, most, spread in ones if _is_off(x, most, spread)]
         return sorted(found, key=lambda one: (one.step, list(LIMITS).index(one.kind)))
 
@@ -164,8 +160,8 @@ def compared(reference: Json, run: Json) -> Comparison:
     """`compare_runs` of two contents of ``course.json``."""
     theirs, ours = ConfigDict(reference["config"]), ConfigDict(run["config"])
     same, own_same = ({path: get_field(config, path) for path in _SAME} for config in (theirs, ours))
-    if same != own_same:
-        raise InputError(f"the runs are not comparable: {listed(differences(same, own_same))}.")
+    if found := differences(same, own_same):
+        raise InputError(f"the runs are not comparable: {listed(found)}.")
     columns, own = dict(reference["columns"]), run["columns"]
     size, length = ours.train.batch_size, run["total_steps"]
     if (theirs.train.batch_size, reference["total_steps"]) != (size, length):
@@ -231,10 +227,9 @@ class Watch:
 
     def see(self, content: Json) -> None:
         """Logs what is new in the content of ``course.json``."""
-        reference = self._reference
-        if reference is None or max(content["columns"][STEP]) < 2:
+        if self._reference is None or max(content["columns"][STEP]) < 2:
             return
-        comparison = self._unless_refused(lambda: compared(reference, content))
+        comparison = self._unless_refused(functools.partial(compared, self._reference, content))
         if comparison is None:
             self._reference = None
             return

@@ -60,9 +60,7 @@ class LadderPlan:
             rungs = _combinations(target, {axis: values for axis, values in given.items() if values})
             _require_law(rungs, target)
             return [counted(rung) for rung in rungs]
-        halved = {
-            axis: sizes for axis in _SMALLEST if len(sizes := _halved(target, axis, parameters)) >= _FEWEST_VALUES
-        }
+        halved = {axis: of for axis in _SMALLEST if len(of := _halved(target, axis, parameters)) >= _FEWEST_VALUES}
         levels = _FEWEST_VALUES if len(halved) > 1 else _FEWEST_VALUES + 1
         share, rungs = math.inf, list[Rung]()
         for first in range(max(map(len, halved.values()), default=0) - levels + 1):

@@ -88,10 +88,8 @@ def tune(
 def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], total_steps: int) -> None:
     """Writes the course of the runs that are nearest to the best, as the reference of larger runs."""
     numbers = {path: value for path, value in best.fields.items() if isinstance(value, (int, float))}
-
-    def distance(record: Record) -> float:
-        return sum(abs(math.log((record.point[path] or 1e-9) / (value or 1e-9))) for path, value in numbers.items())
-
+    apart = lambda value, other: abs(math.log((value or 1e-9) / (other or 1e-9)))
+    distance = lambda record: sum(apart(record.point[path], value) for path, value in numbers.items())
     completed = [record for record in records if record.status == sweep_records.COMPLETED and record.course]
     if not completed:  # records of earlier versions
         return
