@@ -191,7 +191,8 @@ def validation_count(config: DataConfig, train: int) -> int:
     count = round(config.validation_fraction * train)
     if config.validation_fraction and not 0 < count < train:
         raise InputError(
-            f"data.validation_fraction is {config.validation_fraction:g}: {count} of {train}. Use another."
+            f"data.validation_fraction is {config.validation_fraction:g}: of {train} training examples that holds out "
+            f"{count}. Use another share, or 0 to evaluate the test set."
         )
     return count
 

@@ -179,7 +179,10 @@ def windows(tokens: np.ndarray, held_out: np.ndarray, context: int, name: str) -
     predicted once. `InputError` if the text is too short for one window of each kind.
     """
     if len(tokens) < 2 * context or len(held_out) < context + 1:
-        raise InputError(f"data.context is {context}: {name!r} has {len(tokens)} and {len(held_out)} tokens. Use less.")
+        raise InputError(
+            f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
+            f"{name!r} has {len(tokens)} and {len(held_out)}. Use a smaller one, or a longer text."
+        )
     train, test = (
         np.lib.stride_tricks.sliding_window_view(part, length)[::context]
         for part, length in ((tokens, 2 * context), (held_out, context + 1))

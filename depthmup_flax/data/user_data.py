@@ -79,7 +79,10 @@ class ExampleSpec:
             wrong = np.argwhere((batch[name] < 0) | (batch[name] >= count))
             if len(wrong):
                 index = tuple(wrong[0].tolist())
-                raise InputError(f"{where}{name}{list(index)} is {batch[name][index]}: labels are 0 to {count - 1}.")
+                raise InputError(
+                    f"{where}{name}{list(index)} is {batch[name][index]}: the network returns {count} outputs, for "
+                    f"labels 0 to {count - 1}. Change the data or the network, or use a loss of your own."
+                )
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The user's pair or dict from a flat batch, which may have more fields."""
@@ -189,7 +192,10 @@ class BatchStream(ArraySplit):
     def require_size(self, batch_size: int) -> None:
         """Raises `InputError` unless batches have ``batch_size`` examples."""
         if batch_size != len(self):
-            raise InputError(f"train.batch_size is {batch_size}: {self._where} gives {len(self)}. Use ={len(self)}.")
+            raise InputError(
+                f"train.batch_size is {batch_size}: the batches of {self._where} have {len(self)} examples. Use "
+                f"train.batch_size={len(self)}, or change the function."
+            )
 
     def batch(self, seed: int, step: int) -> HostBatch:
         """The batch of a step, counted from 0; thread-safe. Skips batches, or begins again, to get there."""

@@ -145,7 +145,8 @@ def _in_slurm_step() -> bool:
     tasks = int(os.environ["SLURM_NTASKS"])
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", tasks)) < tasks:  # the shell of salloc is a step of one task
         raise InputError(
-            f"SLURM_NTASKS is {tasks}, and srun did not start this: use it, or unset that for one process."
+            f"SLURM_NTASKS is {tasks}: this shell has a Slurm allocation of {tasks} tasks, but was not started by "
+            "srun. Start the command with srun, or unset SLURM_NTASKS to use one process."
         )
     return tasks > 1
 

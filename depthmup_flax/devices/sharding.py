@@ -63,7 +63,8 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
             )
     except (AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
-            f"{len(devices)} devices ({devices[0].device_kind}) form no mesh: use a whole slice."
+            f"the {len(devices)} devices of kind {devices[0].device_kind} form no mesh: JAX needs all chips of a "
+            "slice, each as one device. Use a whole slice."
         ) from error
     return Mesh(arranged, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 

@@ -138,7 +138,10 @@ def _adapter(make: Any, name: str) -> Adapter:
         raise InputError(_of_other_kind(traced[0], name))
     if not (takes(make, "rngs") or takes(make, "key")):
         argument = "rngs" if isinstance(adapter, Nnx) else "key"
-        raise InputError(f"{name} takes no {argument}, so all seeds would be equal: make its layers with it.")
+        raise InputError(
+            f"{name} returns {type(traced[0]).__name__} but does not take {argument}: all seeds would start from the "
+            f"same values. Give it a parameter {argument}, and make its layers with it."
+        )
     if isinstance(adapter, Nnx):
         from flax import nnx
 

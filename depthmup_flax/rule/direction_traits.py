@@ -299,7 +299,10 @@ def check_direction(
     require_direction(inner, rule)
     known = geometry_of(inner)
     if geometry is None and known is None:
-        raise InputError(f"inner treats parameters differently: pass geometry=, a tree of {', '.join(Geometry)}.")
+        raise InputError(
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
+            f"one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
+        )
     kinds = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
     for path, leaf in flatten_info(info).items():
@@ -352,4 +355,8 @@ def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(f"parameter {path!r} of shape {leaf.shape} is no matrix: use dm.muon.")
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
-        raise InputError(f"parameter {path!r} starts at zero, which has no norm to match: start it at random.")
+        raise InputError(
+            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
+            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
+            "geometries."
+        )

@@ -186,7 +186,10 @@ def sizes(shapes: Sequence[tuple[int, ...]]) -> str:
 def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
     """Raises `InputError` if the rule has an exponent for inner layers of branches, and none is known."""
     if rule.inner_gamma is not None and not any(leaf.inner for leaf in flatten_info(info).values()):
-        raise InputError(f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no axis is 'inner_out': unset it.")
+        raise InputError(
+            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no branch has an inner layer: name the output "
+            "axis of all layers of a branch but the last 'inner_out', or leave inner_gamma unset."
+        )
 
 
 def audit_of(info: InfoTree) -> AuditRecord | None:
@@ -207,7 +210,10 @@ def require_audited(info: InfoTree, rule: Parametrization) -> None:
     for name in ("alpha", "width", "gamma0_width_exponent"):
         ours, theirs = getattr(rule, name), getattr(record.rule, name)
         if not any(hasattr(value, "dtype") for value in (ours, theirs)) and ours != theirs:  # arrays may be traced
-            raise InputError(f"parametrization.{name} is {ours!r}, and {theirs!r} in info's audit: pass one to both.")
+            raise InputError(
+                f"parametrization.{name} is {ours!r}, but info is of an audit with {name} {theirs!r}: pass one rule to "
+                "both, dm.audit(..., rule=rule)."
+            )
 
 
 def root_mean_square(x: Any) -> float:

@@ -108,7 +108,10 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
     shape = tuple(box.value.shape)
     require_axis_names(box.names)
     if len(box.names) != len(shape):
-        raise InputError(f"parameter {name!r} has shape {shape}, but axes {box.names}: give one per dimension.")
+        raise InputError(
+            f"parameter {name!r} has shape {shape}, but its axes {box.names} name {len(box.names)} dimensions: give "
+            f"one of {AXIS_NAMES} per dimension."
+        )
     if len(base_shape) != len(shape):
         raise InputError(f"parameter {name!r} has shape {shape}, but {base_shape} in the base model: use one code.")
     ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}

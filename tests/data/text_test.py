@@ -103,10 +103,10 @@ def test_a_text_of_exactly_one_window_of_each_kind_is_enough(tmp_path):
     assert len(dataset.test) == 1
     assert len(load(path, context=4, train_examples=3).train) == 3
     message = error(load, path, context=5)
-    assert message.startswith("data.context is 5: ")
+    assert message.startswith("data.context is 5: it needs 10 tokens for training and 6 for testing")
     assert "has 45 and 5" in message
     path.write_text("abc")
-    assert error(load, path, context=1).endswith("tokens. Use less.")
+    assert error(load, path, context=1).endswith("a longer text.")
 
 
 def test_shifts_reach_every_offset_below_the_context_and_depend_on_their_own_key_only():
@@ -147,7 +147,7 @@ def test_files_that_are_absent_empty_or_not_utf8_are_named(tmp_path):
     assert f"data.name is 'text:{path}': there is no file '{path}'" in error(load, path)
     assert "there is no file" in error(load, tmp_path)
     path.write_bytes(b"")
-    assert "tokens. Use less." in error(load, path)
+    assert "longer text" in error(load, path)
     path.write_bytes(b"abc\xff" * 500)
     assert "byte 3 is not UTF-8" in error(load, path)
     assert load(path, tokenizer="byte").num_classes == 256

@@ -88,8 +88,8 @@ def test_a_plan_without_the_data_counts_the_examples_that_are_trained_on():
             ({"validation_fraction": share}, f"data.validation_fraction is {share!r}")
             for share in (1.0, -0.1, True, "x")
         ],
-        ({"validation_fraction": 0.001, "train_examples": 100}, "is 0.001: 0 of 100"),
-        ({"validation_fraction": 0.999, "train_examples": 100}, "is 0.999: 100 of 100"),
+        ({"validation_fraction": 0.001, "train_examples": 100}, "of 100 training examples that holds out 0"),
+        ({"validation_fraction": 0.999, "train_examples": 100}, "of 100 training examples that holds out 100"),
         ({"validation_fraction": 0.1, "name": f"python:{__name__}:stream"}, "batches(seed)"),
     ],
 )

@@ -209,7 +209,7 @@ def test_any_axis_may_span_hosts_of_gpus():
 
 
 def test_tpu_chips_with_a_hole_are_refused():
-    with pytest.raises(InputError, match=r"^3 devices \(TPU v5 lite\) form no mesh: use a whole slice.$"):
+    with pytest.raises(InputError, match=r"^the 3 devices of kind TPU v5 lite form no mesh: .* Use a whole slice.$"):
         sharding.make_mesh(devices=absent_devices("tpu", "TPU v5 lite", 1)[:3])
 
 

@@ -426,7 +426,7 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
             "pass flax.linen.unbox",
         ),
         (lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]), "Adam-like"),
-        (lambda: dm.sgd(0.1, INFO, PRESETS["depth_mup"].replace(inner_gamma=0)), "no axis is 'inner_out'"),
+        (lambda: dm.sgd(0.1, INFO, PRESETS["depth_mup"].replace(inner_gamma=0)), "no branch has an inner layer"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("stm",)), "'stm', which matches no parameter: did you mean 'stem'?"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, "stem"), "use a tuple of patterns"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("*",)), "freezes every parameter"),

@@ -328,5 +328,8 @@ def _require_same_sweep(directory: pathlib.Path, info: sweep_records.SweepInfo, 
         create(path, sweep_records.info_to_json(info))
     stored = sweep_records.read_info(directory)
     if changed := sweep_records.sweep_differences(stored, info):
-        raise InputError(f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER}")
+        raise InputError(
+            f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER} You may add values to the "
+            "existing axes of a sweep."
+        )
     return stored

@@ -52,7 +52,10 @@ class UserNetwork:
         if "num_classes" in known and not self.num_classes:
             del passed["num_classes"]  # its default, if there is one
             if known["num_classes"].default is inspect.Parameter.empty:
-                raise InputError(f"model.name is {self.config.name!r}: num_classes is not known. Give it a default.")
+                raise InputError(
+                    f"model.name is {self.config.name!r}: it takes num_classes, which is known of integer labels in "
+                    "memory alone, and these data have none. Give num_classes a default, or leave it out."
+                )
         ours = {name: value for name, value in (passed | sizes).items() if name in known}
         return functools.partial(self.named, **given | ours)
 

@@ -121,7 +121,10 @@ def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name:
     """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
     first, second = (digest(jax.make_jaxpr(lambda *given: function(*given))(*arguments)) for _ in range(2))
     if first != second:
-        raise InputError(f"{name} is not a pure function: two calls differ. Use its arguments alone, and its key.")
+        raise InputError(
+            f"{name} is not a pure function: two calls with the same arguments compute different things. Use only its "
+            "arguments, and take random numbers from jax.random with the key that it is given."
+        )
 
 
 def _is_array(x: Any) -> bool:
