@@ -4,6 +4,11 @@
     depthmup train --config=runs/vit_tune/tuned.py --workdir=runs/vit
 
 DIR has ImageNet's layout.
+
+Measured on 20 classes of Tiny ImageNet (10,000 images of 64 x 64): tuned at 32 x 2 (width x depth; 18 runs, --seeds=2,
+8 minutes of two busy cores), trained at 128 x 6 at the rate found, 0.0090, a run of 25 times the work. The two seeds
+hardly agree on that rate: its 95 % interval, 0.0004 to 0.19, is wider than the grid. Test loss 2.317, 2.331 (accuracy
+31.4, 29.8 %) with the rule; 2.515, 2.482 (24.2, 24.2 %) with preset "sp" at the same rate (seeds 0, 1).
 """
 
 from ml_collections import ConfigDict

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax import read_records, sweep_config
+from depthmup_flax.commands import console
 from depthmup_flax.config import from_file
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -42,6 +44,7 @@ def config(tokens: pathlib.Path) -> ConfigDict:
 
 def work(kind: str, tokens: pathlib.Path, workdir: pathlib.Path) -> None:
     """Trains, or resumes."""
+    console.show()
     run = config(tokens)
     if kind == "sharded":
         run.mesh.update(data=2, fsdp=4)
@@ -71,7 +74,9 @@ def started(kind: str, tokens: pathlib.Path, workdir: pathlib.Path) -> subproces
     """``work`` in a process with eight devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     command = [sys.executable, "-m", "reproduction.recipe.resumed", kind, str(tokens), str(workdir)]
-    return subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": flags})
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    with open(f"{workdir}.log", "a") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def numbers(kind: str, workdir: pathlib.Path) -> Any:
@@ -99,6 +104,8 @@ def main(directory: pathlib.Path) -> None:
         process.kill()
         code, step = process.wait(), saved_step(parts)
         assert started(kind, tokens, parts).wait() == 0
+        (resumed,) = re.findall(r".*resum\w+ after step.*", pathlib.Path(f"{parts}.log").read_text())
+        print(resumed)
         pairs = [jax.tree.leaves(numbers(kind, workdir)) for workdir in (whole, parts)]
         assert len(pairs[0]) == len(pairs[1])
         unlike = sum(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in zip(*pairs, strict=True))
