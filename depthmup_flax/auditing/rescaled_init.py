@@ -172,9 +172,12 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
     wanted = rule.init_ratio(info)
     if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
-    array, base = jnp.asarray(value_of(leaf)), jnp.asarray(value_of(base_leaf))
-    constant, base_constant = (jnp.max(x) == jnp.min(x) for x in (array, base))
-    std, base_std = (jnp.std(x.astype(jnp.promote_types(x.dtype, jnp.float32))) for x in (array, base))
+    arrays = [value_of(one) for one in (leaf, base_leaf)]
+    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    numpy = jnp if traced else np  # which compiles nothing
+    array, base = map(numpy.asarray, arrays)
+    constant, base_constant = (numpy.max(x) == numpy.min(x) for x in (array, base))
+    std, base_std = (jnp.asarray(numpy.std(x.astype(jnp.promote_types(x.dtype, jnp.float32)))) for x in (array, base))
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
     tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
     factor = jnp.where(constant & base_constant, 1.0, _nearest_power(wanted * base_std / std, info, tolerance))

@@ -133,10 +133,12 @@ def train_networks(measurements: Sequence[Measurement], say: Callable[[str], Non
     records: dict[tuple[int, int], list[Record]] = {}
     with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, cpu_cores())) as pool:
         # Tracing needs this thread's settings, such as the precision of products.
-        compiled = [pool.submit(measurement.lowered().compile) for measurement in distinct.values()]
+        compiled = [
+            [pool.submit(lowered.compile) for lowered in measurement.lowered()] for measurement in distinct.values()
+        ]
         for done, (measurement, pending) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
             size = measurement.size
-            records[size[2:]] = measurement.records(pending.result())
+            records[size[2:]] = measurement.records(*(one.result() for one in pending))
             seconds = time.monotonic() - start
             say(f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth} ({seconds:.0f} s)")
     return [

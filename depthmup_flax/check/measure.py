@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,9 @@ import numpy as np
 import optax
 
 from depthmup_flax.check.layers import Collapse, SizedNetwork, groups_of_parameter
-from depthmup_flax.check.networks import Activations, Network, Traced
+from depthmup_flax.check.networks import Activations
 from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, LEAST_UPDATE, MOST_UPDATE, OUTPUT, Record, Size
-from depthmup_flax.devices.host import drawing_options
-from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.devices.host import drawing_options, drawn
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree
 
@@ -34,8 +34,7 @@ class Measurement:
     scale, as no other group gets a gradient through zeros, and outputs would move less and less through a readout that
     shrinks with width.
 
-    One program trains all groups and seeds: groups one after another, seeds together. Convolutions are slow under
-    ``vmap`` on CPU, so seeds of a network that has some also take turns.
+    Seeds train together. Convolutions are slow under ``vmap`` on CPU, so seeds of a network that has some take turns.
     """
 
     network: SizedNetwork
@@ -80,23 +79,42 @@ class Measurement:
             *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
         ]
 
-    @property
-    def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
-        """Seeds, and a `_random_readout` or ``None`` for each parameter."""
-        outputs = self.network.traced.shapes[OUTPUT].shape[-1:]
-        readouts = [_random_readout(leaf, self.rule, outputs) for leaf in self.network.info.values()]
-        return np.arange(self.seeds), readouts
+    @functools.cached_property
+    def _chunks(self) -> list[np.ndarray]:
+        """Seeds that train together."""
+        return np.array_split(np.arange(self.seeds), self.seeds if self.network.traced.convolves else 1)
 
-    def lowered(self) -> jax.stages.Lowered:
-        """The program, not compiled yet: other threads may compile it."""
-        trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
-        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G)
-        return run.lower(*self._arguments)
+    def lowered(self) -> Iterator[jax.stages.Lowered]:
+        """The programs, not compiled yet: other threads may compile them."""
+        network, loss = self.network.traced.network, self.loss
 
-    def records(self, compiled: jax.stages.Compiled) -> list[Record]:
-        """Runs the program."""
+        def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
+            outputs, activations = network.apply(params)
+            return loss(outputs), {**activations, OUTPUT: outputs}
+
+        def look(params: ArrayTree) -> tuple[ArrayTree, Activations]:
+            grads, now = jax.grad(forward, has_aux=True)(params)
+            return grads, {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
+
+        def move(grads: ArrayTree, state: ArrayTree, params: ArrayTree, trains: ArrayTree) -> tuple[ArrayTree, ...]:
+            updates, state = network.optimizer.update(grads, state, params)
+            updates = jax.tree.map(lambda on, u: jnp.where(on, u, jnp.zeros_like(u)), trains, updates)
+            return optax.apply_updates(params, updates), state, updates
+
+        keys = jax.eval_shape(jax.vmap(jax.random.key), self._chunks[0])
+        params = jax.eval_shape(jax.vmap(network.init), keys)
+        state = jax.eval_shape(jax.vmap(network.optimizer.init), params)
+        trains = jax.tree.map(lambda _: np.True_, params)
+        program = functools.partial(jax.jit, compiler_options=drawing_options(jax.default_backend()))
+        yield program(jax.vmap(look)).lower(params)
+        yield program(jax.vmap(network.optimizer.init)).lower(params)
+        yield program(jax.vmap(move, (0, 0, 0, None))).lower(params, state, params, trains)
+
+    def records(self, look: jax.stages.Compiled, begin: jax.stages.Compiled, move: jax.stages.Compiled) -> list[Record]:
+        """Trains with the compiled programs."""
         groups, info = list(self.groups), self.network.info
-        squares_GxNxSxK, starts = jax.device_get(compiled(*self._arguments))
+        trained = [_trained(self, seeds, look, begin, move) for seeds in self._chunks]
+        squares_GxNxSxK, starts = jax.tree.map(lambda *chunks: np.concatenate(chunks, axis=1), *trained)
         records = []
         for group, seed in itertools.product(range(len(groups)), range(self.seeds)):
             sizes = dict(zip(self.keys, np.sqrt(squares_GxNxSxK[group, seed].T), strict=True))
@@ -189,109 +207,83 @@ def _collapsed(
     return {key: np.sqrt(np.mean(np.square(values_LxS), axis=0)) for key, values_LxS in of_layers.items()} | extremes
 
 
-def _program(
-    traced: Traced, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
-) -> jax.stages.Wrapped:
-    """A function of N seeds and the `_random_readout` of every parameter.
+def _trained(
+    measurement: Measurement, seeds: np.ndarray, look: _Program, begin: _Program, move: _Program
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Mean squares ``[groups, N, steps + 1, keys]`` of N seeds, and those of the start ``[groups, N, P]``.
 
-    It returns mean squares ``[groups, N, steps + 1, keys]``, and those of `_initial_values` ``[groups, N, P]``.
-    Activations are recorded in the forward pass of the gradient, so the program has only one.
+    Sizes are taken outside of the programs, by one small program for each shape. Activations are recorded in the
+    forward pass of the gradient.
     """
-    network, info = traced.network, flatten_info(traced.network.info)
-    carried = [leaf.factor for leaf in info.values()]
-    # Of the network with its carried factors in the code.
-    uncarried = lambda arrays: {path: x / c for path, x, c in zip(info, arrays, carried, strict=True)}
-    rounds_G = lengths_G + 1  # the last one records the activations after the last step
-    # Inside the loop: JAX traces a loop under `jax.vmap` several times.
-    each = (lambda of_one: of_one) if traced.convolves else jax.vmap
-
-    def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
-        outputs, activations = network.apply(params)
-        return loss(outputs), {**activations, OUTPUT: outputs}
-
-    def train(
-        group: jax.Array, readouts: Sequence[jax.Array | None], seeds: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        trains_P = jnp.asarray(trains_GxP)[group]
-        stored = {**traced.shapes, _SLOPE: traced.shapes[OUTPUT]}
-
-        def begin(seed: jax.Array) -> tuple:
-            first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
-            zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
-            squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
-            return (first, network.optimizer.init(first), zeros, squares_SxK), decays, squares_P
-
-        def step(i: jax.Array, carry: tuple, decays: list[jax.Array]) -> tuple:
-            params, state, start, squares_SxK = carry
-            grads, now = jax.grad(forward, has_aux=True)(params)
-            now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
-            start |= {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
-            updates, state = network.optimizer.update(grads, state, params)
-            leaves, tree = jax.tree.flatten(updates)
-            leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
-            by_path = {
-                "update": uncarried(leaves),
-                "gradient": {path: x * c for path, x, c in zip(info, jax.tree.leaves(grads), carried, strict=True)},
-                "decay": uncarried(decays),
-            }
-            new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
-            return new, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
-
-        carry, decays, squares_P = each(begin)(seeds)
-        steps = lambda i, carry: each(functools.partial(step, i))(carry, decays)
-        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], steps, carry)[-1], squares_P
-
-    def measured(seeds: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        of_seeds = lambda group: functools.partial(train, group, readouts)
-        of_group = lambda group: jax.lax.map(of_seeds(group), seeds) if traced.convolves else of_seeds(group)(seeds)
-        return jax.lax.map(of_group, np.arange(len(lengths_G)))
-
-    return jax.jit(measured, compiler_options=drawing_options(jax.default_backend()))
+    network, info = measurement.network.traced.network, measurement.network.info
+    c_P = np.array([leaf.factor for leaf in info.values()])  # carried: sizes are those with them in the code
+    own = drawn(jax.vmap(network.init), jax.vmap(jax.random.key)(seeds))
+    leaves, tree = jax.tree.flatten(own)
+    filled = lambda value: jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), own)
+    every = jax.tree.map(lambda _: np.True_, own)
+    # A readout that the optimizer freezes does not start at zero.
+    first_P = jax.tree.leaves(move(filled(1), begin(own), own, every)[-1])
+    moved_NxP, weights_NxP = (_squares(values, values)[0] for values in (first_P, leaves))
+    outputs = measurement.network.traced.shapes[OUTPUT].shape[-1:]
+    readouts = [_random_readout(leaf, measurement.rule, outputs) for leaf in info.values()]
+    moved_P = list(np.any(moved_NxP, axis=0))
+    of_groups, rates = list[np.ndarray](), list[np.ndarray]()
+    for group, (trains, length) in enumerate(zip(measurement.groups.values(), measurement.lengths, strict=True)):
+        params_P = [
+            leaf if random is None else np.zeros_like(leaf) if group == 0 and moves else _rescaled(leaf, random)
+            for leaf, random, moves in zip(leaves, readouts, moved_P, strict=True)
+        ]
+        params, start = jax.tree.unflatten(tree, params_P), dict[str, jax.Array]()
+        state = begin(params)
+        decays_P = jax.tree.leaves(move(filled(0), state, params, every)[-1])
+        finite_P = np.all(np.isfinite(_squares(decays_P, decays_P)[0]), axis=0)
+        decays_P = [u if finite else jnp.nan_to_num(u) for u, finite in zip(decays_P, finite_P, strict=True)]
+        squares_NxP, _, decays_NxP = _squares(params_P, decays_P)
+        rates.append(decays_NxP / np.maximum(squares_NxP, 1e-30))
+        steps = np.zeros((len(seeds), max(measurement.lengths) + 1, len(measurement.keys)), np.float32)
+        for step in range(length + 1):  # the last one records the activations after the last step
+            grads, now = look(params)
+            start = start or now
+            params, state, updates = move(grads, state, params, jax.tree.unflatten(tree, map(np.bool_, trains)))
+            updates_NxP, differences_NxP, _ = _squares(jax.tree.leaves(updates), decays_P)
+            aligned = _part_along(start[_SLOPE], now[OUTPUT], start[OUTPUT])
+            names = list(measurement.network.traced.shapes)
+            activations, changes, _ = _squares([now[n] for n in names], [start[n] for n in names])
+            grads_P = jax.tree.leaves(grads)
+            gradients_NxP = _squares(grads_P, grads_P)[0]
+            of_params = [updates_NxP / c_P**2, differences_NxP / c_P**2, gradients_NxP * c_P**2]
+            steps[:, step] = np.concatenate([activations, changes, np.asarray(aligned)[:, None], *of_params], axis=1)
+        of_groups.append(steps)
+    weights = np.stack([weights_NxP / c_P**2] * len(of_groups))
+    return np.stack(of_groups), {"weight": weights, "decay": np.stack(rates)}
 
 
+_Program = Callable[..., Any]
 _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
 
 
-def _initial_values(
-    network: Network, readouts: Sequence[jax.Array | None], seed: jax.Array, zero_readout: jax.Array
-) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
-    """The parameters to train, their updates by decay alone, and mean squares [P] of initial values and of decay."""
-    own = network.init(jax.random.key(seed))
-    leaves, structure = jax.tree.flatten(own)
-    # A readout that the optimizer freezes does not start at zero.
-    updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, own), network.optimizer.init(own), own)
-    moves = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
-    start_leaves = [
-        leaf if random is None else jnp.where(zero_readout & moved, jnp.zeros_like(leaf), _rescaled(leaf, random))
-        for leaf, random, moved in zip(leaves, readouts, moves, strict=True)
-    ]
-    start = jax.tree.unflatten(structure, start_leaves)
-    decay, _ = network.optimizer.update(jax.tree.map(jnp.zeros_like, own), network.optimizer.init(start), start)
-    decays = [jnp.nan_to_num(u) for u in jax.tree.leaves(decay)]
-    rates = [_mean_square(u) / jnp.maximum(_mean_square(w), 1e-30) for u, w in zip(decays, start_leaves, strict=True)]
-    infos = flatten_info(network.info).values()
-    weights = [_mean_square(w / leaf.factor) for w, leaf in zip(leaves, infos, strict=True)]
-    return start, decays, {"weight": jnp.stack(weights), "decay": jnp.stack(rates)}
+def _squares(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+    """Mean squares ``[N, len(xs)]`` of x, x - y and y."""
+    columns = jax.device_get([_squares_program()(x, y) for x, y in zip(xs, ys, strict=True)])
+    return tuple(np.stack(column, axis=-1) for column in zip(*columns, strict=True))
 
 
-def _squares(
-    keys: Sequence[_Key], start: Activations, now: Activations, by_path: Mapping[str, Mapping[str, jax.Array]]
-) -> list[jax.Array]:
-    """The square of the number of every key at one step."""
-    change = lambda name: now[name].astype(jnp.float32) - start[name].astype(jnp.float32)
-    squares: dict[str, Callable[[str], jax.Array]] = {
-        "activation": lambda name: _mean_square(now[name]),
-        "change": lambda name: _mean_square(change(name)),
-        "aligned": lambda name: _mean_square(_part_along(start[_SLOPE].astype(jnp.float32), change(name))),
-        "update": lambda path: _mean_square(by_path["update"][path]),
-        "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
-        "gradient": lambda path: _mean_square(by_path["gradient"][path]),
-    }
-    return [squares[quantity](name) for quantity, name in keys]
+@functools.cache
+def _squares_program() -> _Program:
+    def squares(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+        return _mean_square(x), _mean_square(x - y), _mean_square(y)
+
+    return jax.jit(jax.vmap(squares), compiler_options=drawing_options(jax.default_backend()))
 
 
-def _part_along(direction: jax.Array, x: jax.Array) -> jax.Array:
-    return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
+@jax.jit
+@jax.vmap
+def _part_along(direction: jax.Array, now: jax.Array, start: jax.Array) -> jax.Array:
+    """The mean square of the part of a change along a direction."""
+    direction, change = direction.astype(jnp.float32), now.astype(jnp.float32) - start.astype(jnp.float32)
+    square = jnp.maximum(jnp.vdot(direction, direction), 1e-30)
+    return _mean_square(direction * (jnp.vdot(change, direction) / square))
 
 
 def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, ...]) -> np.ndarray | None:
@@ -308,6 +300,8 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, 
     return values * np.float32(std / np.sqrt(np.mean(values**2)))
 
 
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(0, None))
 def _rescaled(leaf: jax.Array, random: jax.Array) -> jax.Array:
     """``leaf`` with the size of ``random``; ``random`` if ``leaf`` is zero."""
     square = _mean_square(leaf)

@@ -89,7 +89,7 @@ def checked_network(
     """
     key = jax.random.key(0)
     if isinstance(model, ModelFunctions):
-        state = drawn(model.init, key, x)[1]
+        state = drawn(lambda key: model.init(key, x)[1], key)
         init = lambda key: model.init(key, x)[0]
         captured = lambda params: model.captured(params, state, x, key)
         audited, kwargs = model.auditable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -73,7 +74,32 @@ def drawing_options(platform: str) -> dict[str, str] | None:
 
 
 def drawn(init: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function that draws parameters, compiled with `drawing_options`."""
-    import jax
+    """The result of a function that draws parameters, without what else it computes.
 
-    return jax.jit(init, compiler_options=drawing_options(jax.default_backend()))(*args)
+    Its operations run one after another: each compiles once for a shape, whatever the depth.
+    """
+    import jax
+    from jax.extend import core
+    from jax.interpreters import partial_eval
+
+    closed, shapes = jax.make_jaxpr(init, return_shape=True)(*args)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *jax.tree.leaves(args)], strict=True))
+    value_of = lambda x: x.val if isinstance(x, core.Literal) else values[x]
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("jit", "pjit"):  # such as `jax.random.normal`
+            results = _compiled(eqn.params["jaxpr"])(*map(value_of, eqn.invars))
+        else:
+            inputs = list(dict.fromkeys(x for x in eqn.invars if not isinstance(x, core.Literal)))
+            alone = jaxpr.replace(constvars=[], invars=inputs, outvars=eqn.outvars, eqns=[eqn])
+            results = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*map(value_of, inputs))
+        values |= zip(eqn.outvars, results, strict=True)
+    return jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(value_of(x)) for x in jaxpr.outvars])
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(jaxpr: Any) -> Callable[..., Any]:
+    import jax
+    from jax.extend import core
+
+    return jax.jit(core.jaxpr_as_fun(jaxpr), compiler_options=drawing_options(jax.default_backend()))

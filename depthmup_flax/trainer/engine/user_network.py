@@ -89,7 +89,8 @@ class UserNetwork:
         if sizes == self.base_sizes or not self.config.rescale_init:
             return {path: start for path, start in carried_factors(info).items() if start.changes}
         key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
-        own, base = (drawn(self.functions(rule, *of).init, key, zeros)[0] for of in (sizes, self.base_sizes))
+        inits = (self.functions(rule, *of).init for of in (sizes, self.base_sizes))
+        own, base = (drawn(lambda key, init=init: init(key, zeros)[0], key) for init in inits)
         return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
 
     def task(self, rule: Parametrization) -> Task | None:
