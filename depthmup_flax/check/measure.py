@@ -107,13 +107,12 @@ class Measurement:
         trains = jax.tree.map(lambda _: np.True_, params)
         program = functools.partial(jax.jit, compiler_options=drawing_options(jax.default_backend()))
         yield program(jax.vmap(look)).lower(params)
-        yield program(jax.vmap(network.optimizer.init)).lower(params)
         yield program(jax.vmap(move, (0, 0, 0, None))).lower(params, state, params, trains)
 
-    def records(self, look: jax.stages.Compiled, begin: jax.stages.Compiled, move: jax.stages.Compiled) -> list[Record]:
+    def records(self, look: jax.stages.Compiled, move: jax.stages.Compiled) -> list[Record]:
         """Trains with the compiled programs."""
         groups, info = list(self.groups), self.network.info
-        trained = [_trained(self, seeds, look, begin, move) for seeds in self._chunks]
+        trained = [_trained(self, seeds, look, move) for seeds in self._chunks]
         squares_GxNxSxK, starts = jax.tree.map(lambda *chunks: np.concatenate(chunks, axis=1), *trained)
         records = []
         for group, seed in itertools.product(range(len(groups)), range(self.seeds)):
@@ -208,7 +207,7 @@ def _collapsed(
 
 
 def _trained(
-    measurement: Measurement, seeds: np.ndarray, look: _Program, begin: _Program, move: _Program
+    measurement: Measurement, seeds: np.ndarray, look: _Program, move: _Program
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Mean squares ``[groups, N, steps + 1, keys]`` of N seeds, and those of the start ``[groups, N, P]``.
 
@@ -219,6 +218,7 @@ def _trained(
     c_P = np.array([leaf.factor for leaf in info.values()])  # carried: sizes are those with them in the code
     own = drawn(jax.vmap(network.init), jax.vmap(jax.random.key)(seeds))
     leaves, tree = jax.tree.flatten(own)
+    begin = functools.partial(drawn, jax.vmap(network.optimizer.init))
     filled = lambda value: jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), own)
     every = jax.tree.map(lambda _: np.True_, own)
     # A readout that the optimizer freezes does not start at zero.

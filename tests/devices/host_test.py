@@ -1,16 +1,18 @@
 """The cache of compiled programs, to which no other user can write, and compiler options for drawing parameters."""
 
+import functools
 import os
 import re
 
 import jax
+import jax.numpy as jnp
 import joined
 import numpy as np
 import processes
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.devices.host import cache_compilations, drawing_options
+from depthmup_flax.devices.host import cache_compilations, drawing_options, drawn
 from depthmup_flax.trainer.engine.from_config import build
 
 CACHE = (
@@ -111,6 +113,24 @@ def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization(opti
         for chosen in ({LEVEL: "3"}, options())
     )
     jax.tree.map(np.testing.assert_array_equal, drawn, at_default)
+
+
+def test_values_drawn_one_by_one_are_those_of_a_program_and_more_layers_compile_nothing(caplog):
+    def init(layers, key):
+        normal = lambda layer: jax.random.normal(jax.random.fold_in(key, layer), (3, 5)) * jnp.sqrt(0.1)
+        return {"layers": [normal(layer) for layer in range(layers)], "zero": 0.0}
+
+    def compilations(layers):
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level("WARNING"):
+            values = drawn(functools.partial(init, layers), jax.random.key(0))
+        return values, sum("Finished XLA compilation" in line for line in caplog.messages)
+
+    values, of_two = compilations(2)
+    of_program = jax.jit(functools.partial(init, 2))(jax.random.key(0))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), values, of_program)
+    assert of_two > 0
+    assert compilations(4)[1] == 0
 
 
 def test_only_a_cpu_has_options_and_a_level_that_is_set_stays(options):
