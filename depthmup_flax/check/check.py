@@ -155,7 +155,8 @@ def _require_growth(networks: Sequence[SizedNetwork]) -> None:
         axis, counts = small.size.axis, [param_count(one.info) for one in (small, large)]
         if counts[1] <= counts[0] and large.traced.flops <= small.traced.flops:
             raise InputError(
-                f"build makes {counts[0]} and {counts[1]} parameters at two values of {axis}: use it there."
+                f"build makes a network of {counts[0]} parameters at {axis} {small.size.size} and of {counts[1]} at "
+                f"{axis} {large.size.size}: build the model with the argument {axis} of build(width, depth)."
             )
 
 
