@@ -112,7 +112,6 @@ def test_a_python_block_runs_alone(block, place, monkeypatch):
             (place / name).unlink()
 
 
-@pytest.mark.slow
 def test_plain_orbax_reads_a_run_without_this_package(place):
     """examples/orbax_only.py, where importing the package fails, gives the predictions of `load_run`."""
     _provide("runs/digits", place)
