@@ -56,8 +56,13 @@ def of_user(obj: Any) -> dict[str, str]:
 
 
 def docstring(obj: Any) -> str:
-    """The docstring of a module, class or function itself."""
-    return inspect.cleandoc(obj.__doc__ or "")
+    """The docstring of a module, class or function, also under ``python -OO``, which drops it."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(obj)))
+    except (OSError, TypeError, SyntaxError):  # of a notebook, of C
+        return inspect.getdoc(obj) or ""
+    node: Any = tree if inspect.ismodule(obj) else tree.body[0]
+    return ast.get_docstring(node) or ""
 
 
 def summary_of_file(path: str | pathlib.Path) -> str:
