@@ -344,6 +344,8 @@ def config_hash(config: ConfigDict) -> str:
 
 def names_users_code(config: ConfigDict) -> bool:
     """Whether a config names a network, data, a loss, an optimizer or a schedule of the user's own."""
+    if "model" not in config:  # of a figure of theory
+        return False
     named = (config.model.name, config.loss, config.optimizer.name, config.optimizer.schedule)
     return config.data.name.startswith(PYTHON) or any(map(is_import_path, named))
 

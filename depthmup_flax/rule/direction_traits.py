@@ -182,13 +182,24 @@ def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
 def _finished(parts: list[_Part]) -> str:
     """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
-    names = [part.name for part in parts]
+    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
+    names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
+    refused = [name for name in names if TRAITS[name].why]
+    right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
+    here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
     message = "inner is a finished optimizer, which has a learning rate of its own"
     if "scale_by_muon" in names:
         return f"{message}: use depthmup_flax.muon(learning_rate, info, rule), which has one for all parameters."
-    example = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
-    decay = " Give weight_decay to depthmup." * ("add_decayed_weights" in names)
-    return f"{message}: pass the direction alone, {example}.{decay}"
+    if refused and not right:
+        return f"{message}, with {_described(refused[0])}"
+    if not right and any(part.name == "identity" for part in parts):
+        here = "optax.identity()"
+    elif "partition" in names or not right:
+        here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
+    message += f": pass the direction alone, {here}."
+    if any(part.name == "add_decayed_weights" for part in parts):
+        message += " Give weight_decay to depthmup."
+    return message + (f" It has {_described(refused[0])}" if refused else "")
 
 
 def _described(name: str) -> str:
