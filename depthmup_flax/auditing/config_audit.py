@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,12 +13,11 @@ from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.networks.adapters import arguments_of, training_flags
-from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
-from depthmup_flax.networks.user_code import calling
+from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
 from depthmup_flax.rule.info_trees import is_info, path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
-from depthmup_flax.rule.roles import init_shapes, param_info
+from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -39,13 +37,12 @@ class Audited(NamedTuple):
 
 
 def audited(
-    build: Callable[[int, int], Any],
+    functions: Callable[[int, int], ModelFunctions],
     sizes: Sizes,
     base_sizes: Sizes,
     inputs: ArrayTree,
     rule: Parametrization,
     *,
-    name: str = "",
     output: Output = None,
     carry: bool | str = True,
 ) -> Audited:
@@ -56,11 +53,10 @@ def audited(
     that the code lacks are carried, see `depthmup_flax.audit`.
 
     Args:
-      build: (width, depth) -> what `model_functions` takes.
+      functions: (width, depth) -> the network.
       sizes, base_sizes: of the network and of the base network.
       inputs: a batch, arrays or shapes; a tuple is several arguments.
       rule: whose multipliers the forward pass should have.
-      name: of the user's class or function in errors.
       output, carry: see `depthmup_flax.audit`.
 
     Raises:
@@ -68,24 +64,16 @@ def audited(
       UserCodeError: the user's code fails at ``sizes`` or ``base_sizes``.
     """
     inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-
-    @functools.cache
-    def functions(sizes: Sizes) -> ModelFunctions:
-        with calling(name or "build", *sizes):
-            make = build(*sizes)
-        return model_functions(make, name)
-
-    own, base = functions(sizes), functions(base_sizes)
+    own, base = functions(*sizes), functions(*base_sizes)
     base.outputs(inputs)  # fails with the user's error
     shapes, _ = own.shapes(inputs)
-    annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs)
+    annotated_info = _annotated_info(own, lambda: functions(base_sizes[0], sizes[1]), inputs)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
-    base_model, _ = base.auditable()
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
-        model, kwargs = network.auditable()
-        options = {"rule": rule, "output": output, "carry": carry, **kwargs}
-        with_ratio = lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options)
+        with_ratio = lambda ratio: audit(
+            network, base, inputs, depth_ratio=ratio, rule=rule, output=output, carry=carry
+        )
         return _by_their_count(with_ratio, sizes[1] / base_sizes[1])
 
     try:
@@ -149,19 +137,18 @@ def _annotated_info(
     """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
     if own.linen is None:
         return None
-    flags = training_flags(type(own.linen).__call__, False)
-    arguments = arguments_of(inputs)
-    leaves = jax.tree.leaves(init_shapes(own.linen, *arguments, **flags), is_leaf=is_annotated)
+    leaves = jax.tree.leaves(own.boxed_shapes(inputs)[0], is_leaf=is_annotated)
     if not all(isinstance(leaf, AnnotatedParam) for leaf in leaves):
         return None
     base = of_base_width().linen
     if base is None:
         return None
-    return param_info(own.linen, base, *arguments, **flags)
+    flags = training_flags(type(own.linen).__call__, False)
+    return param_info(own.linen, base, *arguments_of(inputs), **flags)
 
 
 def _larger(
-    functions: Callable[[Sizes], ModelFunctions],
+    functions: Callable[[int, int], ModelFunctions],
     own: ModelFunctions,
     sizes: Sizes,
     base_sizes: Sizes,
@@ -177,7 +164,7 @@ def _larger(
     grown = lambda times, size, base: size if size != base else times * size
     for larger in dict.fromkeys(tuple(map(grown, times, sizes, base_sizes)) for times in _MULTIPLES):
         try:
-            model = functions(larger)
+            model = functions(*larger)
             model.outputs(inputs)
             return larger, model
         except (UserCodeError, InputError) as error:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
-from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of
+from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.util.errors import InputError, shown
@@ -40,6 +40,19 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
         raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
     inputs = jax.tree.map(abstract, x)
+    if isinstance(model, ModelFunctions) and not known:
+        return _of_functions(model, inputs, argument, output)
+    return _traced(model, inputs, argument, output, kwargs, known)
+
+
+@once_for_shapes
+def _of_functions(model: ModelFunctions, inputs: ArrayTree, argument: str, output: Output) -> Model:
+    return _traced(model, inputs, argument, output, {}, {})
+
+
+def _traced(
+    model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
+) -> Model:
     adapter = Function(model) if type(model) is tuple and callable(model[0]) else adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
         right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
@@ -52,7 +65,7 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
         return adapter.apply(params, state, batch, Call(key, kwargs=kwargs))[0]
 
     try:
-        params, state = model.shapes(inputs) if adapter is None else adapter.shapes(inputs, Call(kwargs=kwargs))
+        params, state = model.boxed_shapes(inputs) if adapter is None else adapter.shapes(inputs, Call(kwargs=kwargs))
         leaves, structure = trees.flatten(params, argument)
         inner = jax.tree.structure(params)
         run = lambda flat, state, batch: selected(

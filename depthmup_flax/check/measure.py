@@ -17,7 +17,7 @@ import optax
 from depthmup_flax.check.layers import Collapse, SizedNetwork, groups_of_parameter
 from depthmup_flax.check.networks import Activations
 from depthmup_flax.check.records import AT_ONCE, BRANCHES, EVERYTHING, LEAST_UPDATE, MOST_UPDATE, OUTPUT, Record, Size
-from depthmup_flax.devices.host import drawing_options, drawn
+from depthmup_flax.devices.host import drawing_options, drawn, drawn_each
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree
 
@@ -216,41 +216,47 @@ def _trained(
     """
     network, info = measurement.network.traced.network, measurement.network.info
     c_P = np.array([leaf.factor for leaf in info.values()])  # carried: sizes are those with them in the code
-    own = drawn(jax.vmap(network.init), jax.vmap(jax.random.key)(seeds))
+    drawn_N = drawn_each(network.init, [(jax.random.key(seed),) for seed in seeds])
+    own = jax.tree.map(lambda *of_seeds: np.stack(of_seeds), *drawn_N)
     leaves, tree = jax.tree.flatten(own)
-    begin = functools.partial(drawn, jax.vmap(network.optimizer.init))
     filled = lambda value: jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), own)
     every = jax.tree.map(lambda _: np.True_, own)
-    # A readout that the optimizer freezes does not start at zero.
-    first_P = jax.tree.leaves(move(filled(1), begin(own), own, every)[-1])
-    moved_NxP, weights_NxP = (_squares(values, values)[0] for values in (first_P, leaves))
     outputs = measurement.network.traced.shapes[OUTPUT].shape[-1:]
     readouts = [_random_readout(leaf, measurement.rule, outputs) for leaf in info.values()]
-    moved_P = list(np.any(moved_NxP, axis=0))
+
+    def begun(params_P: Sequence[jax.Array]) -> tuple[ArrayTree, ArrayTree, list[jax.Array], np.ndarray]:
+        """Parameters, the optimizer's state, updates of decay alone, and their mean squares over the parameters'."""
+        params = jax.tree.unflatten(tree, params_P)
+        state = drawn(jax.vmap(network.optimizer.init), params)
+        decays_P = jax.tree.leaves(move(filled(0), state, params, every)[-1])
+        finite_P = np.all(np.isfinite(_squares(decays_P)), axis=0)
+        decays_P = [u if finite else jnp.nan_to_num(u) for u, finite in zip(decays_P, finite_P, strict=True)]
+        return params, state, decays_P, _squares(decays_P) / np.maximum(_squares(params_P), 1e-30)
+
+    random_P = [x if random is None else _rescaled(x, random) for x, random in zip(leaves, readouts, strict=True)]
+    params, state, *_ = from_random = begun(random_P)
+    # A readout that the optimizer freezes does not start at zero.
+    first_P = jax.tree.leaves(move(filled(1), state, params, every)[-1])
+    moved_NxP, weights_NxP = _squares(first_P), _squares(leaves)
+    zeroed_P = [moves and random is not None for moves, random in zip(np.any(moved_NxP, axis=0), readouts, strict=True)]
+    from_zero = begun([np.zeros_like(x) if zeroed else x for x, zeroed in zip(random_P, zeroed_P, strict=True)])
     of_groups, rates = list[np.ndarray](), list[np.ndarray]()
     for group, (trains, length) in enumerate(zip(measurement.groups.values(), measurement.lengths, strict=True)):
-        params_P = [
-            leaf if random is None else np.zeros_like(leaf) if group == 0 and moves else _rescaled(leaf, random)
-            for leaf, random, moves in zip(leaves, readouts, moved_P, strict=True)
-        ]
-        params, start = jax.tree.unflatten(tree, params_P), dict[str, jax.Array]()
-        state = begin(params)
-        decays_P = jax.tree.leaves(move(filled(0), state, params, every)[-1])
-        finite_P = np.all(np.isfinite(_squares(decays_P, decays_P)[0]), axis=0)
-        decays_P = [u if finite else jnp.nan_to_num(u) for u, finite in zip(decays_P, finite_P, strict=True)]
-        squares_NxP, _, decays_NxP = _squares(params_P, decays_P)
-        rates.append(decays_NxP / np.maximum(squares_NxP, 1e-30))
+        params, state, decays_P, rates_NxP = from_random if group else from_zero
+        start = dict[str, jax.Array]()
+        rates.append(rates_NxP)
         steps = np.zeros((len(seeds), max(measurement.lengths) + 1, len(measurement.keys)), np.float32)
         for step in range(length + 1):  # the last one records the activations after the last step
             grads, now = look(params)
             start = start or now
             params, state, updates = move(grads, state, params, jax.tree.unflatten(tree, map(np.bool_, trains)))
-            updates_NxP, differences_NxP, _ = _squares(jax.tree.leaves(updates), decays_P)
+            updates_P, grads_P = jax.tree.leaves(updates), jax.tree.leaves(grads)
+            updates_NxP, gradients_NxP = _squares(updates_P), _squares(grads_P)
+            differences_NxP = _squares(updates_P, decays_P) if rates_NxP.any() else updates_NxP
             aligned = _part_along(start[_SLOPE], now[OUTPUT], start[OUTPUT])
             names = list(measurement.network.traced.shapes)
-            activations, changes, _ = _squares([now[n] for n in names], [start[n] for n in names])
-            grads_P = jax.tree.leaves(grads)
-            gradients_NxP = _squares(grads_P, grads_P)[0]
+            now_A, start_A = ([of[name] for name in names] for of in (now, start))
+            activations, changes = _squares(now_A), _squares(now_A, start_A)
             of_params = [updates_NxP / c_P**2, differences_NxP / c_P**2, gradients_NxP * c_P**2]
             steps[:, step] = np.concatenate([activations, changes, np.asarray(aligned)[:, None], *of_params], axis=1)
         of_groups.append(steps)
@@ -262,19 +268,17 @@ _Program = Callable[..., Any]
 _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
 
 
-def _squares(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
-    """Mean squares ``[N, len(xs)]`` of x, x - y and y."""
-    columns = jax.device_get([_squares_program()(x, y) for x, y in zip(xs, ys, strict=True)])
-    return tuple(np.stack(column, axis=-1) for column in zip(*columns, strict=True))
+def _squares(xs: Sequence[jax.Array], *less: Sequence[jax.Array]) -> np.ndarray:
+    """Mean squares ``[N, len(xs)]`` of x, or of x - y."""
+    return np.stack(jax.device_get([_squares_program()(*x_and_y) for x_and_y in zip(xs, *less, strict=True)]), axis=-1)
 
 
 @functools.cache
 def _squares_program() -> _Program:
-    def squares(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
-        return _mean_square(x), _mean_square(x - y), _mean_square(y)
+    def square(x: jax.Array, *less: jax.Array) -> jax.Array:
+        return _mean_square(x.astype(jnp.float32) - less[0].astype(jnp.float32) if less else x)
 
-    return jax.jit(jax.vmap(squares), compiler_options=drawing_options(jax.default_backend()))
+    return jax.jit(jax.vmap(square), compiler_options=drawing_options(jax.default_backend()))
 
 
 @jax.jit

@@ -92,7 +92,7 @@ def checked_network(
         state = drawn(lambda key: model.init(key, x)[1], key)
         init = lambda key: model.init(key, x)[0]
         captured = lambda params: model.captured(params, state, x, key)
-        audited, kwargs = model.auditable()
+        audited: Any = model
     else:
         adapter, call = model_functions(model).adapter, Call(key, kwargs=kwargs)
         state = drawn(lambda key: adapter.init(key, x, call)[1], key)

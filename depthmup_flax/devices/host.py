@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,26 @@ def drawn(init: Callable[..., Any], *args: Any) -> Any:
 
     Its operations run one after another: each compiles once for a shape, whatever the depth.
     """
+    return drawn_each(init, [args])[0]
+
+
+def drawn_each(init: Callable[..., Any], several: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`drawn` for several arguments of the same shapes, traced once."""
     import jax
-    from jax.extend import core
     from jax.interpreters import partial_eval
 
-    closed, shapes = jax.make_jaxpr(init, return_shape=True)(*args)
+    closed, shapes = jax.make_jaxpr(init, return_shape=True)(*several[0])
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *jax.tree.leaves(args)], strict=True))
+    tree = jax.tree.structure(shapes)
+    return [jax.tree.unflatten(tree, _in_turn(jaxpr, closed.consts, jax.tree.leaves(args))) for args in several]
+
+
+def _in_turn(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr whose operations run one after another."""
+    import jax
+    from jax.extend import core
+
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     value_of = lambda x: x.val if isinstance(x, core.Literal) else values[x]
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("jit", "pjit"):  # such as `jax.random.normal`
@@ -94,7 +107,7 @@ def drawn(init: Callable[..., Any], *args: Any) -> Any:
             alone = jaxpr.replace(constvars=[], invars=inputs, outvars=eqn.outvars, eqns=[eqn])
             results = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*map(value_of, inputs))
         values |= zip(eqn.outvars, results, strict=True)
-    return jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(value_of(x)) for x in jaxpr.outvars])
+    return [jax.numpy.asarray(value_of(x)) for x in jaxpr.outvars]
 
 
 @functools.lru_cache(maxsize=256)

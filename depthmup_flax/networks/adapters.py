@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import flax.linen as nn
@@ -37,6 +37,20 @@ def arguments_of(batch: Any) -> tuple[Any, ...]:
 def abstract(array: Any) -> jax.ShapeDtypeStruct:
     """The shape and type of an array, a shape or a number."""
     return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
+
+
+def once_for_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function(network, inputs, *others)``, which reads shapes alone and is traced once: that may take a second."""
+
+    @functools.lru_cache(maxsize=32)
+    def of(network: Any, tree: Any, shapes: tuple[Any, ...], *others: Any) -> Any:
+        return function(network, jax.tree.unflatten(tree, shapes), *others)
+
+    def remembered(network: Any, inputs: ArrayTree, *others: Any) -> Any:
+        shapes, tree = jax.tree.flatten(jax.tree.map(abstract, inputs))
+        return of(network, tree, tuple(shapes), *others)
+
+    return functools.wraps(function)(remembered)
 
 
 @dataclasses.dataclass(frozen=True)

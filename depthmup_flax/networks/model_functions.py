@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from depthmup_flax.networks import adapters
 from depthmup_flax.networks.adapters import Activations, Adapter, Call, Equinox, Haiku, Linen, Nnx, Pair, adapter_of
 from depthmup_flax.networks.user_code import calling, takes
 from depthmup_flax.util.errors import InputError
@@ -63,10 +64,17 @@ class ModelFunctions:
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
-        with self._calling("init", inputs):
-            params, state = self.adapter.plain(*self.adapter.shapes(inputs, Call(train=False)))
-        return jax.eval_shape(self.start, params), state
+        params, state = self.boxed_shapes(inputs)
+        return jax.eval_shape(self.start, nn.unbox(params)), state
 
+    @adapters.once_for_shapes
+    def boxed_shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        """The same before ``start``, with a Linen network's annotations."""
+        with self._calling("init", inputs):
+            shapes = self.adapter.shapes(inputs, Call(train=False))
+            return shapes if self.linen is not None else self.adapter.plain(*shapes)
+
+    @adapters.once_for_shapes
     def outputs(self, inputs: ArrayTree) -> Any:
         """Shapes of the outputs in training; ``inputs`` may be shapes."""
         run = lambda key, *arrays: self.apply(*arrays, train=True, key=key)[0]
@@ -84,11 +92,6 @@ class ModelFunctions:
     def model(self, params: ArrayTree, state: ArrayTree) -> Any:
         """What the user's function returns; an NNX or Equinox module holds these values."""
         return self.adapter.filled(self.adapter.contained(params), self.adapter.contained_state(state))
-
-    def auditable(self) -> tuple[Any, dict[str, Any]]:
-        """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call."""
-        module = self.linen
-        return (self, {}) if module is None else (module, Call(train=True).options(type(module).__call__))
 
     def _calling(self, method: str, inputs: ArrayTree) -> contextlib.AbstractContextManager[None]:
         name = f"{self.name}: init" if method == "init" else f"{self.name}.{method}"

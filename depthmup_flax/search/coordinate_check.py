@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.rescaled_init import multiplied
 from depthmup_flax.check.check import coord_check, require_plan
 from depthmup_flax.check.networks import Network, checked_network
 from depthmup_flax.check.report import Report
 from depthmup_flax.config.fields import PYTHON, validate
-from depthmup_flax.networks.adapters import Call, Linen
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.rule.annotations import is_annotated
 from depthmup_flax.rule.roles import param_info
@@ -25,7 +26,7 @@ from depthmup_flax.trainer.engine.config_optimizer import make_optimizer
 from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
+from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -110,9 +111,9 @@ def _network(experiment: NetworkExperiment, inputs: ArrayTree, width: int, depth
         of_base = model.clone(width=model.base_width, depth=model.base_depth)
         return checked_network(sized, inputs, info=info, optimizer=optimizer, base=of_base, train=True)
     functions, info = model.functions(rule, width, depth), model.audited(inputs, rule, (width, depth)).info
-    functions = rescaled(functions, model.init_factors(inputs, rule, info, (width, depth)))
     # Layers are annotated for this base: no other one can be that of the audit.
-    params = {} if functions.linen is None else Linen(functions.linen).shapes(inputs, Call(train=False))[0]
-    annotated = any(map(is_annotated, jax.tree.leaves(params, is_leaf=is_annotated)))
-    base = model.functions(rule, *model.base_sizes).linen if annotated else None
-    return checked_network(functions, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base)
+    annotated = any(map(is_annotated, jax.tree.leaves(functions.boxed_shapes(inputs)[0], is_leaf=is_annotated)))
+    base = model.functions(rule, *model.base_sizes) if annotated else None
+    network = checked_network(functions, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base)
+    factors = model.init_factors(inputs, rule, info, (width, depth))
+    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), factors))

@@ -20,7 +20,7 @@ from user_networks import (
 )
 
 from depthmup_flax import Role
-from depthmup_flax.auditing.config_audit import audited
+from depthmup_flax.auditing import config_audit
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.networks.model_functions import model_functions
 from depthmup_flax.rule.info_trees import flatten_info, is_info
@@ -28,6 +28,10 @@ from depthmup_flax.util.errors import InputError, UserCodeError
 
 KINDS = {"linen": LinenNet, "nnx": NnxNet, "equinox": EqxNet, "haiku": haiku_net, "pair": pair_net}
 HIDDEN, INPUT, OUTPUT, VECTOR, FIXED = Role.HIDDEN, Role.INPUT, Role.OUTPUT, Role.VECTOR, Role.FIXED
+
+
+def audited(build, *args):
+    return config_audit.audited(lambda *sizes: model_functions(build(*sizes)), *args)
 
 
 def of(net, edit=""):
@@ -102,11 +106,12 @@ def test_what_no_parameter_carries_is_found_at_the_bases_own_size_with_the_code_
 
 
 def test_a_network_that_cannot_be_doubled_is_audited_at_another_multiple():
-    def build(width, depth):
+    def make(width, depth):
         if width == 2 * WIDTH:
             raise ValueError("width must be no such number")
-        return functools.partial(LinenNet, width, depth)
+        return LinenNet(width, depth)
 
+    build = lambda width, depth: functools.partial(make, width, depth)
     result = audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
     assert read(result.info)["block_1/kernel"] == (HIDDEN, 1, 1, True, 1, 1)
     assert str(4 * WIDTH) in result.audit.notes[0]

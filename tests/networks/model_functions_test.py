@@ -200,12 +200,6 @@ def test_a_tuple_of_inputs_is_several_arguments():
     assert not outputs.any()
 
 
-def test_the_audit_gets_linen_modules_as_they_are_and_others_as_functions():
-    assert model_functions(LinenNet).auditable() == (LinenNet(), {"train": True})
-    functions = model_functions(NnxNet)
-    assert functions.auditable() == (functions, {})
-
-
 @pytest.mark.parametrize("make", [lambda: NnxNet(rngs=nnx.Rngs(0)), lambda: EqxNet(key=KEY)], ids=["nnx", "equinox"])
 def test_a_network_with_the_same_values_for_all_seeds_is_refused(make):
     with pytest.raises(InputError, match=r"(rngs|key).*seeds"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import inspect
@@ -59,9 +58,10 @@ class UserNetwork:
         ours = {name: value for name, value in (passed | sizes).items() if name in known}
         return functools.partial(self.named, **given | ours)
 
-    def functions(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> ModelFunctions:
-        """The network as pure functions."""
-        return model_functions(self.make(rule, width, depth), self.config.name)
+    @functools.cached_property
+    def functions(self) -> Callable[..., ModelFunctions]:
+        """``(rule, width=None, depth=None)`` -> the network as pure functions, one for each size."""
+        return functools.cache(lambda rule, *sizes: model_functions(self.make(rule, *sizes), self.config.name))
 
     @property
     def base_sizes(self) -> tuple[int, int]:
@@ -71,12 +71,10 @@ class UserNetwork:
     def audited(self, inputs: Any, rule: Parametrization, sizes: tuple[int, int] | None = None) -> Audited:
         """Roles and missing multipliers of the network of these sizes, by default its own."""
         sizes = sizes or (self.config.width, self.config.depth)
-        make, output = lambda *of: self.make(rule, *of), self.config.audited_output
+        functions, output = functools.partial(self.functions, rule), self.config.audited_output
         carry = self.takes_rule or "branch_multiplier"
         try:
-            return audited(
-                make, sizes, self.base_sizes, inputs, rule, name=self.config.name, output=output, carry=carry
-            )
+            return audited(functions, sizes, self.base_sizes, inputs, rule, output=output, carry=carry)
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
@@ -105,7 +103,4 @@ class UserNetwork:
 
 def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:
     """The network with initial values changed by `UserNetwork.init_factors`."""
-    if not any(start.changes for start in factors.values()):
-        return functions
-    factor_of = collections.defaultdict(lambda: Start(1.0), factors)
-    return dataclasses.replace(functions, start=lambda params: multiplied(params, factor_of))
+    return dataclasses.replace(functions, start=lambda params: multiplied(params, factors)) if factors else functions
