@@ -48,7 +48,7 @@ class Fit:
     left_out_error: float  # root mean square of the errors of log loss for each rung, by the law of the others
     loss: float  # of the target
     # Standard deviation of the log loss of one run of the target: from how much its forecast changes without each rung
-    # (jackknife), the error for left-out rungs, and the seeds
+    # (jackknife) and by the seeds' noise of each, the error for left-out rungs, and its own seed
     deviation: float
 
 
@@ -86,14 +86,18 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
       Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
     law, (loss,) = _fitted(axes, rungs, [target])
-    errors, without = [], []
-    for rung in rungs:
-        _, losses = _fitted(axes, [other for other in rungs if other is not rung], [rung, target])
+    errors, without, moved = [], [], []
+    for i, rung in enumerate(rungs):
+        factor = math.exp(seed_spread / math.sqrt(len(rung.losses)))  # a standard error of the mean
+        higher = dataclasses.replace(rung, losses=tuple(factor * loss for loss in rung.losses))
+        _, (other,) = _fitted(axes, [*rungs[:i], higher, *rungs[i + 1 :]], [target])
+        moved.append(math.log(other / loss))  # few rungs may fit a law better than their seeds allow
+        _, losses = _fitted(axes, [*rungs[:i], *rungs[i + 1 :]], [rung, target])
         errors.append(math.log(np.mean(rung.losses) / losses[0]))
         without.append(math.log(losses[1]))
     left_out_error = float(np.sqrt(np.mean(np.square(errors))))
     jackknife = math.sqrt((len(rungs) - 1) * np.var(without))
-    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, seed_spread))
+    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, seed_spread, *moved))
 
 
 def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
