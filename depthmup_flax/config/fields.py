@@ -137,6 +137,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "log_every": 50,  # steps between rows of metrics
                 "record_course": False,  # measures updates, gradients and parameters by role in the first third
                 "reference": "",  # with record_course, the proxy's workdir: warns where this run is off its course
+                "stop_off_course": False,  # with reference: ends the run there, with an error, after a checkpoint
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none

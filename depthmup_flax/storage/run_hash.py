@@ -20,7 +20,7 @@ EXECUTION_OF_MODELS = ("model.scan", "model.remat", "model.attention")
 EXECUTION: tuple[str, ...] = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
 EXECUTION += ("train.eval_every", "train.eval_batch_size", "train.log_every", "train.reference", "train.writers")
 EXECUTION += ("train.checkpoint", "train.checkpoint_every", "train.keep_checkpoints", "train.compare_replicas")
-EXECUTION += ("train.same_code",)
+EXECUTION += ("train.same_code", "train.stop_off_course")
 
 # Field that came later -> the value that means what runs did before; with it, their hashes stay.
 LATER = {

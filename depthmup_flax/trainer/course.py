@@ -32,17 +32,15 @@ from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
-FILE = "course.json"
-RATE, STEP = "rate", "step"
+FILE, RATE, STEP = "course.json", "rate", "step"
 Columns = Mapping[str, Sequence[Any]]
 Source = str | os.PathLike[str] | Columns
 
 # Kind of a column -> the largest factor from the reference, either way, at steps 1 and 2, of the rate at all
 # (reproduction/pages/course.md): later, larger networks are ahead. Adam's rate shows in the mean over roles of updates.
 LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.17, GRADIENT: 8.0}
-MEAN_LIMIT = 1.17
+MEAN_LIMIT, LAST = 1.17, 2
 DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
-LAST = 2
 _CAUSES = {
     RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
     UPDATE: "the learning rate or its schedule; a frozen or low-precision parameter where it is near 0",
@@ -150,9 +148,8 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
     theirs, ours = ({"columns": x} if isinstance(x, Mapping) else read_course(x) for x in (reference, run))
     if "config" in theirs and "config" in ours:
         return compared(theirs, ours)
-    for columns in (theirs["columns"], ours["columns"]):
-        if STEP not in columns:
-            raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
+    if not (STEP in theirs["columns"] and STEP in ours["columns"]):
+        raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
     return _joined(theirs["columns"], ours["columns"])
 
 
@@ -210,8 +207,7 @@ def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[s
 
     def mean(name: str) -> list[Any]:
         rows = zip(*(course[name] for course in courses), strict=False)  # as far as all of them have come
-        factor = factors.get(_kind(name), 1.0)
-        return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
+        return [factors.get(_kind(name), 1.0) * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
 
     first = min(courses, key=lambda course: len(course[STEP]))
     return {STEP: list(first[STEP]), **{name: mean(name) for name in first if name != STEP}}
@@ -221,12 +217,11 @@ class Watch:
     """Compares a run with ``train.reference`` as its rows are recorded, and says each thing once."""
 
     def __init__(self, config: ConfigDict) -> None:
-        self._said = set[str]()
-        path = config.train.reference
-        self._reference = self._unless_refused(lambda: read_course(path)) if path else None
+        self._said, path, self._stops = set[str](), config.train.reference, config.train.stop_off_course
+        self._reference = self._unless_refused(lambda: read_course(path)) if path or self._stops else None
 
     def see(self, content: Json) -> None:
-        """Logs what is new in the content of ``course.json``."""
+        """Logs what is new in the content of ``course.json``; raises it with ``train.stop_off_course``."""
         if self._reference is None or max(content["columns"][STEP]) < 2:
             return
         comparison = self._unless_refused(functools.partial(compared, self._reference, content))
@@ -234,6 +229,8 @@ class Watch:
             self._reference = None
             return
         kinds = {one.kind for one in comparison.deviations}
+        if kinds and self._stops:
+            raise InputError(f"{comparison.sentence} Mend it and use overwrite, or go on: train.stop_off_course=False.")
         if kinds - self._said or not self._said:
             log.log(logging.WARNING if kinds - self._said else logging.INFO, "%s", comparison.sentence)
         self._said |= kinds | {STEP}
@@ -242,6 +239,8 @@ class Watch:
         try:
             return function()
         except InputError as error:  # the search may be on another machine
+            if self._stops:
+                raise InputError(f"train.reference: {error}") from None
             log.warning("train.reference: this run is compared with nothing: %s", error)
             return None
 

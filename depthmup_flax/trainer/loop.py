@@ -52,10 +52,9 @@ def train_and_evaluate(
 
     Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
     ``metrics.jsonl``, ``course.json`` (`depthmup_flax.compare_runs`), TensorBoard events, ``checkpoints/`` and, at the
-    end, ``result.json``. A resumed run has the
-    parameters of an uninterrupted one, bit for bit; on another number of devices, up to the order of sums. A loss that
-    is not finite at a log, an evaluation or a checkpoint, or parameters that are not finite at a checkpoint, end the
-    run with the status ``diverged``.
+    end, ``result.json``. A resumed run has the parameters of an uninterrupted one, bit for bit; on another number of
+    devices, up to the order of sums. A loss that is not finite at a log, an evaluation or a checkpoint, or parameters
+    that are not finite at a checkpoint, end the run with the status ``diverged``.
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
     processes (`devices.distributed`), each makes this call with a ``workdir`` that they share. Every
@@ -77,7 +76,7 @@ def train_and_evaluate(
 
     Raises:
       InputError: the config or the work directory is wrong, or processes differ in config, code, libraries or data.
-        Nothing was compiled or overwritten.
+        Nothing was compiled or overwritten. Or the run is off course (``train.stop_off_course``), and was saved.
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
@@ -219,7 +218,7 @@ class _Run:
         return not self._checkpoints.finite
 
     def next_call(self, calls: Iterator[StepsCall]) -> StepsCall:
-        with self._saving_if_data_fail():
+        with self._saving_on_error():
             return next(calls)
 
     def take(self, call: StepsCall) -> None:
@@ -245,10 +244,12 @@ class _Run:
     def record_course(self) -> None:
         """Writes ``course.json`` and compares it with ``train.reference``, if the last call took a step of `Course`."""
         course, experiment = self._experiment.course, self._experiment
-        if distributed.is_first() and any(self._recorded < step <= self.step for step in course.steps):
-            columns = course.columns(jax.device_get(self.state.course), self.step)
-            self._watch.see(write_course(self._directory, experiment.config, experiment.total_steps, columns))
+        columns = lambda: course.columns(jax.device_get(self.state.course), self.step)
+        written = lambda: write_course(self._directory, experiment.config, experiment.total_steps, columns())
+        if any(self._recorded < step <= self.step for step in course.steps):
             self._recorded = self.step
+            with self._saving_on_error():
+                distributed.on_first(lambda: self._watch.see(written()))
 
     def evaluate(self) -> dict[str, float]:
         """``test_loss`` and other metrics of the current state over the test split; none without an evaluation.
@@ -257,7 +258,7 @@ class _Run:
         """
         if not self._experiment.evaluates:
             return {}
-        with self._saving_if_data_fail():
+        with self._saving_on_error():
             metrics = self.program.evaluate(self.state, lambda: self.preemption.asked)
         dataset, means = self._experiment.dataset, metrics.means()
         return {f"{dataset.evaluated}_{name}": x for name, x in (means | dataset.further(means)).items()}
@@ -312,8 +313,8 @@ class _Run:
         self._checkpoints.close()
 
     @contextlib.contextmanager
-    def _saving_if_data_fail(self) -> Iterator[None]:
-        """Saves the computed steps before an error of the data ends the run."""
+    def _saving_on_error(self) -> Iterator[None]:
+        """Saves the computed steps before an error of the data, or being off course, ends the run."""
         try:
             yield
         except (InputError, RunStopped, UserCodeError):

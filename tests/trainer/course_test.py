@@ -84,6 +84,15 @@ def test_a_larger_run_is_on_course_and_one_at_half_the_rate_is_off_at_step_1(pro
     assert comparison.factors["update/hidden+branch"] == pytest.approx([0.5] * 2, rel=0.1)
 
 
+def test_a_run_that_is_to_stop_off_course_ends_at_step_2_with_the_sentence_and_goes_on_without(proxy, tmp_path):
+    fields = {"train.reference": str(proxy), "optimizer.learning_rate": 5e-4, "train.checkpoint": True}
+    with pytest.raises(dm.InputError, match=r"off course at step 1: the learning rate is 0.5 times.*stop_off_course"):
+        a_run(tmp_path, **fields, **{"train.stop_off_course": True})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+    loss = lambda path: json.loads((path / "result.json").read_text())["train_loss"]
+    assert loss(a_run(tmp_path, **fields)) == loss(a_run(tmp_path / "never_stopped", **fields))
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -111,13 +120,16 @@ def test_a_run_of_another_rule_is_trained_and_compared_with_nothing(proxy, tmp_p
         dm.compare_runs(proxy, tmp_path)
 
 
-def test_a_reference_that_is_gone_is_told_before_the_first_step_and_stops_no_run(tmp_path, warnings):
+def test_a_reference_that_is_gone_is_told_before_the_first_step_and_stops_a_run_only_if_asked(tmp_path, warnings):
     config = small_base()
     config.train.update(record_course=True, reference=str(tmp_path / "gone"))
     watch = Watch(config)
     assert warnings() == 1
     watch.see({"columns": {"step": [1, 2]}})
     assert warnings() == 1
+    config.train.stop_off_course = True
+    with pytest.raises(dm.InputError, match=r"train.reference: .* holds no course"):
+        Watch(config)
 
 
 @pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=pytest.mark.slow)])

@@ -1,8 +1,7 @@
 """Laws of the loss, fitted to a ladder of networks, and the loss they forecast.
 
-A law is an irreducible part and power laws, such as ``E + A parameters^-a + B steps^-b``. At given exponents it is
-linear in ``E, A, B``, which are not negative; the exponents are those of a grid with the least squares of relative
-errors.
+A law is an irreducible part and power laws, such as ``E + A parameters^-a + B steps^-b``, fitted by least squares of
+relative errors; ``E, A, B`` are not negative.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
     axes = tuple(axis for axis in (PARAMETERS, STEPS) if len({getattr(rung, axis) for rung in rungs}) > 1)
     laws = [axes, (COST,), (PARAMETERS,)] if len(axes) > 1 else [axes]  # the first one forecasts
     fits = tuple(fit(law, rungs, target, spread) for law in laws)
-    longer = target.steps > max(rung.steps for rung in rungs)
-    loss, deviation = fits[0].loss, math.hypot(fits[0].deviation, LONGER_ERROR if longer else 0)
-    factor = math.exp(stats.norm.ppf((1 + _LEVEL) / 2) * deviation)
+    longer, loss = LONGER_ERROR * (target.steps > max(rung.steps for rung in rungs)), fits[0].loss
+    factor = math.exp(stats.norm.ppf((1 + _LEVEL) / 2) * math.hypot(fits[0].deviation, longer))
     return Forecast(loss, (loss / factor, loss * factor), fits, spread)
 
 
@@ -86,18 +84,16 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
       Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
     law, (loss,) = _fitted(axes, rungs, [target])
-    errors, without, moved = [], [], []
+    ratios = []
     for i, rung in enumerate(rungs):
-        factor = math.exp(seed_spread / math.sqrt(len(rung.losses)))  # a standard error of the mean
-        higher = dataclasses.replace(rung, losses=tuple(factor * loss for loss in rung.losses))
-        _, (other,) = _fitted(axes, [*rungs[:i], higher, *rungs[i + 1 :]], [target])
-        moved.append(math.log(other / loss))  # few rungs may fit a law better than their seeds allow
-        _, losses = _fitted(axes, [*rungs[:i], *rungs[i + 1 :]], [rung, target])
-        errors.append(math.log(np.mean(rung.losses) / losses[0]))
-        without.append(math.log(losses[1]))
-    left_out_error = float(np.sqrt(np.mean(np.square(errors))))
-    jackknife = math.sqrt((len(rungs) - 1) * np.var(without))
-    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, seed_spread, *moved))
+        before, after, mean = rungs[:i], rungs[i + 1 :], float(np.mean(rung.losses))
+        higher = dataclasses.replace(rung, losses=(mean * math.exp(seed_spread / math.sqrt(len(rung.losses))),))
+        _, (moved,) = _fitted(axes, [*before, higher, *after], [target])  # by a standard error
+        _, (own, without) = _fitted(axes, [*before, *after], [rung, target])
+        ratios.append((moved / loss, without / loss, mean / own))
+    by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
+    left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
+    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, seed_spread, *by_seeds))
 
 
 def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
