@@ -84,7 +84,7 @@ class TargetForecast(Forecast):
             )
         if factors[STEPS] > 1:
             lines.append(
-                "Warning: the checked targets that are longer than all rungs reached lower losses than forecast: what "
+                "Warning: most checked targets that are longer than all rungs reached lower losses than forecast: what "
                 "only long runs learn is not foreseen. The interval is wider for it; use rungs of the target's steps."
             )
         if unlearned := sum(np.mean(rung.losses) > _OF_CHANCE * (self.chance or math.inf) for rung in self.rungs):
