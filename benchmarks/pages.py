@@ -64,7 +64,8 @@ def _on_tpu(result: Json) -> str:
         networks.setdefault(title, {})[form] = cell
     titles = ["a chip of v5e", "products at peak, ms", *(f"{form}: ms; GiB; compiled in s" for form in forms)]
     lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
-    for title, cells in sorted(networks.items()):
+    by_number = lambda title: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", title)]
+    for title, cells in sorted(networks.items(), key=lambda row: by_number(row[0])):
         products = next(iter(cells.values()))["products_seconds"]
         lines.append(_cells([title, f"{1e3 * products:.3g}", *(_estimate(cells.get(form)) for form in forms)]))
     return "\n".join([_made(list(result["cells"].values())), "", *lines])
@@ -114,7 +115,7 @@ def where(results: Sequence[Json]) -> str:
 
 def summary(results: Sequence[Json]) -> str:
     """The range of each figure's medians over cases, processors and stacks, as a Markdown table."""
-    titles = ["figure", "against", "cases", "medians", "bounds met"]
+    titles = ["figure", "cases", "medians", "bounds met"]
     lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
     rows = [row for name in FIGURES for result in results for figure, row in _rows(result) if figure == name]
     rows = [row for row in rows if row["value"] is not None]
@@ -126,7 +127,7 @@ def summary(results: Sequence[Json]) -> str:
         judged = list(filter(None, (Row(**row).judgment for row in own)))
         met = f"{judged.count('met')} of {len(judged)}" if judged else ""
         span = f"**{medians[0]:.3g} to {medians[-1]:.3g}{unit}**"
-        lines.append(_cells([figure, against, str(len(own)), span, met]))
+        lines.append(_cells([f"{figure}; {against}" if against else figure, str(len(own)), span, met]))
     return "\n".join(lines)
 
 

@@ -44,27 +44,21 @@ from depthmup_flax.util.jaxprs import count_flops  # noqa: E402
 RECORD = RESULTS / "tpu-v5e.json"
 _BFLOAT16 = "--config.model.dtype=bfloat16"
 _RESNET = f"--config=imagenet_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=512 {FOUR_CHIPS}"
-_RESNET_34 = "--config.model.depth=16 --config.model.stage_sizes=3,4,6,3"
 _CIFAR = f"--config=cifar10_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=128 {ONE_CHIP}"
 _VIT = f"--config=imagenet_vit {_BFLOAT16} --config.model.norm=layer --config.data.augment=none"
 _VIT_S = f"{_VIT} --config.model.base_width=96 --config.model.num_heads=6 --config.train.batch_size=512 {FOUR_CHIPS}"
-_VIT_B = f"{_VIT_S} --config.model.width=768 --config.model.base_width=192 --config.model.num_heads=12"
-_SMALL_VIT = (
-    f"{_VIT} --config.model.width=256 --config.model.base_width=64 --config.model.num_heads=4 "
-    f"--config.data.image_size=64 --config.model.patch_size=8 --config.train.batch_size=64 {ONE_CHIP}"
-)
 NETWORKS: Mapping[str, str] = {
     "ResNet-18, BatchNorm, 128 images of 224 px": _RESNET,
-    "ResNet-34, BatchNorm, 128 images of 224 px": f"{_RESNET} {_RESNET_34}",
-    "ViT-S/16, 12 layers, 128 images of 224 px": f"{_VIT_S} --config.model.depth=12",
-    "ViT-B/16, 12 layers, 128 images of 224 px": f"{_VIT_B} --config.model.depth=12",
+    **{
+        f"ViT-S/16, {depth} layers, 128 images of 224 px": f"{_VIT_S} --config.model.depth={depth}"
+        for depth in (4, 6, 8, 12)
+    },
     "ResNet-18, BatchNorm, 128 images of 32 px": _CIFAR,
-    "ViT of width 256, 2 layers, 64 images of 64 px": f"{_SMALL_VIT} --config.model.depth=2",
-    "ViT of width 256, 4 layers, 64 images of 64 px": f"{_SMALL_VIT} --config.model.depth=4",
 }
 FORMS: Mapping[str, str] = {
     "products": "",
     "loop": " --config.model.scan=True",
+    "two layers at a time": " --config.model.scan=2",
     "unrolled": " --config.model.scan=False",
 }
 

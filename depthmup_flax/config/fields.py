@@ -155,7 +155,7 @@ def model_section(name: str) -> dict[str, Any]:
         if name not in MODELS:
             meant = did_you_mean(name, MODELS)
             raise InputError(f"model.name is {name!r}: {meant} Your own has an import path, my_package.net:Net.")
-        scan = FieldReference("auto", field_type=object)  # or a bool
+        scan = FieldReference("auto", field_type=object)  # or a bool or a number
         return {**model_fields(name), "scan": scan, "dtype": "float32"}
     own = user_code.model_fields(resolve(name, "model.name"))
     for taken in ("name", "audit", "audited_output", "rescale_init"):

@@ -65,8 +65,8 @@ class ResidualNetwork(nn.Module):
     zero_init_readout: bool = False  # the readout starts at zero
     use_bias: bool = False  # biases in every layer, the readout included
     sigma: float = 1.0  # initial standard deviation of the weights in units of ``1/sqrt(fan_in)``
-    # Compile one block and loop over it; otherwise every block. ``auto``: by their number and the platform
-    scan: bool | str = "auto"
+    # Compile one block, or so many, and loop over it; otherwise every block. ``auto``: by their number and the platform
+    scan: int | str = "auto"
     # What the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
     # attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where blocks
     # are a loop, else ``none``

@@ -65,13 +65,7 @@ class ActivationConfig(LayerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayerConfig):
-    """A stack of attention and feed-forward branches.
-
-    Attributes:
-      scan, remat: see `depthmup_flax.nn.blocks.stacked`.
-
-    The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
-    """
+    """A stack of attention and feed-forward branches, with fields of `depthmup_flax.models.base.TransformerNetwork`."""
 
     norm: str = "layer"
     depth: int = 4
@@ -89,7 +83,7 @@ class TransformerConfig(LayerConfig):
     dropout: float = 0.0
     stream_dtype: Dtype = ""
     attention: str = "auto"
-    scan: bool | str = "auto"
+    scan: int | str = "auto"
     remat: str = "none"
 
     def hidden(self, width: int) -> int:
@@ -110,22 +104,21 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 
 
 # Platform -> the most layers that are compiled one after another, and how many a loop over more of them takes at a
-# time. A loop copies what it stacks: by the compilers, a step of ViT-S takes 1.7 times as long on a GPU, and of two
-# blocks of a transformer 1.35 times on a TPU, where every block takes long to compile and larger groups are slower. On
-# a CPU two blocks of a residual network compile and run no slower than their loop.
-UNROLLED = {"gpu": (64, 16), "tpu": (4, 1)}
-UNROLLED_ELSEWHERE = (2, 1)
+# time. A loop copies what it stacks: by the compilers, a step of ViT-S takes 1.7 times as long on a GPU, and 1.34 to
+# 1.37 times on a TPU. There 12 layers take 196 s of a processor to compile, a loop 44 s, and one over pairs is slower
+# than one over layers. On a CPU two blocks of a residual network compile and run no slower than their loop.
+UNROLLED = {"gpu": (64, 16), "tpu": (12, 1)}
 
 
-def layers_at_a_time(scan: bool | str, length: int) -> int:
+def layers_at_a_time(scan: int | str, length: int) -> int:
     """How many of ``length`` layers are compiled one after another; the program loops over such groups."""
     if scan == "auto":
-        most, group = UNROLLED.get(target_platform() or "", UNROLLED_ELSEWHERE)
+        most, group = UNROLLED.get(target_platform() or "", (2, 1))
         return length if length <= most else group
-    return 1 if scan else length
+    return int(scan) or length
 
 
-def stacked(block: type[nn.Module], length: int, *, scan: bool | str, remat: str = "none") -> Callable[..., nn.Module]:
+def stacked(block: type[nn.Module], length: int, *, scan: int | str, remat: str = "none") -> Callable[..., nn.Module]:
     """``length`` copies of ``block`` in sequence, with parameters stacked along a leading ``layers`` axis.
 
     Parameters, initial values, outputs and gradients do not depend on ``scan``, so checkpoints fit both values.
@@ -133,16 +126,15 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool | str, remat: str
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
-      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further. ``auto``: see
-        `layers_at_a_time`.
+      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further; a number: so many times.
+        ``auto``: see `layers_at_a_time`.
       remat: a key of `REMAT`: what the forward pass saves; the rest is recomputed. ``auto``: ``dots``, but ``none``
         without a loop. Changes memory and time only.
     """
     unroll = layers_at_a_time(scan, length)
     if remat == "auto":
         remat = "none" if unroll == length else "dots"
-    policy = REMAT[remat]
-    if policy is not None:
+    if (policy := REMAT[remat]) is not None:
         # In a loop's body the compiler cannot undo remat, so it needs no barrier.
         block = nn.remat(block, policy=policy, prevent_cse=unroll > 1)
     return nn.scan(

@@ -192,14 +192,14 @@ def test_dropout_acts_in_training_only_and_differs_between_layers():
 @pytest.mark.parametrize(
     ("platform", "length", "at_a_time"),
     [
-        *[("gpu", 12, 12), ("gpu", 64, 64), ("gpu", 65, 16), ("tpu", 4, 4), ("tpu", 5, 1)],
+        *[("gpu", 12, 12), ("gpu", 64, 64), ("gpu", 65, 16), ("tpu", 12, 12), ("tpu", 13, 1)],
         *[("cpu", 2, 2), ("cpu", 3, 1), (None, 2, 2), (None, 12, 1)],
     ],
 )
-def test_auto_unrolls_few_blocks_everywhere_and_more_on_gpus(platform, length, at_a_time, monkeypatch):
+def test_auto_unrolls_two_blocks_everywhere_and_more_on_accelerators(platform, length, at_a_time, monkeypatch):
     monkeypatch.setattr(blocks_module, "target_platform", lambda: platform)
     assert blocks_module.layers_at_a_time("auto", length) == at_a_time
-    assert blocks_module.layers_at_a_time(True, length) == 1
+    assert [blocks_module.layers_at_a_time(scan, length) for scan in (True, 2)] == [1, 2]
     assert blocks_module.layers_at_a_time(False, length) == length
 
 

@@ -10,12 +10,14 @@ import pytest
 from depthmup_flax.config import default_config
 from depthmup_flax.devices.sharding import make_mesh
 from depthmup_flax.networks.user_code import UserCodeError
+from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.task import Means
+from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
@@ -23,7 +25,8 @@ from depthmup_flax.util.errors import InputError
 def config(model, loss="users_code:loss", data="load", **fields):
     run = default_config(f"user_networks:{model}")
     run.data.name, run.loss = f"python:users_code:{data}", loss
-    run.model.update(width=32, depth=4, base_width=16, base_depth=2, **fields)
+    run.model.update(width=32, depth=4, base_width=16, base_depth=2)
+    run.model.update(fields)
     run.optimizer.learning_rate = 0.01
     run.train.update(steps=6, batch_size=16, log_every=2, eval_every=6, average_steps=2)
     return run
@@ -41,6 +44,12 @@ def test_a_network_of_another_library_trains_in_lanes_as_alone(tmp_path):
     (same,) = (record for record in records if record.run == alone["config_hash"])
     for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
         assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
+
+
+def test_a_network_of_equal_fields_is_one_whose_traces_are_shared():
+    of = lambda **fields: UserNetwork(config("NnxNet", **fields).model, 3).functions(PRESETS["depth_mup"])
+    assert of() is of()
+    assert of() is not of(width=64)
 
 
 @pytest.mark.slow
