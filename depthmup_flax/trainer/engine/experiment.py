@@ -23,7 +23,7 @@ from depthmup_flax.auditing.rescaled_init import Start, carried_factors
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.networks.import_paths import is_import_path
-from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.info_trees import flatten_info, is_info, param_count, path_name
 from depthmup_flax.rule.measures import measures, sampled
@@ -311,7 +311,8 @@ class NetworkExperiment(Experiment):
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
-            made = self.made if rule is self.rule and self.made is not None else self.model.functions(rule)
+            made = (self.made or self.model.functions(rule)) if rule is self.rule else None
+            made = made or model_functions(self.model.make(rule), self.model.config.name)  # numbers of rule are traced
             of_init = lambda path: self.init_factors.get(path, Start(1.0)).factor
             carried = carried_factors(self._carrying(rule)).items()
             return rescaled(made, {path: dataclasses.replace(one, factor=of_init(path)) for path, one in carried})

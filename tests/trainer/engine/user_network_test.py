@@ -151,3 +151,9 @@ def test_a_wrong_config_of_a_users_network_is_one_sentence(changes, part):
 def test_squared_error_and_a_loss_of_each_example_are_means_over_examples_and_outputs(name):
     outputs, targets = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
     assert float(named_loss(name).in_training(outputs, targets)["loss"]) == pytest.approx(((outputs - 1) ** 2).mean())
+
+
+def test_a_search_over_multipliers_makes_a_network_that_takes_the_rule_with_traced_numbers():
+    experiment = build(config("RuleNet", loss="cross_entropy", data="load_classes"))
+    rule = experiment.rule
+    assert experiment.functions(rule) is not experiment.functions(rule.replace(branch_multiplier=jnp.float32(2)))
