@@ -1,4 +1,4 @@
-"""Networks of one's own, in Linen and NNX, that can be wrong in one place, and data for them and for the NNX example."""
+"""Networks of one's own that can be wrong in one place, in Linen and NNX, and data for them and the NNX example."""
 
 from __future__ import annotations
 

@@ -109,9 +109,16 @@ def renewed(page: str) -> str:
         faulty.append([name, str(n), str(len(steps)), *shares, f"{_missed(three[name]):.0%}"])
     healthy = [["healthy runs", "n", "comparisons", "false alarms", "proxies of 3 seeds"]]
     by_network = [(name, lambda record, name=name: record["network"] == name) for name in NETWORKS]
-    for title, of in [*by_network, ("all", lambda record: True), ("all after the limits were fixed", is_later), ("of these, the last", is_last)]:
+    for title, of in [
+        *by_network,
+        ("all", lambda record: True),
+        ("all after the limits were fixed", is_later),
+        ("of these, the last", is_last),
+    ]:
         n = sum(record["fault"] == HEALTHY and of(record) for record in records)
         steps, steps_3 = ([step for record, step in found[HEALTHY] if of(record)] for found in (one, three))
+        if not n:
+            continue
         alarms, alarms_3 = (sum(step is not None for step in some) for some in (steps, steps_3))
         healthy.append([title, str(n), str(len(steps)), str(alarms), f"{alarms_3} of {len(steps_3)}"])
     return with_part(page, *PART, "\n\n".join(map(_table, (faulty, healthy))))
