@@ -55,7 +55,7 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
 def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
     config = small("vit")
     config.data.image_size, config.train.batch_size, config.model.depth = 256, 16384, 8
-    config.data.placement = "stream"
+    config.data.placement, config.model.scan = "stream", True
     plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData()))
     assert plan.memory.fits is False
     assert plan.memory.limit == CHIPS["v5e"].memory
