@@ -16,6 +16,8 @@ from reproduction.rules.version2 import runs
 from reproduction.rules.version2.tasks import PROXY, SEEDS, TARGETS, TASKS, Task
 
 FIXED, MARGIN, NOISE = ("depth_mup", "completep"), 0.01, 0.02
+COMPARED = ("auto", *FIXED)
+DECIDING = ("depth x4", "both x4")  # 12 hours end in the last cell of the second
 # Rules without runs of their own -> the rule whose runs they share at one matrix in a branch, and at more.
 BY_MATRICES = {"auto": FIXED, "spectral": FIXED}
 
@@ -108,7 +110,7 @@ def text(found: Cells) -> str:
             f"{len(pairs)} of {len(TASKS) * len(TARGETS)} cells are done. Noise: median {np.median(noise):.4f}, "
             f"largest {noise.max():.4f}; {NOISE:g} or more in: {'; '.join(noisy) or 'none'}.",
             f"Proxies that learned less than half: {'; '.join(weak) or 'none'}.",
-            decision(found, len(pairs) == len(TASKS) * len(TARGETS)),
+            decision(found),
         ]
     )
 
@@ -139,10 +141,21 @@ def _difference(rule: str, other: str, found: Cells, pairs: Sequence[tuple[str, 
     return f"{values.mean():+.4f} (p {p:.3f}; {without.min():+.4f} to {without.max():+.4f})"
 
 
-def decision(found: Cells, whole: bool) -> str:
-    """Which rule becomes the default."""
-    means = {name: np.mean([c.regret for (*_, rule), c in found.items() if rule == name]) for name in ("auto", *FIXED)}
+def decision(found: Cells) -> str:
+    """Which rule becomes the default, by the cells of the targets that 12 hours suffice for."""
+    pairs = [pair for pair in dict.fromkeys(key[:2] for key in found) if pair[1] in DECIDING]
+    quiet = [pair for pair in pairs if max(found[(*pair, rule)].noise for rule in COMPARED) < NOISE]
+    (chosen, means), (without, quiet_means) = (_chosen(found, some) for some in (pairs, quiet))
+    listed = (
+        f"{chosen} in all {len(pairs)} cells at {' and '.join(DECIDING)} ({means}), {without} in the {len(quiet)} "
+        f"without noise of {NOISE:g} or more ({quiet_means})"
+    )
+    return f"Decision: {chosen if chosen == without else 'not resolved, the default stays'}: {listed}."
+
+
+def _chosen(found: Cells, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """``auto``, or the fixed preset with the lower mean if that is lower by more than the margin; and the means."""
+    means = {name: float(np.mean([found[(*pair, name)].regret for pair in pairs])) for name in COMPARED}
     better = min(FIXED, key=means.__getitem__)
     chosen = "auto" if means["auto"] <= means[better] + MARGIN else better
-    listed = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-    return f"{'Decision' if whole else 'So far, which decides nothing'}: {chosen} ({listed})."
+    return chosen, ", ".join(f"{name} {value:.4f}" for name, value in means.items())

@@ -31,8 +31,16 @@ def test_regrets_and_limits_of_planted_losses():
     assert cells["sp"].learned == pytest.approx(1)
 
 
+def cells(task, auto, noise=0.0):
+    of = {"auto": auto, "depth_mup": 0.15, "completep": 0.1}
+    return {(task, "depth x4", rule): table.Cell(regret, 0.0, noise, 1.0) for rule, regret in of.items()}
+
+
 @pytest.mark.parametrize(("auto", "chosen"), [(0.109, "auto"), (0.111, "completep")])
 def test_auto_is_the_default_within_the_margin_of_the_better_preset(auto, chosen):
-    of = {"auto": auto, "depth_mup": 0.15, "completep": 0.1}
-    found = {("task", "target", rule): table.Cell(regret, 0.0, 0.0, 1.0) for rule, regret in of.items()}
-    assert f"Decision: {chosen} " in table.decision(found, whole=True)
+    assert f"Decision: {chosen}: " in table.decision(cells("task", auto))
+
+
+def test_nothing_is_decided_that_changes_without_the_noisy_cells():
+    assert "the default stays" in table.decision(cells("task", 0.105) | cells("noisy", 0.5, noise=0.02))
+    assert "Decision: completep: " in table.decision(cells("task", 0.5) | cells("noisy", 0.5, noise=0.02))
