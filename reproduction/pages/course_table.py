@@ -130,10 +130,10 @@ def is_later(record: Mapping[str, Any]) -> bool:
 
 
 def is_last(record: Mapping[str, Any]) -> bool:
-    """Whether a run is of the last ones that were trained: Muon of three networks, constant Adam, the transformer."""
+    """Whether a run is of the last ones that were trained: Muon of three networks, constant Adam."""
     network, optimizer = record["network"], record["optimizer"]
     muon = optimizer.startswith("muon") and network in ("MLP", "GPT", "conv")
-    return muon or (optimizer == "adam, constant" and network != "MLP") or network == "transformer"
+    return muon or (optimizer == "adam, constant" and network != "MLP")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
