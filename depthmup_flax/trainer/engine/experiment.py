@@ -311,8 +311,8 @@ class NetworkExperiment(Experiment):
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
-            made = (self.made or self.model.functions(rule)) if rule is self.rule else None
-            made = made or model_functions(self.model.make(rule), self.model.config.name)  # numbers of rule are traced
+            made = self.made if rule is self.rule else None  # numbers of another rule may be traced
+            made = made or model_functions(self.model.make(rule), self.model.config.name)
             of_init = lambda path: self.init_factors.get(path, Start(1.0)).factor
             carried = carried_factors(self._carrying(rule)).items()
             return rescaled(made, {path: dataclasses.replace(one, factor=of_init(path)) for path, one in carried})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -42,7 +41,7 @@ class UserNetwork:
         """Whether its code has the rule's constants; else parameters carry a."""
         return takes(self.named, "rule")
 
-    def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> functools.partial[Any]:
+    def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
         """The class or function with all its arguments but random keys; by default with the config's sizes."""
         sizes = {"width": width or self.config.width, "depth": depth or self.config.depth}
         # A field that was not set keeps the default that it has in the code.
@@ -59,12 +58,13 @@ class UserNetwork:
         ours = {name: value for name, value in (passed | sizes).items() if name in known}
         return functools.partial(self.named, **given | ours)
 
-    def functions(self, rule: Parametrization, *sizes: int) -> ModelFunctions:
-        """The network of a width and depth as pure functions; those of equal fields are one, which is audited once."""
-        make = self.make(rule, *sizes)
-        with contextlib.suppress(TypeError):  # a field that has no hash
-            return _functions(self.config.name, make.func, **make.keywords)
-        return model_functions(make, self.config.name)
+    @functools.cached_property
+    def functions(self) -> Callable[..., ModelFunctions]:
+        """``(rule, width=None, depth=None)`` -> the network as pure functions, which is traced once.
+
+        The next `UserNetwork` traces anew: what the user's function calls may have been edited, as in a notebook.
+        """
+        return functools.cache(lambda rule, *sizes: model_functions(self.make(rule, *sizes), self.config.name))
 
     @property
     def base_sizes(self) -> tuple[int, int]:
@@ -102,11 +102,6 @@ class UserNetwork:
         with calling(self.config.name):
             jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
             return make() if isinstance(made[0], Task) else None
-
-
-@functools.lru_cache(maxsize=32, typed=True)
-def _functions(name: str, named: Any, /, **fields: Any) -> ModelFunctions:
-    return model_functions(functools.partial(named, **fields), name)
 
 
 def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:

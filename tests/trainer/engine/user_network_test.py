@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from depthmup_flax.config import default_config
 from depthmup_flax.devices.sharding import make_mesh
@@ -46,10 +47,22 @@ def test_a_network_of_another_library_trains_in_lanes_as_alone(tmp_path):
         assert getattr(same, name) == pytest.approx(alone[name], rel=1e-4)
 
 
-def test_a_network_of_equal_fields_is_one_whose_traces_are_shared():
-    of = lambda **fields: UserNetwork(config("NnxNet", **fields).model, 3).functions(PRESETS["depth_mup"])
-    assert of() is of()
-    assert of() is not of(width=64)
+def test_a_network_is_traced_once_and_anew_after_an_edit_of_what_it_calls(monkeypatch):
+    monkeypatch.setattr("user_networks.layers", 2, raising=False)
+
+    def net(width, depth, rngs):
+        import user_networks
+
+        return nnx.Sequential(*(nnx.Linear(8, 8, rngs=rngs) for _ in range(user_networks.layers)))
+
+    monkeypatch.setattr("user_networks.net", net, raising=False)
+    inputs, count = jax.ShapeDtypeStruct((2, 8), "float32"), lambda shapes: len(jax.tree.leaves(shapes[0]))
+    of = lambda network: network.functions(PRESETS["depth_mup"])
+    first = UserNetwork(config("net").model, 3)
+    assert of(first) is of(first)
+    assert count(of(first).shapes(inputs)) == 4
+    monkeypatch.setattr("user_networks.layers", 3)
+    assert count(of(UserNetwork(config("net").model, 3)).shapes(inputs)) == 6
 
 
 @pytest.mark.slow
