@@ -43,6 +43,21 @@ class RuleNet(nn.Module):
         return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
 
 
+class NnxRuleNet(nnx.Module):
+    """Keeps a number of the rule as an attribute."""
+
+    def __init__(self, width, depth, rule, *, rngs):
+        self.stem, self.head = nnx.Linear(5, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+        self.block = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.multiplier = rule.residual_multiplier(depth / DEPTH)
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for block in self.block:
+            h = h + self.multiplier * block(jax.nn.relu(h))
+        return self.head(h)
+
+
 class LinenNet(nn.Module):
     width: int
     depth: int

@@ -378,11 +378,15 @@ def hyperparameters(config: ConfigDict) -> dict[str, float]:
     """What runs of one compiled program may differ in: the seed, fields of `CONTINUOUS` that are set, and the rule.
 
     A preset is a name of the rule's numbers. A network of the user's own is audited and initialized for one preset, so
-    of its rule only the fields of `CONTINUOUS` are among them.
+    of its rule only the fields of `CONTINUOUS` are among them, and none if the network may keep numbers of the rule as
+    attributes, as NNX and Equinox modules do: traced, they would be other parts of it, or lost.
     """
     fields = {path: get_field(config, path) for path in CONTINUOUS}
     values = {path: value for path, value in fields.items() if value is not None}
-    if not is_import_path(config.model.name):
+    if is_import_path(config.model.name):
+        if UserNetwork(config.model, 0).keeps_rule:
+            values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
+    else:
         values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
     values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
     whole = ("optimizer.warmup_steps",)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -40,6 +41,11 @@ class UserNetwork:
     def takes_rule(self) -> bool:
         """Whether its code has the rule's constants; else parameters carry a."""
         return takes(self.named, "rule")
+
+    @property
+    def keeps_rule(self) -> bool:
+        """Whether modules may have attributes that are made of the rule's numbers: Linen ones have none."""
+        return self.takes_rule and not (inspect.isclass(self.named) and issubclass(self.named, nn.Module))
 
     def make(self, rule: Parametrization, width: int | None = None, depth: int | None = None) -> Callable[..., Any]:
         """The class or function with all its arguments but random keys; by default with the config's sizes."""

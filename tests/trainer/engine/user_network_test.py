@@ -170,3 +170,14 @@ def test_a_search_over_multipliers_makes_a_network_that_takes_the_rule_with_trac
     experiment = build(config("RuleNet", loss="cross_entropy", data="load_classes"))
     rule = experiment.rule
     assert experiment.functions(rule) is not experiment.functions(rule.replace(branch_multiplier=jnp.float32(2)))
+
+
+@pytest.mark.slow  # compiles three programs
+def test_a_search_over_multipliers_trains_a_module_that_keeps_the_rules_numbers_as_alone(tmp_path):
+    run, path = config("NnxRuleNet", loss="cross_entropy", data="load_classes"), "parametrization.branch_multiplier"
+    swept = sweep_config(run, {"all": {path: (0.5, 2.0)}}, figure="own", title="Own.", scale="smoke", x=path)
+    records = sweep(swept, tmp_path / "sweep")
+    run.parametrization.branch_multiplier = 2.0
+    alone = train_and_evaluate(run, tmp_path / "run")
+    (same,) = (record for record in records if record.run == alone["config_hash"])
+    assert same.train_loss == pytest.approx(alone["train_loss"], rel=1e-4)
