@@ -44,15 +44,22 @@ from depthmup_flax.util.jaxprs import count_flops  # noqa: E402
 RECORD = RESULTS / "tpu-v5e.json"
 _BFLOAT16 = "--config.model.dtype=bfloat16"
 _RESNET = f"--config=imagenet_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=512 {FOUR_CHIPS}"
+_RESNET_34 = f"{_RESNET} --config.model.depth=16 --config.model.stage_sizes=3,4,6,3"
 _CIFAR = f"--config=cifar10_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=128 {ONE_CHIP}"
 _VIT = f"--config=imagenet_vit {_BFLOAT16} --config.model.norm=layer --config.data.augment=none"
 _VIT_S = f"{_VIT} --config.model.base_width=96 --config.model.num_heads=6 --config.train.batch_size=512 {FOUR_CHIPS}"
+_GPT = (
+    f"--config=shakespeare_gpt {_BFLOAT16} --config.model.width=768 --config.model.base_width=192 "
+    f"--config.model.num_heads=12 --config.data.context=1024 --config.train.batch_size=32 {FOUR_CHIPS}"
+)
 NETWORKS: Mapping[str, str] = {
     "ResNet-18, BatchNorm, 128 images of 224 px": _RESNET,
+    "ResNet-34, BatchNorm, 128 images of 224 px": _RESNET_34,
     **{
         f"ViT-S/16, {depth} layers, 128 images of 224 px": f"{_VIT_S} --config.model.depth={depth}"
         for depth in (4, 6, 8, 12)
     },
+    "GPT of width 768, 12 layers, 8 x 1024 tokens": f"{_GPT} --config.model.depth=12",
     "ResNet-18, BatchNorm, 128 images of 32 px": _CIFAR,
 }
 FORMS: Mapping[str, str] = {
