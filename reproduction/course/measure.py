@@ -48,6 +48,14 @@ NETWORKS: Mapping[str, tuple[dict[str, Any], list[tuple[int, int]], tuple[float,
         [(16, 2), (32, 8)],
         (3e-3, 0.1, 2e-2),
     ),
+    "transformer": (
+        {
+            "model.name": "reproduction.course.networks:Transformer",
+            "data.name": "python:reproduction.course.networks:counting",
+        },
+        [(16, 2), (32, 8)],
+        (3e-3, 0.1, 2e-2),
+    ),
     "U-Net": (
         {
             "model.name": "examples.linen_unet:UNet",
@@ -60,6 +68,7 @@ NETWORKS: Mapping[str, tuple[dict[str, Any], list[tuple[int, int]], tuple[float,
 }
 
 
+OWN = ("MLP", "transformer")  # whose code can be wrong in one place
 WHOLE = "adam, warm-up, cosine"  # with which all faults are tried, those of the MLP with others, too
 FROZEN = {"GPT": ("transformer/*",), "conv": ("segment_*",), "U-Net": ("down_*", "middle_*", "up_*")}
 NOISY = {"MLP": "noisy_digits", "NNX transformer": "noisy_counting"}
@@ -83,7 +92,7 @@ def config_of(network: str, optimizer: str, text: str) -> ConfigDict:
 
 def faults(network: str, optimizer: str, config: ConfigDict, width: int, depth: int) -> dict[str, dict[str, Any]]:
     """Name of a fault -> fields that differ."""
-    rate, own = config.optimizer.learning_rate, network == "MLP"
+    rate, own = config.optimizer.learning_rate, network in OWN
     found: dict[str, dict[str, Any]] = {
         name: {"optimizer.learning_rate": rate * factor}
         for name, factor in {"rate / 2": 0.5, "rate x 5/4": 1.25, "rate x 2": 2}.items()
@@ -91,13 +100,13 @@ def faults(network: str, optimizer: str, config: ConfigDict, width: int, depth: 
     if config.optimizer.warmup_steps:
         found["warm-up twice as long"] = {"optimizer.warmup_steps": 2 * config.optimizer.warmup_steps}
     r = depth / config.model.base_depth
-    if network in ("MLP", "GPT", "conv", "U-Net"):  # a r^-1/2 with a = r^1/2
+    if network in (*OWN, "GPT", "conv", "U-Net"):  # a r^-1/2 with a = r^1/2
         found["multiplier forgotten"] = {"parametrization.branch_multiplier": r**0.5}
     if optimizer != WHOLE and not own:
         return found
     found["hidden weights frozen"] = {"optimizer.frozen": FROZEN.get(network, ("block*",))}
     found["batch of 16, not 32"] = {"train.batch_size": 16}
-    if network in ("MLP", "NNX transformer", "U-Net"):
+    if network in (*OWN, "NNX transformer", "U-Net"):
         found["initial values not rescaled"] = {"model.rescale_init": False}
     if network in NOISY:
         found["20 % of labels wrong"] = {"data.name": f"python:reproduction.course.networks:{NOISY[network]}"}

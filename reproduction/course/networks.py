@@ -1,15 +1,18 @@
-"""A residual network of one's own that can be wrong in one place, and data for it and for the NNX example."""
+"""Networks of one's own that can be wrong in one place, in Linen and NNX, and data for them and the NNX example."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from sklearn.datasets import load_digits
 
 import depthmup_flax as dm
+from examples import nnx_transformer
 
 BASE_WIDTH, BASE_DEPTH = 16, 4
 
@@ -39,6 +42,43 @@ class MLP(nn.Module):
             )
         h = h * rule.readout_multiplier(self.width / BASE_WIDTH)
         return (a if self.a_of == "output" else 1.0) * dense(10, "readout")(h).astype(jnp.float32)
+
+
+class Block(nnx_transformer.Block):
+    """That of the example, with a ``multiplier`` of both branches."""
+
+    multiplier = 1.0
+
+    def __call__(self, x: Any, mask: Any) -> Any:
+        """``[batch, length, width] -> [batch, length, width]``."""
+        x = x + self.multiplier * self.attention(self.norm_1(x), mask=mask)
+        return x + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nnx_transformer.Transformer):
+    """That of the example, with the rule's multipliers in its code; ``a_of`` and ``dtype`` as in `MLP`."""
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        rngs: nnx.Rngs,
+        rule: dm.Parametrization,
+        a_of: str = "branches",
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(width, depth, rngs)
+        a, rule = rule.branch_multiplier, rule.replace(branch_multiplier=1.0)
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
+        for i, block in enumerate(self.blocks):
+            own = a if a_of == "branches" or (a_of == "third" and i % 3 == 0) else 1.0
+            block.multiplier = own * rule.residual_multiplier(depth / nnx_transformer.BASE_DEPTH)
+        self.multiplier = rule.readout_multiplier(width / nnx_transformer.BASE_WIDTH) * (a if a_of == "output" else 1.0)
+        nnx.update(self, jax.tree.map(lambda x: x.astype(dtype), nnx.state(self, nnx.Param)))
+
+    def __call__(self, tokens: Any) -> Any:
+        """``[batch, length] -> [batch, length, VOCABULARY]``."""
+        return self.multiplier * super().__call__(tokens).astype(jnp.float32)
 
 
 def digits(noisy: float = 0.0) -> Any:
