@@ -165,8 +165,7 @@ def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
 def multiplied(params: ArrayTree, factors: Mapping[str, Start]) -> ArrayTree:
     """``params`` as `init_factors` says; works under ``jit``."""
     leaves, structure = flatten(params, "params")
-    changed = [factors[path](leaf) if path in factors else leaf for path, leaf in leaves.items()]
-    return jax.tree_util.tree_unflatten(structure, changed)
+    return jax.tree_util.tree_unflatten(structure, [factors[path](leaf) for path, leaf in leaves.items()])
 
 
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:

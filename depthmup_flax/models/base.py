@@ -92,6 +92,8 @@ class ResidualNetwork(nn.Module):
                 except TypeError:
                     usable = False
                 require(usable, f"{field.name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+        known = self.scan == "auto" or (isinstance(self.scan, (bool, int, np.bool_)) and self.scan >= 0)
+        require(known, f"scan is {self.scan!r}: use 'auto', True, False or a number of blocks.")
         for name, names in self.choices.items():
             value = getattr(self, name)
             require(value in names, f"{name} is {value!r}: {did_you_mean(value, names)}")

@@ -346,6 +346,8 @@ WRONG_FIELDS = [
     ("GPT", "num_kv_heads", {"width": 40, "base_width": 32, "head_dim": 8, "num_kv_heads": 2}),
     ("GPT", "mlp_features", {"width": 48, "base_width": 32, "mlp_features": 85}),
     ("GPT", "zero_init_readout", {"tied": True, "zero_init_readout": True}),
+    ("ResMLP", "scan", {"scan": -1}),
+    ("ResMLP", "scan", {"scan": "x"}),
 ]
 
 

@@ -202,6 +202,7 @@ class Experiment(abc.ABC):
         lines += [
             f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
             for start, paths in grouped(self.init_factors, self.init_factors.__getitem__).items()
+            if start.changes
         ]
         if self.audited is not None and self.audited.certain:
             lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
@@ -313,7 +314,7 @@ class NetworkExperiment(Experiment):
         if isinstance(self.model, UserNetwork):
             made = self.made if rule is self.rule else None  # numbers of another rule may be traced
             made = made or model_functions(self.model.make(rule), self.model.config.name)
-            of_init = lambda path: self.init_factors.get(path, Start(1.0)).factor
+            of_init = lambda path: self.init_factors[path].factor
             carried = carried_factors(self._carrying(rule)).items()
             return rescaled(made, {path: dataclasses.replace(one, factor=of_init(path)) for path, one in carried})
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))

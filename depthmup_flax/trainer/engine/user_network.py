@@ -94,11 +94,11 @@ class UserNetwork:
         """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
         sizes = sizes or (self.config.width, self.config.depth)
         if sizes == self.base_sizes or not self.config.rescale_init:
-            return {path: start for path, start in carried_factors(info).items() if start.changes}
+            return carried_factors(info)
         key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
         inits = (self.functions(rule, *of).init for of in (sizes, self.base_sizes))
         own, base = (drawn(lambda key, init=init: init(key, zeros)[0], key) for init in inits)
-        return {path: start for path, start in init_factors(own, base, info, rule).items() if start.changes}
+        return init_factors(own, base, info, rule)
 
     def task(self, rule: Parametrization) -> Task | None:
         """The training step, if that is what is made."""
@@ -112,4 +112,6 @@ class UserNetwork:
 
 def rescaled(functions: ModelFunctions, factors: Mapping[str, Start]) -> ModelFunctions:
     """The network with initial values changed by `UserNetwork.init_factors`."""
-    return dataclasses.replace(functions, start=lambda params: multiplied(params, factors)) if factors else functions
+    if not any(start.changes for start in factors.values()):
+        return functions
+    return dataclasses.replace(functions, start=lambda params: multiplied(params, factors))

@@ -136,7 +136,7 @@ def test_a_target_beyond_what_was_checked_warns():
     far = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, parameters=4**12))
     assert "Warning: forecasts were checked" in repr(far)
     long = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, steps=200, parameters=4**7))
-    assert "longer than all rungs" in repr(long)
+    assert "Warning: most checked targets that are longer" in repr(long)
 
 
 def test_rungs_with_the_loss_of_chance_or_a_higher_one_are_counted_in_a_warning():
