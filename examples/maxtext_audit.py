@@ -45,7 +45,7 @@ def main(width: int = 64, layers: int = 4):
     model, base = shapes(config(width, layers)), shapes(small)
     rule = dm.get_parametrization("depth_mup")
     with jax.set_mesh(mesh):
-        audit = dm.audit(model, base, inputs, rule=rule, enable_dropout=False)
+        audit = dm.audit(model, base, inputs, enable_dropout=False)
     print(audit)
     return audit
 
