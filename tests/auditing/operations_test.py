@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax import InputError, Role, audit
-from depthmup_flax.auditing.graph import KNOWN
 from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.trace.graph import KNOWN
 
 # --- kernels
 

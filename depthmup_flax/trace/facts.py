@@ -15,11 +15,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.auditing.factors import Homogeneity, Terms, common, forward_factors, scaled
-from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
-from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.streams import ResidualSum, StreamPaths, residual_streams
-from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
+from depthmup_flax.trace.factors import Homogeneity, Terms, common, forward_factors, scaled
+from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
+from depthmup_flax.trace.streams import ResidualSum, StreamPaths, residual_streams
+from depthmup_flax.trace.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
+from depthmup_flax.util.groups import grouped, series
 from depthmup_flax.util.primitives import SCALES, SUMS, is_understood
 
 

@@ -15,9 +15,9 @@ import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Loop, Node
-from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT, Uses
+from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Loop, Node
+from depthmup_flax.trace.uses import ACTIVATION, PRODUCT, Uses
+from depthmup_flax.util.groups import series
 from depthmup_flax.util.primitives import CARRIES, ENTRYWISE, KEEPS_STREAM, MOVES, NONLINEAR, SAME_PLACE, SCALES, SUMS
 
 

@@ -13,9 +13,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
-from depthmup_flax.auditing.streams import ResidualSum
-from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, Uses
+from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
+from depthmup_flax.trace.streams import ResidualSum
+from depthmup_flax.trace.uses import ACTIVATION, ENTRYWISE, Uses
 from depthmup_flax.util import primitives
 
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.networks.user_code import shapes_of as arrays_text
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
 from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_NUMBER, PARALLEL, SUMS
@@ -318,10 +317,10 @@ class _Inliner(Interpreter[int]):
         try:
             closed = jax.make_jaxpr(function)(*arrays)
         except TypeError as error:
-            given = arrays_text(*arrays)
+            given = arrays_text(arrays)
             raise InputError(f"known[{name!r}] fails on the arrays of {name}, {given}: {error}") from error
         if shapes_of(closed.jaxpr.outvars) != shapes_of(eqn.outvars):
-            returned, wanted = (arrays_text(*(var.aval for var in one.outvars)) for one in (closed.jaxpr, eqn))
+            returned, wanted = (arrays_text([var.aval for var in one.outvars]) for one in (closed.jaxpr, eqn))
             raise InputError(f"known[{name!r}] returns {returned}: it must return what {name} does, {wanted}.")
         known, self.known = self.known, {key: value for key, value in self.known.items() if key != name}
         results = self.run(closed, inputs)  # the function may call one of the same name
@@ -393,3 +392,8 @@ class _Inliner(Interpreter[int]):
 def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
     """The shapes of a jaxpr's variables; of what is no array, ``()``."""
     return [tuple(getattr(var.aval, "shape", ())) for var in variables]
+
+
+def arrays_text(arrays: Sequence[Any]) -> str:
+    """``float32[64, 8], int32[64]`` of arrays or their shapes."""
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)

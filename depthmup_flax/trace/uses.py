@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.graph import CONST, INPUT, PARAM, STATE, Graph, Node
-from depthmup_flax.auditing.parameter_trees import grouped
+from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.primitives import EXPERT_PRODUCTS, LOOKUPS, MOVES, PRODUCTS, SAME_PLACE, SCALES
 
 # Kinds of arrays, by what they depend on. Activations depend on the batch, or are looked up or learned tokens.
