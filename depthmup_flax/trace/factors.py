@@ -13,7 +13,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
+from depthmup_flax.trace.constants import folded
+from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.trace.streams import ResidualSum
 from depthmup_flax.trace.uses import ACTIVATION, ENTRYWISE, Uses
 from depthmup_flax.util import primitives

@@ -16,7 +16,8 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.trace.factors import Homogeneity, Terms, common, forward_factors, scaled
-from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
+from depthmup_flax.trace.equations import called_names, source_line
+from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node, Place
 from depthmup_flax.trace.streams import ResidualSum, StreamPaths, residual_streams
 from depthmup_flax.trace.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
 from depthmup_flax.util.groups import grouped, series
