@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Loop, Node
-from depthmup_flax.trace.uses import ACTIVATION, PRODUCT, Uses
+from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.uses import PRODUCT, Uses
 from depthmup_flax.util.groups import series
 from depthmup_flax.util.primitives import CARRIES, ENTRYWISE, KEEPS_STREAM, MOVES, NONLINEAR, SAME_PLACE, SCALES, SUMS
 
@@ -55,7 +56,7 @@ class StreamPaths:
         alike: Collection[frozenset[str]],
     ):
         self.graph, self.kinds, self.needed, self._normalized = graph, uses.kinds, graph.needed(), normalized
-        self.alike, self._at = alike, uses.by_node()
+        self.alike, self._at = alike, uses.by_node
         self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
         self.same = [0] * size  # on a path that keeps the stream
