@@ -22,8 +22,8 @@ from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.rule.parametrization import Carried, Parametrization, ParamInfo, in_blocks
 from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.graph import PARAM, Graph, Node, Place
-from depthmup_flax.trace.slices import Slices, sliced
 from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.slices import Slices, sliced
 from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util import primitives
 from depthmup_flax.util.groups import grouped, series

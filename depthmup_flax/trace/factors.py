@@ -16,7 +16,7 @@ from typing import TypeAlias
 from depthmup_flax.trace.constants import folded
 from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
-from depthmup_flax.trace.streams import ResidualSum
+from depthmup_flax.trace.residual_sums import ResidualSum
 from depthmup_flax.trace.uses import ENTRYWISE, Uses
 from depthmup_flax.util import primitives
 
