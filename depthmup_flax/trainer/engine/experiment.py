@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import Audit, places, summary
-from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
@@ -55,6 +54,7 @@ from depthmup_flax.trainer.engine.task import (
 )
 from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.trainer.engine.user_task import UserTask
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.types import ArrayTree, Batch, InfoTree, Json
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
