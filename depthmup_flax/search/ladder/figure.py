@@ -94,6 +94,8 @@ def _draw_band(ladder: Ladder, axes: Axes) -> None:
 
 
 def _draw_steps(ladder: Ladder, axes: Axes) -> None:
+    from depthmup_flax.report import style
+
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
     for one in ladder.steps:
@@ -106,7 +108,8 @@ def _draw_steps(ladder: Ladder, axes: Axes) -> None:
             fontsize=8,
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    style.plain_numbers(axes.xaxis)
+    axes.margins(x=0.2)
     axes.set_xlabel("cost, % of a run of the target (log scale)")
     axes.set_ylabel("expected regret, %")
     axes.set_ylim(0, 115 * ladder.regret.mean)

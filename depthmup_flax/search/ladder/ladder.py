@@ -27,7 +27,7 @@ BUDGET = 0.1  # of a run of the target, for one more size
 _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _RATES = 3  # around the predicted one, at one more size
 _RATES_IF_WIDE = 5
-_WIDE = 1.0  # octaves on each side
+_APART = 1.0  # octaves between them
 _FEWEST_RUNGS = 4  # of a forecast
 _SHARES = (0.25, 0.5, 0.75)  # of the way to the target, in octaves
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
@@ -48,6 +48,7 @@ class Next:
     """One more size, and what it would tell."""
 
     size: Size
+    rates: tuple[float, ...]  # to try there, around the predicted one
     runs: int
     cost: float  # of these runs, in runs of the target
     regret: Regret  # expected after them
@@ -81,9 +82,10 @@ class Ladder:
 
     @property
     def next(self) -> Next | None:
-        """The size that lowers the expected regret most within the budget, if one does by a tenth."""
-        useful = [one for one in self.steps if one.cost <= self.budget and one.regret.mean < _GAIN * self.regret.mean]
-        return min(useful, key=lambda one: one.regret.mean, default=None)
+        """The size that lowers the expected regret most within the budget, or the cheapest, if it does by a tenth."""
+        useful = [one for one in self.steps if one.regret.mean < _GAIN * self.regret.mean]
+        cheap = [one for one in useful if one.cost <= self.budget]
+        return min(cheap, key=lambda one: one.regret.mean) if cheap else next(iter(useful), None)
 
     def __repr__(self) -> str:
         return "\n".join([*self.statement, "", *self._tables, *(f"- {note}" for note in self.notes)])
@@ -99,12 +101,9 @@ class Ladder:
             f"expected regret {mean} of {unit} (90 %: below {p90})"
         )
         if (best := self.next) is None:
-            return [first, f"no size that costs at most {_percent(self.budget)} of the target's run would lower it"]
-        after = _percent(best.regret.mean)
-        return [
-            first,
-            f"one more size, {best.size}, would make it {after} and cost {_percent(best.cost)} of the target's run",
-        ]
+            return [first, "one more size below the target would hardly lower it"]
+        after, cost = _percent(best.regret.mean), _percent(best.cost)
+        return [first, f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"]
 
     @property
     def _tables(self) -> list[str]:
@@ -122,12 +121,15 @@ class Ladder:
         head = ("width x depth", "best rate", "error, octaves", "loss", "seeds")
         lines = [*Table(head, rows, "<>>>>").lines, ""]
         if self.steps:
+            head = ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below")
             more = [
-                (str(one.size), one.runs, _percent(one.cost), _percent(one.regret.mean), _percent(one.regret.high))
+                (
+                    *(str(one.size), ", ".join(f"{rate:.2g}" for rate in one.rates), one.runs),
+                    *map(_percent, (one.cost, one.regret.mean, one.regret.high)),
+                )
                 for one in self.steps
             ]
-            head = ("one more size", "runs", "of the target's cost", "expected regret", "90 %: below")
-            lines += [*Table(head, more, "<>>>>").lines, ""]
+            lines += [*Table(head, more, "<<>>>>").lines, ""]
         if self.forecast:
             low, high = self.forecast.interval
             lines += [
@@ -327,7 +329,7 @@ def _searched(runs: Sequence[Run], law: Law, initial_loss: float | None, notes: 
         raise InputError(
             f"no size has its best rate inside of its rates ({'; '.join(left_out[:4])}): add runs beyond that end."
         )
-    return sorted(result, key=_cost)
+    return sorted(result, key=lambda one: _work(one.search.size))
 
 
 def _curve(runs: Sequence[Run], initial_loss: float | None) -> Curve:
@@ -340,19 +342,15 @@ def _curve(runs: Sequence[Run], initial_loss: float | None) -> Curve:
     return Curve(np.log2(rates), losses, most)
 
 
-def _work(size: Size, parameters: int) -> float:
-    """Parameters times examples; without parameters, width^2 depth is proportional to them."""
-    return (parameters or size.width**2 * size.depth) * (size.steps or 1) * (size.batch_size or 1)
-
-
-def _cost(one: Searched) -> float:
-    return _work(one.search.size, 0)
+def _work(size: Size) -> float:
+    """Parameters times examples, up to a factor: parameters as width^2 depth."""
+    return size.width**2 * size.depth * (size.steps or 1) * (size.batch_size or 1)
 
 
 def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction, unit: float) -> list[Next]:
     """Sizes between the largest one and the target, with what a search there would tell."""
     large, searches = searched[-1], [one.search for one in searched]
-    count = _RATES if now.interval[1] - now.mean < 2 * _WIDE else _RATES_IF_WIDE
+    count = _RATES if now.interval[1] - now.mean < 2 * _APART else _RATES_IF_WIDE
     runs = count * len(large.curve.losses)
     result = list[Next]()
     at, sizes = large.search.size, {(one.size.width, one.size.depth) for one in searches}
@@ -365,19 +363,16 @@ def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction,
         if (width, depth) in sizes or (width, depth) == (target.width, target.depth):
             continue
         sizes.add((width, depth))
-        after = law.predict([*searches, Search(size, _at(law, searches, size), large.search.error)], target)
-        regret = expected_regret(large.curve, after, unit)
-        result.append(Next(size, runs, runs * _work(size, 0) / _work(target, 0), regret))
+        there = law.predict(searches, size)
+        after = law.predict([*searches, Search(size, there.mean, large.search.error)], target)
+        rates = tuple(2.0 ** (there.mean + apart * _APART) for apart in range(-(count // 2), count // 2 + 1))
+        cost = runs * _work(size) / _work(target)
+        result.append(Next(size, rates, runs, cost, expected_regret(large.curve, after, unit)))
     ordered, kept = sorted(result, key=lambda one: (one.cost, one.regret.mean)), list[Next]()
     for one in ordered:  # a dearer size must tell more
         if not kept or one.regret.mean < 0.98 * kept[-1].regret.mean:
             kept.append(one)
     return kept
-
-
-def _at(law: Law, searches: Sequence[Search], size: Size) -> float:
-    """The rate that is expected there."""
-    return law.predict(searches, size).mean
 
 
 def _between(low: int, high: int, share: float) -> int:
@@ -392,17 +387,16 @@ def _between(low: int, high: int, share: float) -> int:
 def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
     """The target's loss at the best rate, by the law of `depthmup_flax.search.forecast`."""
     seeds = min(len(one.curve.losses) for one in searched)
+    counted = all(one.parameters for one in searched)
     rungs = []
     for one in searched:
         size, best = one.search.size, int(np.nanargmin(one.curve.losses.mean(0)))
         losses = tuple(one.curve.losses[:seeds, best].tolist())
-        rungs.append(Rung(size.width, size.depth, size.steps or 1, one.parameters or int(_work_of(size)), losses))
-    goal = Rung(target.width, target.depth, target.steps or 1, int(_work_of(target)))
-    if any(one.parameters for one in searched):
-        largest = searched[-1]
-        goal = dataclasses.replace(
-            goal, parameters=round(largest.parameters * _work_of(target) / _work_of(largest.search.size))
-        )
+        parameters = one.parameters if counted else size.width**2 * size.depth
+        rungs.append(Rung(size.width, size.depth, size.steps or 1, parameters, losses))
+    large, last = searched[-1].search.size, rungs[-1]
+    factor = target.width**2 * target.depth / (large.width**2 * large.depth)
+    goal = Rung(target.width, target.depth, target.steps or 1, round(last.parameters * factor))
     if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS:
         notes.append(f"A forecast of the loss needs {_FEWEST_RUNGS} sizes with a best rate: there are {len(rungs)}.")
         return None
@@ -410,7 +404,3 @@ def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> F
         notes.append("A forecast of the loss needs losses above 0.")
         return None
     return forecast_loss(rungs, goal)
-
-
-def _work_of(size: Size) -> float:
-    return _work(dataclasses.replace(size, steps=0, batch_size=0), 0)

@@ -1,10 +1,10 @@
 """The law of the distance: how far the best rate of a larger network lies from those of smaller ones.
 
 In base-2 logarithms, the best rate at size x is ``y(x) = y0 + sum over axes of slope_a (x_a - x0_a) + noise``. Axes are
-width, depth, examples and batch size. A rule says that the slopes of width and depth are 0. They vary between
-networks: slope_a has the mean ``slopes[a]`` and the standard deviation ``spreads[a]``, both measured on committed sweeps
-(`constants.json`, reproduction/ladder). The noise has the standard deviation ``noise``, and each search its own standard
-error over seeds. ``y0`` is free. The scale of all of it differs between networks, so the joint distribution is
+width, depth, examples and batch size. A rule says that the slopes of width and depth are 0. They vary between networks:
+slope_a has the mean ``slopes[a]`` and the standard deviation ``spreads[a]``, measured on committed sweeps
+(`constants.json`, reproduction/ladder). The noise has the standard deviation ``noise``, and each search its own
+standard error over seeds. ``y0`` is free. The scale of all of it differs between networks, so the joint distribution is
 Student's t with ``freedom`` degrees of freedom.
 
 Letters in shapes: N searches.
