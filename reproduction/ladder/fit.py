@@ -77,6 +77,7 @@ FORMS = (
     Form("and mean slopes", means=True),
     Form("a spread for each axis", each_axis=True),
     Form("both", each_axis=True, means=True),
+    Form("both, heavier tails", 2.2, each_axis=True, means=True),
     Form("one spread and the base's width", base=True),
     Form("one spread, t, no errors", errors=False),
 )

@@ -68,6 +68,7 @@ class Ladder:
     budget: float
     forecast: Forecast | None
     notes: Sequence[str]
+    kept: float | None = None  # the rate of which the regret is expected, if not the best one
 
     @property
     def rate(self) -> float:
@@ -88,7 +89,7 @@ class Ladder:
         return min(cheap, key=lambda one: one.regret.mean) if cheap else next(iter(useful), None)
 
     def __repr__(self) -> str:
-        return "\n".join([*self.statement, "", *self._tables, *(f"- {note}" for note in self.notes)])
+        return "\n".join([*self.statement, *self._tables, *(f"- {note}" for note in self.notes)])
 
     @property
     def statement(self) -> list[str]:
@@ -96,10 +97,9 @@ class Ladder:
         unit = "what is learned" if math.isfinite(self.learned) else "the loss"
         low, high = self.interval
         mean, p90 = _percent(self.regret.mean), _percent(self.regret.high)
-        first = (
-            f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
-            f"expected regret {mean} of {unit} (90 %: below {p90})"
-        )
+        of_kept = f" of the tuned {self.kept:.2g}" if self.kept else ""
+        first = f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
+        first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
         if (best := self.next) is None:
             return [first, "one more size below the target would hardly lower it"]
         after, cost = _percent(best.regret.mean), _percent(best.cost)
@@ -107,36 +107,32 @@ class Ladder:
 
     @property
     def _tables(self) -> list[str]:
-        seeds = lambda one: len(one.curve.losses)
-        rows = [
-            (
-                str(one.search.size),
-                f"{2**one.search.rate:.3g}",
-                f"{one.search.error:.2f}",
-                f"{one.lowest:.4g}",
-                seeds(one),
-            )
-            for one in self.searched
-        ]
-        head = ("width x depth", "best rate", "error, octaves", "loss", "seeds")
-        lines = [*Table(head, rows, "<>>>>").lines, ""]
+        head: Sequence[str] = ("width x depth", "best rate", "error, octaves", "loss", "seeds")
+        rows: list[tuple[Any, ...]] = []
+        for one in self.searched:
+            numbers = f"{2**one.search.rate:.3g}", f"{one.search.error:.2f}", f"{one.lowest:.4g}"
+            rows.append((str(one.search.size), *numbers, len(one.curve.losses)))
+        lines = ["", *Table(head, rows, "<>>>>").lines]
         if self.steps:
-            head = ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below")
-            more = [
-                (
-                    *(str(one.size), ", ".join(f"{rate:.2g}" for rate in one.rates), one.runs),
-                    *map(_percent, (one.cost, one.regret.mean, one.regret.high)),
-                )
-                for one in self.steps
-            ]
-            lines += [*Table(head, more, "<<>>>>").lines, ""]
-        if self.forecast:
-            low, high = self.forecast.interval
-            lines += [
-                f"forecast of its loss at the best rate: {self.forecast.loss:.4g}, 95 % {low:.4g} to {high:.4g}",
-                "",
-            ]
-        return lines
+            head, rows = (
+                ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below"),
+                [],
+            )
+            for step in self.steps:
+                rates = ", ".join(f"{rate:.2g}" for rate in step.rates)
+                shares = map(_percent, (step.cost, step.regret.mean, step.regret.high))
+                rows.append((str(step.size), rates, step.runs, *shares))
+            lines += ["", *Table(head, rows, "<<>>>>").lines]
+        return [*lines, *(["", self.forecast_line] if self.forecast else []), ""]
+
+    @property
+    def forecast_line(self) -> str:
+        """The target's loss at the best rate."""
+        if self.forecast is None:
+            return "no forecast of the loss"
+        low, high = self.forecast.interval
+        ends = f"95 % interval {low:.4g} to {high:.4g}"
+        return f"forecast of one run at the best rate: loss {self.forecast.loss:.4g}, {ends}"
 
     def as_json(self) -> dict[str, Any]:
         """Its numbers, for a file."""
@@ -231,8 +227,12 @@ def ladder_of(
     *,
     initial_loss: float | None = None,
     budget: float = BUDGET,
+    tuned: tuple[float, float] | None = None,
 ) -> Ladder:
-    """The ladder of runs that have been read, see `ladder`."""
+    """The ladder of runs that have been read, see `ladder`.
+
+    ``tuned`` are the best rate of the runs, if something else than their curve has found it, and the target's.
+    """
     for name, number in (("width", target[0]), ("depth", target[1]), ("steps", steps), ("batch_size", batch_size)):
         if number is not None:
             require_number(f"target.{name}", number, least=1, whole=True)
@@ -241,6 +241,9 @@ def ladder_of(
     runs, rule = _of_one_series(own.runs, rule, notes)
     law = _law(rule, optimizer)
     searched = _searched(runs, law, initial_loss, notes)
+    if tuned:
+        tuned_there = dataclasses.replace(searched[-1].search, rate=math.log2(tuned[0]))
+        searched[-1] = dataclasses.replace(searched[-1], search=tuned_there)
     large = searched[-1]
     known = lambda given, own: given or own if own else 0  # unknown in the table: the same
     at = large.search.size
@@ -251,7 +254,7 @@ def ladder_of(
     prediction = law.predict([one.search for one in searched], goal)
     learned = large.curve.most - large.lowest if initial_loss or _initial(runs) else math.nan
     unit = learned if learned > 0 else abs(large.lowest)
-    regret = expected_regret(large.curve, prediction, unit)
+    regret = expected_regret(large.curve, prediction, unit, math.log2(tuned[1]) if tuned else None)
     return Ladder(
         target=goal,
         rule=rule,
@@ -263,6 +266,7 @@ def ladder_of(
         budget=budget,
         forecast=_forecast(searched, goal, notes),
         notes=notes,
+        kept=tuned[1] if tuned else None,
     )
 
 

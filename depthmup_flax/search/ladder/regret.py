@@ -69,7 +69,11 @@ class Regret:
     high: float  # 90th percentile
 
 
-def expected_regret(curve: Curve, prediction: Prediction, unit: float) -> Regret:
-    """Of the predicted rate, if the target's curve has the shape of this one; a share of ``unit``, at most 1."""
-    shares = np.minimum(curve.regret(-prediction.quantiles(_COUNT)) / unit, 1.0)
+def expected_regret(curve: Curve, prediction: Prediction, unit: float, kept: float | None = None) -> Regret:
+    """Of the predicted rate, or of the log2 rate ``kept``, if the target's curve has the shape of this one.
+
+    A share of ``unit``, at most 1.
+    """
+    off = 0.0 if kept is None else kept - prediction.mean
+    shares = np.minimum(curve.regret(off - prediction.quantiles(_COUNT)) / unit, 1.0)
     return Regret(float(shares.mean()), float(np.quantile(shares, 0.9)))
