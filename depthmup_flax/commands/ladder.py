@@ -19,7 +19,7 @@ import argparse
 import json
 import pathlib
 
-from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.parser import Parser, names
 from depthmup_flax.util.errors import InputError
 
 COLUMNS = {  # flag -> role of `depthmup_flax.storage.run_tables.NAMES`
@@ -29,23 +29,14 @@ COLUMNS = {  # flag -> role of `depthmup_flax.storage.run_tables.NAMES`
 _TARGET = ("width", "depth", "steps", "batch_size")
 
 
-def define_columns(parser: Parser) -> None:
-    """Adds a flag for the name of each column."""
-    for flag, role in COLUMNS.items():
-        parser.flag(f"--{flag}", help=f"Column of the {role.replace('_', ' ')}; default: one of a usual name.")
-
-
-def columns_of(args: argparse.Namespace) -> dict[str, str]:
-    """Role -> column, as flags name them."""
-    return {role: name for flag, role in COLUMNS.items() if (name := getattr(args, flag)) is not None}
-
-
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
     for name in _TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}.")
-    define_columns(parser)
+    for flag, role in COLUMNS.items():
+        parser.flag(f"--{flag}", help=f"Column of the {role.replace('_', ' ')}; default: one of a usual name.")
+    parser.flag("--ignore", type=names, default=[], help="Columns in which equal runs differ, such as host,date.")
     parser.flag("--rule", help="Rule of the trainer: depth_mup, completep, mup or sp; default: the table's, or sp.")
     parser.flag("--optimizer", default="adam", help="For other steps or another batch size: adam, sgd, ...")
     parser.flag("--initial", type=float, help="The loss before learning, where the table does not have it.")
@@ -73,7 +64,8 @@ def main(args: argparse.Namespace) -> None:
         optimizer=args.optimizer,
         initial_loss=args.initial,
         budget=args.budget,
-        columns=columns_of(args),
+        columns={role: name for flag, role in COLUMNS.items() if (name := getattr(args, flag)) is not None},
+        ignored=args.ignore,
     )
     written = found.write(args.out or path.with_name(f"{path.name.partition('.')[0]}_ladder"))
     if args.json:

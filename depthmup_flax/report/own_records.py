@@ -16,7 +16,8 @@ from depthmup_flax.util.errors import InputError
 
 _FIELDS = {"width": "model.width", "depth": "model.depth", "rule": "parametrization.preset"}
 _NEEDED = ("width", "depth", "learning_rate", "loss")
-_NUMBERS = (*_NEEDED, "initial_loss", "steps", "batch_size", "parameters")
+_OPTIONAL = ("steps", "batch_size", "parameters")
+_NUMBERS = (*_NEEDED, "initial_loss", *_OPTIONAL)
 _WHOLE = ("width", "depth")
 _FEWEST_RUNS = 6  # of a setting's value: two sizes with three rates
 _START = 0.02  # of a logged run: a loss before it is the initial one
@@ -102,12 +103,13 @@ def _record(run: Run, where: str) -> Record:
     )
 
 
-def read_runs(source: str | os.PathLike[str] | Any, names: Mapping[str, str | None] | None = None) -> OwnRuns:
+def read_runs(source: Any, names: Mapping[str, str | None] | None = None, ignored: Sequence[str] = ()) -> OwnRuns:
     """The runs of a table.
 
     Args:
       source: a file; or column -> values, or a list of rows, name -> value, such as pandas has them.
       names: role of `NAMES` -> column; others are found by usual names, such as ``n_embd`` for the width.
+      ignored: further columns that are no settings.
 
     A loss that is empty, NaN or infinite is that of a diverged run. Of a log, with a row for each evaluation, the last
     row of a run counts.
@@ -125,38 +127,23 @@ def read_runs(source: str | os.PathLike[str] | Any, names: Mapping[str, str | No
             raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --{role}=COLUMN.")
     taken = {role: name for role, name in known.items() if name is not None and name != role}
     notes = [*table.notes, *(["Columns: " + ", ".join(f"{k} is {v}" for k, v in taken.items()) + "."] if taken else [])]
-    rows, others = _typed(table, known, notes)
-    logged = str(known["steps"]).lower() in LOGGED
-    rows = _last_of_log(rows, others, notes) if logged else rows
-    runs = _with_settings(rows, others, known["rule"], notes)
+    runs = _typed(table, known, ignored, notes)
+    if str(known["steps"]).lower() in LOGGED:
+        runs = _last_of_log(runs, notes)
+    runs = _with_settings(runs, known["rule"], notes)
     runs = _equally_many_seeds(_once(runs, known["seed"] is not None, notes), notes)
     return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """Rows of a table with their numbers, and their cells in further columns."""
-
-    numbers: list[dict[str, float]]  # of each row: role -> number
-    cells: list[dict[str, str]]  # of each row: further column -> text
-    lines: list[int]
-
-    def only(self, kept: Iterable[int]) -> _Rows:
-        """Some of the rows."""
-        places = list(kept)
-        numbers, cells = [self.numbers[i] for i in places], [self.cells[i] for i in places]
-        return _Rows(numbers, cells, [self.lines[i] for i in places])
-
-
-def _typed(table: TextTable, known: Mapping[str, str | None], notes: list[str]) -> tuple[_Rows, list[str]]:
-    """The rows whose size and rate are known, and the names of further columns."""
-    numbers, seeds = list[dict[str, float]](), dict[str, int]()
+def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str], notes: list[str]) -> list[Run]:
+    """The rows whose size and rate are known, with the cells of all further columns as settings."""
+    used = {name for role, name in known.items() if role != "rule"} | set(ignored)
+    others = [name for name in table.columns if name not in used]
+    runs, seeds = list[Run](), dict[str, int]()
     for row, line in enumerate(table.lines):
-        own = {}
-        for role in _NUMBERS:
-            own[role] = math.nan if (name := known[role]) is None else _number(table, name, row, line)
+        own = {role: _number(table, name, row) if (name := known[role]) else math.nan for role in _NUMBERS}
         for role in _WHOLE:
-            if not math.isnan(own[role]) and not (own[role] >= 1 and own[role].is_integer()):
+            if not ((own[role] >= 1 and own[role].is_integer()) or math.isnan(own[role])):
                 text = f"{known[role]} is {own[role]:g}: use a whole number above 0."
                 raise InputError(f"{table.source}, line {line}: {text}")
         if own["learning_rate"] < 0:
@@ -164,31 +151,37 @@ def _typed(table: TextTable, known: Mapping[str, str | None], notes: list[str]) 
                 f"{table.source}, line {line}: {known['learning_rate']} is {own['learning_rate']:g}: a rate is above "
                 "0. If the column has logarithms, write their powers."
             )
-        text = table.columns[known["seed"]][row] if known["seed"] else ""
-        own["seed"] = int(text) if text.isdecimal() and len(text) < 10 else -1 - seeds.setdefault(text, len(seeds))
-        own["seed"] = 0 if known["seed"] is None else own["seed"]
-        numbers.append(own)
-    complete = lambda own: 0 < own["learning_rate"] < math.inf and not math.isnan(own["width"] + own["depth"])
-    kept = [place for place, own in enumerate(numbers) if complete(own)]
-    if lacking := len(numbers) - len(kept):
+        if math.isnan(own["width"] + own["depth"]) or not 0 < own["learning_rate"] < math.inf:
+            continue
+        text = table.columns[known["seed"]][row] if known["seed"] else "0"
+        runs.append(
+            Run(
+                line=line,
+                **{role: int(own[role]) for role in _WHOLE},
+                rate=own["learning_rate"],
+                loss=own["loss"] if math.isfinite(own["loss"]) else math.nan,
+                seed=int(text) if text.isdecimal() else -1 - seeds.setdefault(text, len(seeds)),
+                initial_loss=own["initial_loss"],
+                **{role: int(own[role]) if 1 <= own[role] < math.inf else 0 for role in _OPTIONAL},
+                settings=tuple((name, table.columns[name][row]) for name in others),
+            )
+        )
+    if lacking := len(table.lines) - len(runs):
         notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
-    if not kept:
+    if not runs:
         raise InputError(f"{table.source} has no row with a width, a depth and a learning rate above 0.")
-    used = {name for role, name in known.items() if role != "rule"}
-    others = [name for name in table.columns if name not in used]
-    cells = [{name: table.columns[name][row] for name in others} for row in range(len(numbers))]
-    return _Rows(numbers, cells, list(table.lines)).only(kept), others
+    return runs
 
 
 def _rows(count: int) -> str:
     return f"{count:,} rows" if count > 1 else "one row"
 
 
-def _number(table: TextTable, name: str, row: int, line: int) -> float:
+def _number(table: TextTable, name: str, row: int) -> float:
     number = table.number(name, row)
     if number is None:
         text = table.columns[name][row]
-        raise InputError(f"{table.source}, line {line}: {name} is {text[:40]!r}: write a number.")
+        raise InputError(f"{table.source}, line {table.lines[row]}: {name} is {text[:40]!r}: write a number.")
     return number
 
 
@@ -197,75 +190,61 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
     return len(set(zip(keys, values, strict=True))) == len(set(keys))
 
 
-def _last_of_log(rows: _Rows, others: Sequence[str], notes: list[str]) -> _Rows:
+def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run, with the first one's loss as the initial one where it is of the run's beginning."""
-    steps = [own["steps"] for own in rows.numbers]
-    columns = {name: [cells[name] for cells in rows.cells] for name in others}
-    of_run = [name for name in others if len(set(columns[name])) * _FEWEST_RUNS <= len(steps)]
-    of_run = [name for name in of_run if not _is_function(steps, columns[name])]
-    runs: dict[Hashable, list[int]] = defaultdict(list)
-    for place, own in enumerate(rows.numbers):
-        key = own["width"], own["depth"], own["learning_rate"], own["seed"]
-        runs[*key, *(columns[name][place] for name in of_run)].append(place)
-    longest: dict[Hashable, float] = defaultdict(float)
-    for own in rows.numbers:
-        size = own["width"], own["depth"]
-        longest[size] = max(longest[size], own["steps"])
-    kept, unfinished = [], 0
-    for places in runs.values():
-        last, first = max(places, key=lambda place: steps[place]), min(places, key=lambda place: steps[place])
-        end = longest[rows.numbers[last]["width"], rows.numbers[last]["depth"]]
-        if steps[last] < end and math.isfinite(rows.numbers[last]["loss"]):
+    steps = [row.steps for row in rows]
+    columns = [[row.settings[i] for row in rows] for i in range(len(rows[0].settings))]
+    named = lambda column: len(set(column)) * _FEWEST_RUNS <= len(rows) and not _is_function(steps, column)
+    of_run = [i for i, column in enumerate(columns) if named(column)]
+    ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
+    key = lambda row: (_width_and_depth(row), row.rate, row.seed, *(row.settings[i] for i in of_run))
+    kept, unfinished = list[Run](), 0
+    for own in _grouped(rows, key).values():
+        last, first, end = (
+            max(row.steps for row in own),
+            min(own, key=lambda row: row.steps),
+            ends[_width_and_depth(own[0])],
+        )
+        lasts = [row for row in own if row.steps == last]
+        if last < end and math.isfinite(lasts[-1].loss):
             unfinished += 1
             continue
-        if math.isnan(rows.numbers[last]["initial_loss"]) and steps[first] <= _START * end and first != last:
-            rows.numbers[last]["initial_loss"] = rows.numbers[first]["loss"]
-        rows.numbers[last]["steps"] = end
-        kept += [place for place in places if steps[place] == steps[last]]
-    if earlier := len(steps) - len(kept) - unfinished:
-        notes.append(f"The table is a log: of each run the row of its last step counts ({_rows(earlier)} are earlier).")
+        begun = first.loss if first.steps <= _START * end and first.steps < last else math.nan
+        initial = [begun if math.isnan(row.initial_loss) else row.initial_loss for row in lasts]
+        kept += [dataclasses.replace(row, steps=end, initial_loss=i) for row, i in zip(lasts, initial, strict=True)]
+    if len(kept) < len(rows):
+        notes.append("The table is a log: of each run the row of its last step counts.")
     if unfinished:
         notes.append(f"{unfinished} runs end before others of their size: left out.")
-    return rows.only(sorted(kept))
+    return kept
 
 
-def _with_settings(rows: _Rows, others: Sequence[str], rule: str | None, notes: list[str]) -> list[Run]:
-    """The runs with the settings in which they differ; says which columns are none."""
-    count = len(rows.lines)
-    sizes = [(own["width"], own["depth"]) for own in rows.numbers]
-    rates = [own["learning_rate"] for own in rows.numbers]
+def _width_and_depth(run: Run) -> tuple[int, int]:
+    return run.width, run.depth
+
+
+def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> list[Run]:
+    """The runs with the settings in which they differ alone; says which columns are none."""
+    sizes, rates = [_width_and_depth(run) for run in runs], [run.rate for run in runs]
     settings, own_value, of_size = dict[str, list[Hashable]](), list[str](), list[str]()
-    for name in others:
-        values = _values([cells[name] for cells in rows.cells])
+    for i, (name, _) in enumerate(runs[0].settings if runs else ()):
+        values = _values([str(run.settings[i][1]) for run in runs])
         distinct = len(set(values))
         if name == rule:
             settings["rule"] = values
-        elif distinct == 1:
-            continue
-        elif distinct > max(2, count / _FEWEST_RUNS):
+        elif distinct > max(2, len(runs) / _FEWEST_RUNS):
             own_value.append(name)
-        elif _is_function(sizes, values) or (_is_function(rates, values) and _is_function(values, rates)):
-            of_size.append(name)
-        else:
-            settings[name] = values
+        elif distinct > 1:
+            given = _is_function(sizes, values) or (_is_function(rates, values) and _is_function(values, rates))
+            if given:
+                of_size.append(name)
+            else:
+                settings[name] = values
     reasons = {"values of nearly every run's own": own_value, "given by the size or the rate": of_size}
     if said := [f"{', '.join(names[:12])} ({why})" for why, names in reasons.items() if names]:
         notes.append(f"Columns that are no settings, left out: {'; '.join(said)}.")
-    whole = lambda value: int(value) if math.isfinite(value) and value >= 1 else 0
-    return [
-        Run(
-            line=rows.lines[place],
-            width=int(own["width"]),
-            depth=int(own["depth"]),
-            rate=own["learning_rate"],
-            loss=own["loss"] if math.isfinite(own["loss"]) else math.nan,
-            seed=int(own["seed"]),
-            initial_loss=own["initial_loss"],
-            **{name: whole(own[name]) for name in ("steps", "batch_size", "parameters")},
-            settings=tuple((name, values[place]) for name, values in settings.items()),
-        )
-        for place, own in enumerate(rows.numbers)
-    ]
+    each = [tuple((name, values[place]) for name, values in settings.items()) for place in range(len(runs))]
+    return [dataclasses.replace(run, settings=own) for run, own in zip(runs, each, strict=True)]
 
 
 def _values(texts: Sequence[str]) -> list[Hashable]:

@@ -230,8 +230,9 @@ def main() -> None:
         )
         print(text[-1], flush=True)
     rounded = lambda value: {k: round(v, 4) for k, v in value.items()} if isinstance(value, dict) else round(value, 4)
-    shown = {rule: {name: rounded(value) for name, value in law.items()} for rule, law in constants.items()}
-    FILE.write_text(json.dumps(shown, indent=1) + "\n")
+    each = ({name: rounded(value) for name, value in law.items()} for law in constants.values())
+    shown = [f"{json.dumps(rule)}: {json.dumps(law)}" for rule, law in zip(constants, each, strict=True)]
+    FILE.write_text("{\n" + ",\n".join(shown) + "\n}\n")
     PAGE.write_text(_INTRODUCTION + "\n".join(text))
 
 

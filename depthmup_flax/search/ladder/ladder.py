@@ -101,7 +101,8 @@ class Ladder:
         first = f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
         first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
         if (best := self.next) is None:
-            return [first, "one more size below the target would hardly lower it"]
+            why = "would hardly lower it" if self.steps else "costs more than a run of the target"
+            return [first, f"one more size {why}"]
         after, cost = _percent(best.regret.mean), _percent(best.cost)
         return [first, f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"]
 
@@ -185,6 +186,7 @@ def ladder(
     initial_loss: float | None = None,
     budget: float = BUDGET,
     columns: Mapping[str, str] | None = None,
+    ignored: Sequence[str] = (),
 ) -> Ladder:
     """The best learning rate of a large network, from a table of runs of smaller ones, of any trainer.
 
@@ -201,12 +203,13 @@ def ladder(
         is learned, not of the loss.
       budget: the most that one more size may cost, in runs of the target.
       columns: role -> name, as in ``{"width": "n_embd"}``, where `read_runs` does not find it.
+      ignored: other columns that are no settings, such as the host.
 
     Raises:
       InputError: the table cannot be read, or no size has its best rate inside of its grid.
     """
     return ladder_of(
-        read_runs(records, columns),
+        read_runs(records, columns, ignored),
         target,
         steps,
         batch_size,
@@ -352,7 +355,7 @@ def _work(size: Size) -> float:
 
 
 def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction, unit: float) -> list[Next]:
-    """Sizes between the largest one and the target, with what a search there would tell."""
+    """Sizes between the largest one and the target that cost less than its run, with what a search there would tell."""
     large, searches = searched[-1], [one.search for one in searched]
     count = _RATES if now.interval[1] - now.mean < 2 * _APART else _RATES_IF_WIDE
     runs = count * len(large.curve.losses)
@@ -370,8 +373,8 @@ def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction,
         there = law.predict(searches, size)
         after = law.predict([*searches, Search(size, there.mean, large.search.error)], target)
         rates = tuple(2.0 ** (there.mean + apart * _APART) for apart in range(-(count // 2), count // 2 + 1))
-        cost = runs * _work(size) / _work(target)
-        result.append(Next(size, rates, runs, cost, expected_regret(large.curve, after, unit)))
+        if (cost := runs * _work(size) / _work(target)) < 1:
+            result.append(Next(size, rates, runs, cost, expected_regret(large.curve, after, unit)))
     ordered, kept = sorted(result, key=lambda one: (one.cost, one.regret.mean)), list[Next]()
     for one in ordered:  # a dearer size must tell more
         if not kept or one.regret.mean < 0.98 * kept[-1].regret.mean:
