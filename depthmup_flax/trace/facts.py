@@ -9,19 +9,21 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax.extend import core
 
 from depthmup_flax.trace.equations import called_names, source_line
-from depthmup_flax.trace.factors import Homogeneity, Terms, common, forward_factors, scaled
+from depthmup_flax.trace.factors import forward_factors
 from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node, Place
 from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.norms import find_norms
 from depthmup_flax.trace.paths import new_paths
 from depthmup_flax.trace.residual_sums import ResidualSum, find_sums
 from depthmup_flax.trace.streams import residual_streams
+from depthmup_flax.trace.terms import Terms, common, joined, scaled
 from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
 from depthmup_flax.util.groups import grouped, series
 from depthmup_flax.util.primitives import SCALES, SUMS, is_understood
@@ -73,15 +75,6 @@ def _bits(variable: Any) -> int:
 
 
 OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
-_Key = TypeVar("_Key")
-
-
-def joined(pairs: Iterable[tuple[_Key, frozenset[float]]]) -> dict[_Key, frozenset[float]]:
-    """Path or term -> all of its factors."""
-    result: dict[_Key, frozenset[float]] = {}
-    for key, factors in pairs:
-        result[key] = result.get(key, frozenset()) | factors
-    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +138,8 @@ class Traced:
         alike: Collection[frozenset[str]],
     ):
         self.graph, self._uses = graph, parameter_uses(graph, growing)
-        self._shape = Homogeneity(graph, self._uses)
-        normalized = {i: self._shape.roots[j] for i, j in self._shape.norms.items()}
+        self._shape = find_norms(graph, self._uses)
+        normalized = {i: self._shape.roots[j] for i, j in self._shape.reads.items()}
         paths = new_paths(graph, self._uses, self._shape.degrees)
         finder = find_sums(paths, self._uses, normalized, plain, alike)
         self._streams = residual_streams(graph, finder)
@@ -245,7 +238,7 @@ class Traced:
 
     def _branch(self, s: ResidualSum) -> Branch:
         terms, own = self._forward.deep(self._terms[s.branch]), self._terms[s.shortcut]
-        norms = [self._terms[self._shape.norms[i]] for i in terms if i in self._shape.norms]
+        norms = [self._terms[self._shape.reads[i]] for i in terms if i in self._shape.reads]
         times = math.prod(length for _, length in s.loops)
         sums = self.nodes | {s.start}
         (kept,) = self._terms[s.node][s.node]
@@ -307,9 +300,9 @@ class Traced:
                 result += [(path, frozenset(f * factor for f in ended[path])) for path in paths]
                 if node == output and i not in self._at:
                     result.append(("", frozenset(f * self._of_part(i) for f in factors)))
-                is_softmax = i in shape.norms and self.graph.nodes[shape.norms[i]].op == "exp"
+                is_softmax = i in shape.reads and self.graph.nodes[shape.reads[i]].op == "exp"
                 is_own = self._terms[i].keys() == {i}  # not a bias, which is added to others
-                if products or not is_own or i in seen or (i in shape.norms and not is_softmax):
+                if products or not is_own or i in seen or (i in shape.reads and not is_softmax):
                     continue
                 seen.add(i)
                 # A nonlinearity without a degree keeps no factor.
@@ -393,7 +386,7 @@ class Traced:
 
     def _normalized_sums(self) -> Iterator[Terms]:
         """The terms of each sum that a norm reads, which keeps their ratios alone: over the least of their factors."""
-        for i in self._shape.norms.values():
+        for i in self._shape.reads.values():
             terms = self._terms[i]
             least = min((f for factors in terms.values() for f in factors), default=0.0)
             if len(terms) > 1 and least and self.graph.nodes[i].op != "exp":
@@ -413,8 +406,8 @@ class Traced:
                 seen.add(i)
                 if i in sums:
                     stack += sums[i].shortcut, sums[i].branch
-                elif i in self._shape.norms:
-                    stack.append(self._shape.norms[i])
+                elif i in self._shape.reads:
+                    stack.append(self._shape.reads[i])
                 elif terms[i].keys() == {i}:
                     products = [u for u in self._at.get(i, ()) if u.kind == PRODUCT]
                     reads = self._activations(i)
@@ -456,7 +449,7 @@ class Traced:
         factor = min(after) * min(of_both) if len(after) == len(of_both) == 1 else math.nan
         factor *= math.prod(self._forward.before.get(i, 1.0) for i in {u.node for u in makers if u.kind == PRODUCT})
         # A mean with the weights of a softmax is no sum over the width.
-        norms = (self._shape.norms.get(k) for k in inner)
+        norms = (self._shape.reads.get(k) for k in inner)
         is_mean = softmax is None and any(k is not None and self.graph.nodes[k].op == "exp" for k in norms)
         paths = frozenset() if is_mean else paths
         return Scores(paths, frozenset(beside - paths), size, factor, softmax is not None, j)
@@ -472,8 +465,8 @@ class Traced:
 
     def _makers(self, node: int) -> Sequence[Use]:
         """The uses that make a term, looked for before norms."""
-        while node in self._shape.norms and node not in self._at:
-            terms = self._terms[self._shape.norms[node]]
+        while node in self._shape.reads and node not in self._at:
+            terms = self._terms[self._shape.reads[node]]
             uses = [u for i in terms for u in self._at.get(i, ())]
             if uses or not terms:
                 return uses
