@@ -25,7 +25,8 @@ from depthmup_flax.auditing.roles import layer_axes, traced_infos
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
-from depthmup_flax.trace.facts import Traced, traced_pair
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.pairs import traced_pair
 from depthmup_flax.trace.uses import LOOKUP
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.groups import series

@@ -132,7 +132,7 @@ def _of_a_quotient(reader: _Reader, node: Node, reads: Sequence[int]) -> Growth:
 
 
 def _of_alike(reader: _Reader, node: Node, reads: Sequence[int]) -> Growth | None:
-    """Of a sum or a choice of arrays of one degree; a small number, as a norm's epsilon, is none."""
+    """Of a sum or a choice of arrays of one degree; a norm's epsilon does not count."""
     if len({reader.growth[j].degree for j in reads}) > 1:
         return None
     if node.op != "select_n":
