@@ -143,11 +143,11 @@ def _carried(reading: Reading) -> Mapping[int, Factors]:
 
     starts = {residual.before for residual in sums}
     ends = [end for _, end in reading.graph.carries()]
-    bent = []
+    bent: list[tuple[int, Factors]] = []
     for read in reading.absorbed():
         if not read.by_product and read.node not in reading.sums:
             bent += read.terms.items()
-    of_streams = []
+    of_streams: list[tuple[int, Factors]] = []
     for i in (*starts, *ends):
         of_streams += reading.terms(i).items()
     return joined(bent) | joined(of_streams)

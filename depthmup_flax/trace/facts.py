@@ -7,12 +7,14 @@ import functools
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from depthmup_flax.trace import products, scores, unread
+from depthmup_flax.trace import products
 from depthmup_flax.trace.branches import Branch, branches
 from depthmup_flax.trace.graph import PARAM, Graph
 from depthmup_flax.trace.products import Bias
 from depthmup_flax.trace.reading import OfPaths, Reading, read
+from depthmup_flax.trace.scores import Scores, scores
 from depthmup_flax.trace.terms import Factors
+from depthmup_flax.trace.unread import Unread, unread_operations, unread_sums
 from depthmup_flax.trace.uses import Use
 
 
@@ -139,7 +141,7 @@ class Traced:
 
     @functools.cached_property
     def bent(self) -> dict[tuple[str, str], Factors]:
-        """Path and operation -> factors of what it makes of a product, in front of a nonlinearity."""
+        """Path, operation -> factors of what it makes of a product, in front of a nonlinearity."""
         return products.in_front_of_nonlinearities(self.reading)
 
     @functools.cached_property
@@ -153,19 +155,19 @@ class Traced:
         return products.projections(self.reading)
 
     @functools.cached_property
-    def scores(self) -> list[scores.Scores]:
+    def scores(self) -> list[Scores]:
         """All products of two activations."""
-        return scores.scores(self.reading)
+        return scores(self.reading)
 
     @functools.cached_property
-    def unread(self) -> list[unread.Unread]:
+    def unread(self) -> list[Unread]:
         """The operations that the output depends on and that are not understood."""
-        return unread.unread_operations(self.reading)
+        return unread_operations(self.reading)
 
     @functools.cached_property
-    def unread_sums(self) -> unread.Unread:
+    def unread_sums(self) -> Unread:
         """The sums of a stream that are no residual sums."""
-        return unread.unread_sums(self.reading)
+        return unread_sums(self.reading)
 
 
 def traced(

@@ -38,8 +38,8 @@ def readouts(reading: Reading) -> dict[str, Factors]:
         for i, factors in reading.terms(node).items():
             pairs += _ended(reading, i, factors, factor)
             if node == output and not reading.uses_at(i):
-                own = _of_part(reading, i)
-                pairs.append(("", frozenset(f * own for f in factors)))
+                of_part = _of_part(reading, i)
+                pairs.append(("", frozenset(f * of_part for f in factors)))
             if i in seen or not _is_looked_through(reading, i):
                 continue
             seen.add(i)

@@ -75,7 +75,7 @@ class Reading:
         return [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
 
     def not_made(self, terms: Terms) -> Terms:
-        """Those that no parameter makes, as a norm or the batch: what reads them has their factor."""
+        """Those that no parameter makes, as a norm: what reads them has their factor."""
         return {i: factors for i, factors in terms.items() if i not in self.uses.by_node}
 
     def of_uses(self, *several: Terms, before: bool = False) -> dict[str, Factors]:
