@@ -131,11 +131,13 @@ class _Builder:
             pieces[piece] = self._add(i, PARAM, (), {"path": name})
         for part in _in_order(parts):
             inside = [k for piece, k in pieces.items() if _contains(part, piece)]
-            is_one = len(inside) == 1
-            self.number_of[i, part] = inside[0] if is_one else self._add(i, "concatenate", inside, {})
+            if len(inside) == 1:
+                self.number_of[i, part] = inside[0]
+            else:
+                self.number_of[i, part] = self._add(i, "concatenate", inside, {})
 
     def add_part(self, i: int, part: Part) -> None:
-        """Makes a part of an array of parts of what its operation reads, or takes it of the whole."""
+        """Makes a part of an array of parts of its inputs, or takes it of the whole."""
         node = self.graph.nodes[i]
         reads = _reads(self.graph, node, part)
         if reads is None:
@@ -199,7 +201,7 @@ def _pieces(parts: Collection[Part]) -> Iterator[Part]:
 
 
 def _reads(graph: Graph, node: Node, part: Part) -> list[Part] | None:
-    """The parts of the inputs that a part of an array is made of; ``None``: it is not made of parts."""
+    """The parts of the inputs that a part of an array is made of, or ``None``."""
     shapes = [graph.nodes[j].shape for j in node.inputs]
     read = _READS.get(node.op)
     result = None if read is None else read(node, shapes, part)
@@ -269,7 +271,7 @@ def _embedded(size: int, where: slice, axis: PartOfAxis) -> PartOfAxis:
 
 
 def _of_product(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
-    """Axes of the result are those of the batch, then the other ones of the first operand, then of the second."""
+    """Axes of the result are those of the batch, of the first operand, then of the second."""
     contracted, batched = node.params["dimension_numbers"]
     outer = list(part[len(batched[0]) :])
     result: list[Part] = []
@@ -299,7 +301,10 @@ def _of_convolution(node: Node, shapes: Sequence[Shape], part: Part) -> list[Par
 
 
 def _of_reshape(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part] | None:
-    """In groups of axes that have the same entries; ``None`` if what is read of a group is no part of its axes."""
+    """In groups of axes that have the same entries.
+
+    ``None`` if what is read of a group is no part of its axes.
+    """
     old = shapes[0]
     axes: list[PartOfAxis] = [None] * len(old)
     for before, after in axis_groups(old, node.shape):
