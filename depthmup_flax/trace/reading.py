@@ -53,6 +53,18 @@ class Reading:
     inside: Mapping[str, bool]
     branches_of: Mapping[str, frozenset[int]]
 
+    def __str__(self) -> str:
+        """A line per array: number, operation, inputs, shape, kind, uses and terms, with their factors."""
+        lines = []
+        for i, node in enumerate(self.graph.nodes):
+            inputs = ", ".join(map(str, node.inputs))
+            uses = " ".join(f"{use.kind} {use.path}" for use in self.uses_at(i))
+            terms = {j: sorted(factors) for j, factors in self.terms(i).items()}
+            is_sum = "residual sum" if i in self.sums else ""
+            line = f"{i} {node.op}({inputs}) {node.shape} {self.uses.kinds[i]} {uses} {is_sum}"
+            lines.append(f"{line.strip()} {terms or ''}".strip())
+        return "\n".join(lines)
+
     @functools.cached_property
     def sums(self) -> set[int]:
         """The nodes of all residual sums."""
