@@ -243,6 +243,7 @@ def _of_a_product(reader: _Reader, i: int, node: Node, reads: Sequence[int]) -> 
 
 
 def _times_a_number(reader: _Reader, node: Node, j: int) -> Terms | None:
+    """A mask of zeros or infinities is no factor; a number over an array is a nonlinearity."""
     others = [k for k in node.inputs if k != j]
     number = reader.of_param[others[-1]] if others else 1.0
     is_divisor = node.op == "div" and node.inputs[0] != j
@@ -293,6 +294,7 @@ def _inside_sum_of_entries(reader: _Reader, node: Node, factors: Sequence[float]
 
 
 def _of_others(reader: _Reader, node: Node, factors: Sequence[float]) -> float:
+    """What another operation makes has no factor of its own, unless it reads what is unknown."""
     return math.nan if any(map(math.isnan, factors)) else 1.0
 
 

@@ -54,7 +54,7 @@ class Reading:
     branches_of: Mapping[str, frozenset[int]]
 
     def __str__(self) -> str:
-        """A line per array: number, operation, inputs, shape, kind, uses and terms, with their factors."""
+        """A line per array: number, operation, inputs, shape, kind, uses, terms with factors."""
         lines = []
         for i, node in enumerate(self.graph.nodes):
             inputs = ", ".join(map(str, node.inputs))
