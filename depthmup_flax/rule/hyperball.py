@@ -106,7 +106,7 @@ def _hyperball(
         clip_rms=clip_rms,
         geometry=geometry_by_role(info, geometry),
     )
-    return optax.chain(steps, _kept_norms(info))
+    return optax.chain(steps, _kept_norms(info, rule))
 
 
 def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) -> optax.GradientTransformation:
@@ -120,12 +120,12 @@ def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) ->
     return optax.stateless(lambda updates, params: map_info(matched, info, updates, params))
 
 
-def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
+def _kept_norms(info: InfoTree, rule: Parametrization) -> optax.GradientTransformation:
     """Updates after which each hidden matrix has the norm that it had, without the factor that it carries."""
     all_matched = dict.fromkeys(flatten_info(info), Geometry.NORM_MATCHED)
 
     def uncarried(_: str, leaf: ParamInfo, param: jax.Array) -> jax.Array:
-        return leaf.uncarried(param)
+        return leaf.uncarried(param, rule)
 
     def init(params: ArrayTree) -> optax.EmptyState:
         require_norms(info, map_info(uncarried, info, params), all_matched)
@@ -134,10 +134,10 @@ def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
     def kept(_: str, leaf: ParamInfo, update: jax.Array, param: jax.Array) -> jax.Array:
         if leaf.role is not Role.HIDDEN:
             return update
-        old = leaf.uncarried(param)
-        moved = leaf.uncarried(param + update)
+        old = leaf.uncarried(param, rule)
+        moved = leaf.uncarried(param + update, rule)
         at_old_norm = moved * (norms(leaf, old) / norms(leaf, moved))
-        return ((at_old_norm - old) * leaf.factor).astype(update.dtype)
+        return ((at_old_norm - old) * leaf.factor(rule)).astype(update.dtype)
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         return map_info(kept, info, updates, params), state

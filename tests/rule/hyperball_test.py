@@ -9,6 +9,7 @@ from drawn import updated
 
 import depthmup_flax as dm
 from depthmup_flax.rule.directions import direction
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 RULE = dm.get_parametrization("depth_mup")
@@ -84,8 +85,8 @@ def test_the_share_of_the_norm_follows_the_geometry_of_the_update_and_the_depth(
 
 @pytest.mark.parametrize(("optimizer", "carried"), [(dm.adamh, ((1.0, 0.25),)), (dm.muonh, 0.5)])
 def test_parameters_that_carry_factors_move_as_those_of_the_network_with_the_factors_in_its_code(optimizer, carried):
-    plain, carrying = {"w": matrix((6, 8))}, {"w": matrix((6, 8), carried=carried)}
-    w, c = noise((6, 8), 0), carrying["w"].factor
+    plain, carrying = {"w": matrix((6, 8))}, {"w": matrix((6, 8), carried=Factor(constant=carried))}
+    w, c = noise((6, 8), 0), carrying["w"].factor(RULE)
     gradients = [noise((6, 8), seed) for seed in (1, 2, 3)]
 
     def trained(info, w, gradients):
@@ -120,7 +121,7 @@ NORM_FOLLOWING = {
 
 
 @pytest.mark.parametrize("name", NORM_FOLLOWING)
-@pytest.mark.parametrize("carried", [1.0, 0.5])
+@pytest.mark.parametrize("carried", [Factor(), Factor(constant=0.5)])
 def test_a_matrix_that_starts_at_zero_has_no_norm_and_is_refused(name, carried):
     """As one of a stack, too. A bias may start at zero."""
     info = {"w": matrix((3, 4, 4), carried=carried), "bias": ParamInfo(Role.VECTOR, (4,), decay=False)}
