@@ -47,12 +47,13 @@ class Reading:
     @property
     def certain(self) -> tuple[Finding, ...]:
         """The audit's findings."""
-        return self.audit.certain if self.audit else ()
+        return () if self.audit is None else self.audit.certain
 
     @property
     def not_judged(self) -> frozenset[str]:
         """The parameters about which the audit could not judge something."""
-        return frozenset(path for one in self.audit.not_judged for path in one.paths) if self.audit else frozenset()
+        findings = () if self.audit is None else self.audit.not_judged
+        return frozenset(path for one in findings for path in one.paths)
 
     @property
     def is_whole(self) -> bool:

@@ -87,9 +87,10 @@ def verdict_of(fit: Fit, tolerance: float) -> str:
     return UNCLEAR
 
 
-def is_small(fit: Fit) -> bool:
-    """Whether no mistake has this exponent."""
-    return fit.state == "fitted" and abs(fit.slope) + fit.interval < LEAST_MISTAKE
+def is_small(fit: Fit, tolerance: float) -> bool:
+    """Whether an exponent may be that of right networks, by its interval, or is no mistake's."""
+    deviation = abs(fit.slope)
+    return deviation - fit.interval <= tolerance or deviation + fit.interval < LEAST_MISTAKE
 
 
 def any_above(least: float, values: Values) -> bool:
@@ -119,13 +120,13 @@ class _Judge:
         return [*quantities, *updates, *effects, *self._each(self.layers.weights, self.decay)]
 
     def of_activations(self) -> list[Quantity]:
-        """Where the code is not judged: neither activations nor their changes may grow; they may shrink or be zero."""
+        """Where the code is not judged: neither activations nor their changes may grow."""
         names = [n for n in self.table.names(self.axis, ACTIVATION) if n not in self.layers.readout_activations]
         quantities = []
         for name, kind in ((name, kind) for kind in (ACTIVATION, CHANGE) for name in names):
             if one := self._worst(kind, name):
-                shrinks = one.verdict in (ZERO, VANISHES) or (one.verdict == UNCLEAR and one.fit.slope < 0)
-                quantities.append(dataclasses.replace(one, passed=one.passed or shrinks))
+                shrinks = one.verdict in (VANISHES, UNCLEAR) and one.fit.slope < 0
+                quantities.append(dataclasses.replace(one, verdict=VANISHES, passed=True) if shrinks else one)
         return quantities
 
     def start(self, path: str) -> Quantity | None:
@@ -141,20 +142,20 @@ class _Judge:
         return one
 
     def gradient(self, path: str) -> Quantity | None:
-        """The size of a gradient, which is right if all factors of the code are.
+        """The size of the first gradient, which is right if all factors of the code are.
 
         Small networks are not asymptotic: if the code is right, only an exponent of a mistake's size is unclear.
         """
         if not any_above(0, self.table.values(self.axis, GRADIENT, path, 1)):
             return None  # in front of a product that starts at zero
-        one = self._worst(GRADIENT, path)
-        if one is None or one.verdict not in (GROWS, VANISHES, UNCLEAR):
+        one = self._quantity(GRADIENT, path, 1)
+        if one.verdict not in (GROWS, VANISHES, UNCLEAR):
             return one
-        if one.fit.slope < 0 and self._may_fall(path, one):
-            return dataclasses.replace(one, passed=True)
+        if self._may_fall(path, one):
+            return dataclasses.replace(one, verdict=VANISHES, passed=True)
         if not self.code_is_right:
             return one
-        small = is_small(one.fit)
+        small = is_small(one.fit, self.tolerance)
         return dataclasses.replace(one, verdict=FINITE if small else UNCLEAR, passed=small)
 
     def update(self, path: str) -> Quantity | None:
@@ -169,15 +170,15 @@ class _Judge:
             wrong = [q for q in of_layers if q and q.verdict in (GROWS, VANISHES)]
             return dataclasses.replace(wrong[0], kind=UPDATE) if wrong else one
         # The updates of SGD follow a gradient that falls as n^-1/2 or, before a product that started at zero, L^-gamma.
-        falls = one.verdict in (VANISHES, UNCLEAR) and one.fit.slope < 0
-        excused = falls and path in self.layers.weights and self._may_fall(path, one)
-        return dataclasses.replace(one, passed=excused)
+        excused = path in self.layers.weights and self._may_fall(path, one)
+        return dataclasses.replace(one, verdict=VANISHES, passed=True) if excused else one
 
     def effect(self, path: str) -> Quantity | None:
         """The effect of updates that are not entrywise, which may fall as a gradient does."""
         one = self._worst(EFFECT, path)
-        falls = one is not None and one.fit.slope < 0 and self._may_fall(path, one)
-        return dataclasses.replace(one, passed=one.passed or falls) if one else None
+        if one is None or one.passed or not self._may_fall(path, one):
+            return one
+        return dataclasses.replace(one, verdict=VANISHES, passed=True)
 
     def decay(self, path: str) -> Quantity | None:
         """The share of a weight that decay removes in a step: flat (B24 App. L)."""
@@ -189,10 +190,11 @@ class _Judge:
         return [q for q in found if q is not None]
 
     def _may_fall(self, path: str, one: Quantity) -> bool:
-        """Whether theory lets a gradient shrink: over width as n^-1/2 that of a gate."""
-        starts_late = one.step > 1 and not any_above(0, self.table.values(self.axis, one.kind, path, 1))
+        """Whether theory lets a gradient fall: over width as n^-1/2 that of a gate, or after a product of zero."""
+        starts_late = not any_above(0, self.table.values(self.axis, one.kind, path, 1))
         gate = self.axis == "width" and self.layers.is_gate(path)
-        return (gate or starts_late) and one.fit.slope >= -LEAST_MISTAKE - self.tolerance
+        falls = one.verdict in (VANISHES, UNCLEAR) and 0 > one.fit.slope >= -LEAST_MISTAKE - self.tolerance
+        return falls and (gate or starts_late)
 
     def _has_gradient(self, path: str) -> bool:
         """Whether a vector's gradient exceeds rounding."""

@@ -120,7 +120,7 @@ class Measurement:
             whole = mean_square(moved(x, update), of_update)
             own = mean_square(moved(x, update) - decay, of_update)
             # Decay itself changes a little from step to step.
-            found[UPDATE][path] = jnp.where(own > 1e-6 * whole, own, 0.0)
+            found[UPDATE][path] = jnp.where(own < 1e-6 * whole, 0.0, own)
             found[GRADIENT][path] = mean_square(gradient, of_gradient)
             if path in self.effects:
                 product = gradient.astype(jnp.float32) * update / (of_gradient * of_update)
@@ -132,7 +132,7 @@ class Measurement:
             return {}
         sizes = {name: mean_square(x, 1.0) for name, x in now.items()}
         changes = {name: mean_square(x - start[name], 1.0) for name, x in now.items()}
-        changes = {name: jnp.where(x > _ROUNDING**2 * sizes[name], x, 0.0) for name, x in changes.items()}
+        changes = {name: jnp.where(x < _ROUNDING**2 * sizes[name], 0.0, x) for name, x in changes.items()}
         return {ACTIVATION: sizes, CHANGE: changes}
 
     def _at_start(self, given: ArrayTree, params: ArrayTree, decays: ArrayTree) -> dict[str, dict[str, jax.Array]]:
