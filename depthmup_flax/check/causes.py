@@ -123,10 +123,10 @@ def audit_of_largest(axis: str, networks: Sequence[SizedNetwork], rule: Parametr
 def is_open(axis: str, reading: Reading, layers: Layers, rule: Parametrization) -> bool:
     """Whether activations are measured over an axis, as what the code and the sizes of updates say is not all.
 
-    Weights that map the width to a few features, weights with updates that are not entrywise, and vectors that every
-    layer has on the stream may have a wrong effect although their factors, initial values and updates are right.
+    Weights that map the width to a few features, and vectors that every layer has on the stream, may have a wrong
+    effect although their factors, initial values and updates are right.
     """
-    others = layers.to_few_features | layers.matrix_updates | layers.on_stream
+    others = layers.to_few_features | layers.on_stream
     return reading.audit is None or bool(reading.not_judged | others) or bool(causes_in_rule(axis, rule))
 
 
