@@ -11,10 +11,10 @@ import jax
 from depthmup_flax.auditing.audit_report import Audit, Finding, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.networks.adapters import arguments_of, training_flags
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.rule.roles import param_info
@@ -41,10 +41,9 @@ def audited(
     sizes: Sizes,
     base_sizes: Sizes,
     inputs: ArrayTree,
-    rule: Parametrization,
     *,
     output: Output = None,
-    carry: bool | str = True,
+    in_code: Sequence[Parametrization] = (),
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
@@ -56,8 +55,7 @@ def audited(
       functions: (width, depth) -> the network.
       sizes, base_sizes: of the network and of the base network.
       inputs: a batch, arrays or shapes; a tuple is several arguments.
-      rule: whose multipliers the forward pass should have.
-      output, carry: see `depthmup_flax.audit`.
+      output, in_code: see `depthmup_flax.audit`.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -71,9 +69,7 @@ def audited(
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
-        with_ratio = lambda ratio: audit(
-            network, base, inputs, depth_ratio=ratio, rule=rule, output=output, carry=carry
-        )
+        with_ratio = lambda ratio: audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=in_code)
         return _by_their_count(with_ratio, sizes[1] / base_sizes[1])
 
     try:
@@ -82,12 +78,12 @@ def audited(
         rows = result.rows
         if sizes != larger_sizes and any(row.info and row.info.carries for row in rows):  # by other factors there
             rows = () if sizes == base_sizes else of(own, sizes).rows
-        info = _carrying(info, rows, _counterparts(result, shapes), rule)
+        info = _carrying(info, rows, _counterparts(result, shapes))
     except InputError as error:
         if annotated_info is None:
             raise
         place = Finding("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
-        return Audited(annotated_info, Audit((), (), (place,), (), 1.0, 1.0, jax.tree.structure(None), rule))
+        return Audited(annotated_info, Audit((), (), (place,), (), 1.0, 1.0, jax.tree.structure(None)))
     if larger_sizes != sizes:
         same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
@@ -96,16 +92,18 @@ def audited(
     return Audited(info, result)
 
 
-def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo], rule: Parametrization) -> InfoTree:
+def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo]) -> InfoTree:
     """``info`` with the carried factors of ``rows``, those of this size; ``others`` tell who carries the rule's a."""
     carried = {row.path: row.info for row in rows if row.info is not None and row.info.carries}
 
     def of(path: Any, leaf: ParamInfo) -> ParamInfo:
-        other, one = others.get(path_name(path), leaf), carried.get(path_name(path))
-        if one is None:
-            power, offset = other.power, other.offset if other.power else 0.0
-            return dataclasses.replace(leaf, carried=1.0, power=power, offset=offset).times(rule.branch_multiplier)
-        return dataclasses.replace(leaf, carried=one.carried, power=one.power, offset=one.offset)
+        other, own = others.get(path_name(path), leaf), carried.get(path_name(path))
+        multiplier = other.carried.multiplier
+        if own is None:
+            offset = other.offset if multiplier else 0.0
+            return dataclasses.replace(leaf, carried=Factor(multiplier=multiplier), offset=offset)
+        factor = dataclasses.replace(own.carried, multiplier=multiplier)
+        return dataclasses.replace(leaf, carried=factor, offset=own.offset)
 
     return jax.tree_util.tree_map_with_path(of, info, is_leaf=is_info)
 
@@ -119,7 +117,7 @@ def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -
 
     def lacks(result: Audit) -> bool:
         # A parameter inside may carry another factor than the branch's.
-        carries = any(row.in_branch and row.carried != 1 and not close(row.found, row.wanted) for row in result.rows)
+        carries = any(row.in_branch and not row.carried.is_one and row.lacks for row in result.rows)
         return carries or any(finding.name == "missing_branch_multiplier" for finding in result.findings)
 
     if lacks(result):

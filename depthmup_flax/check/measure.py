@@ -141,7 +141,7 @@ class Measurement:
         trees = map(jax.tree.leaves, (given, params, decays))
         for (path, leaf), initial, x, decay in zip(self.network.info.items(), *trees, strict=True):
             size = parameter_size(self.rule, leaf)
-            found[START][path] = mean_square(leaf.uncarried(initial), size)[None]
+            found[START][path] = mean_square(leaf.uncarried(initial, self.rule), size)[None]
             share = mean_square(decay, 1.0) / jnp.maximum(mean_square(x, 1.0), 1e-30)
             found[DECAY][path] = share[None]
         return found
@@ -168,7 +168,7 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, 
     Weights are ``[..., out]``, or ``[out, ...]``, as in Equinox, if only the first dimension is the network's outputs.
     """
     into = leaf.shape[1:] if leaf.shape[:1] == outputs != leaf.shape[-1:] else leaf.shape[:-1]
-    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.factor
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.factor(rule)
     square = mean_square(given, 1.0)
     random = jax.random.normal(jax.random.key(0), leaf.shape)
     values = jnp.where(square > 0, given / jnp.sqrt(jnp.where(square > 0, square, 1.0)), random)

@@ -18,17 +18,16 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import Audit, places, summary
-from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors
 from depthmup_flax.config.fields import get_field, make_parametrization, set_field
 from depthmup_flax.data import Dataset
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.rule.info_trees import flatten_info, is_info, param_count, path_name
+from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.measures import measures, sampled
 from depthmup_flax.rule.param_table import param_table
-from depthmup_flax.rule.parametrization import Parametrization, factor_text
+from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
@@ -55,6 +54,7 @@ from depthmup_flax.trainer.engine.task import (
 )
 from depthmup_flax.trainer.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.trainer.engine.user_task import UserTask
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.types import ArrayTree, Batch, InfoTree, Json
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
@@ -196,7 +196,7 @@ class Experiment(abc.ABC):
         """What parameters carry, which initial values are rescaled, and what the audit says of what trains anyway."""
         carried = {path: leaf.carried for path, leaf in flatten_info(self.info).items() if leaf.carries}
         lines = [
-            f"carry  times {factor_text(factor)}, which the code lacks: {summary(paths)}\n"
+            f"carry  times {factor}, which the code lacks: {summary(paths)}\n"
             for factor, paths in grouped(carried, carried.__getitem__).items()
         ]
         lines += [
@@ -252,7 +252,7 @@ class NetworkExperiment(Experiment):
                 for path, value in fields.items():
                     if not path.startswith(f"{RULE}."):
                         set_field(changed, path, value)
-            return self.functions(rule), make_optimizer(changed, self._carrying(rule), rule, self.total_steps)
+            return self.functions(rule), make_optimizer(changed, self.info, rule, self.total_steps)
 
         spec, loss = self.dataset.input_spec, self.loss
         return network_task(network, spec, loss, accumulate=train.accumulate, ema_decay=train.ema_decay)
@@ -290,7 +290,7 @@ class NetworkExperiment(Experiment):
 
     def record(self, values: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
         rule = self._rule({**self.hyperparameters, **values})
-        info, after = self._sampled(self._carrying(rule), state.carry.params)
+        info, after = self._sampled(self.info, state.carry.params)
         trace = optax.tree_utils.tree_get(state.carry.opt_state, "trace") if self._updates.get("degree") == 1 else None
         unmasked = lambda x, kept: jnp.zeros_like(x) if isinstance(kept, optax.MaskedNode) else kept  # of frozen ones
         momentum = trace and self.sample(jax.tree.map(unmasked, state.carry.params, trace))
@@ -315,14 +315,9 @@ class NetworkExperiment(Experiment):
             made = self.made if rule is self.rule else None  # numbers of another rule may be traced
             made = made or model_functions(self.model.make(rule), self.model.config.name)
             of_init = lambda path: self.init_factors[path].factor
-            carried = carried_factors(self._carrying(rule)).items()
+            carried = carried_factors(self.info, rule).items()
             return rescaled(made, {path: dataclasses.replace(one, factor=of_init(path)) for path, one in carried})
         return our_functions(self.model if rule is self.rule else self.model.clone(rule=rule))
-
-    def _carrying(self, rule: Parametrization) -> InfoTree:
-        """The infos under a rule with another a, which parameters carry if the network's code has none."""
-        a = rule.branch_multiplier, self.rule.branch_multiplier
-        return jax.tree.map(lambda leaf: leaf.times(*a), self.info, is_leaf=is_info)
 
     @property
     def carry_shapes(self) -> NetworkState:

@@ -131,7 +131,8 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     key = jax.eval_shape(lambda: jax.random.key(0))
     require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), model.name)
     found = network.audited(dataset.input_spec, rule)
-    carries_a = rule.branch_multiplier > 0 and any(leaf.power != 0 for leaf in flatten_info(found.info).values())
+    multipliers = (leaf.carried.multiplier for leaf in flatten_info(found.info).values())
+    carries_a = rule.branch_multiplier > 0 and any(multiplier != 0 for multiplier in multipliers)
     for name in ("gamma0", *(() if carries_a else ("branch_multiplier",))):
         if config.parametrization[name] is not None and not network.takes_rule:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"

@@ -81,9 +81,9 @@ class UserNetwork:
         """Roles and missing multipliers of the network of these sizes, by default its own."""
         sizes = sizes or (self.config.width, self.config.depth)
         functions, output = functools.partial(self.functions, rule), self.config.audited_output
-        carry = self.takes_rule or "branch_multiplier"
+        in_code = (rule,) if self.takes_rule and rule.alpha > 0 else ()
         try:
-            return audited(functions, sizes, self.base_sizes, inputs, rule, output=output, carry=carry)
+            return audited(functions, sizes, self.base_sizes, inputs, output=output, in_code=in_code)
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
@@ -94,7 +94,7 @@ class UserNetwork:
         """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
         sizes = sizes or (self.config.width, self.config.depth)
         if sizes == self.base_sizes or not self.config.rescale_init:
-            return carried_factors(info)
+            return carried_factors(info, rule)
         key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
         inits = (self.functions(rule, *of).init for of in (sizes, self.base_sizes))
         own, base = (drawn(lambda key, init=init: init(key, zeros)[0], key) for init in inits)
