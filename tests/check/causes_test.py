@@ -10,6 +10,7 @@ from chains import RULE, Chain, X, Y, causes, check, failed, infos
 
 import depthmup_flax as dm
 from depthmup_flax.check import Network, Source, coord_check
+from depthmup_flax.check import causes as causes_module
 from depthmup_flax.rule.info_trees import is_info
 
 
@@ -20,12 +21,11 @@ def readable(chain):
 
 def unreadable(chain):
     """A model that cannot be traced."""
-    del chain
 
     def broken(params, x):
         raise RuntimeError("not here")
 
-    return Source((broken, {}), X)
+    return Source((broken, jax.eval_shape(chain.init, jax.random.key(0))), X)
 
 
 @pytest.mark.parametrize("source", [readable, unreadable])
@@ -35,6 +35,20 @@ def test_a_missing_factor_has_a_cause_if_the_code_can_be_read(source):
     assert causes(report) == ({"readout_not_scaled": ("head/kernel",)} if source is readable else {})
     unknown = [note for note in report.notes if "cause is not known" in note]
     assert bool(unknown) == (source is unreadable)
+    assert any("not here" in note for note in report.notes) == (source is unreadable)
+
+
+def test_what_the_audit_raises_is_shown_with_the_result_of_the_measurements(monkeypatch):
+    def with_a_bug(*args, **kwargs):
+        raise KeyError("a bug of the audit")
+
+    monkeypatch.setattr(causes_module, "audit", with_a_bug)
+    report = check("width", source=readable)
+    assert report.ok, report.details()
+    (note,) = report.notes
+    assert "KeyError: 'a bug of the audit'" in note
+    assert f"note: {note}" in str(report)
+    assert report.records  # the measurements count
 
 
 def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():

@@ -50,7 +50,7 @@ MISTAKES = [
     ("fixed_std_init", "width", {"fixed_std": True}, "start", DENSE, 0.5),
     ("plain_optimizer", "width", {"make_optimizer": lambda info: optax.adam(3e-3)}, "update", DENSE, 1.0),
     ("decay_inside_multipliers", "width", {"make_optimizer": decayed_inside}, "decay", DENSE, -1.0),
-    ("not_entrywise", "width", {"make_optimizer": lamb}, "update", DENSE, 0.5),
+    ("not_entrywise", "width", {"make_optimizer": lamb}, "effect", DENSE, 0.5),
     ("norm_cancels_multiplier", "depth", {"norm_last": True}, "activation", "blocks", 0.5),
 ]
 
