@@ -232,7 +232,7 @@ class TransformerNetwork(ResidualNetwork):
         rows = count if stored is None else nn.unbox(stored).shape[0]
         if count > rows:
             raise InputError(f"the sequence has {count} tokens: use at most {rows}, the length at initialization.")
-        init = normal(self.embedding_std, STEM, decay=False)
+        init = normal(self.embedding_std, STEM)
         return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 
     def transform(self, h: jax.Array, *, grid: tuple[int, ...], train: bool, causal: bool) -> jax.Array:

@@ -148,6 +148,10 @@ class ResNet(ConvNetwork, Classifier):
             f"stage_sizes is {sizes}: use numbers of at least 1 that sum to model.depth, {depth}, or ().",
         )
         require(bool(sizes) or depth >= STAGES, f"depth is {depth}: four stages need a depth of at least 4.")
+        base, stages = self.base_depth, len(sizes) or STAGES
+        require(
+            base == 0 or base >= stages, f"base_depth is {base}: {stages} stages need a depth of at least {stages}."
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -180,6 +184,20 @@ def even_stages(depth: int) -> tuple[int, ...]:
     """Branches of four stages, as equal as ``depth`` allows; the third gets the first extra one, as in ResNet-34."""
     size, extra = divmod(depth, STAGES)
     return tuple(size + (place < extra) for place in (3, 1, 0, 2))
+
+
+def stages_of_depth(stages: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """As many stages, with branches in the same proportions as far as whole numbers of at least 1 allow."""
+    if not stages or sum(stages) == depth:
+        return stages
+    wanted = [depth * size / sum(stages) for size in stages]
+    sizes = [max(1, int(size)) for size in wanted]
+    lacking = lambda i: wanted[i] - sizes[i]
+    while sum(sizes) < depth:
+        sizes[max(range(len(sizes)), key=lacking)] += 1
+    while sum(sizes) > depth and max(sizes) > 1:
+        sizes[min((i for i, size in enumerate(sizes) if size > 1), key=lacking)] -= 1
+    return tuple(sizes)
 
 
 class _TwoConvBlock(nn.Module):

@@ -35,7 +35,7 @@ from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
+from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
@@ -111,7 +111,7 @@ def sweep(
             _delete(path, unfinished)
         info = dataclasses.replace(sweep_info(config), runs=len(runs))
         first = planned[0].experiment
-        classifies = isinstance(first, NetworkExperiment) and first.config.loss == "cross_entropy"
+        classifies = first.network is not None and first.config.loss == "cross_entropy"
         if classifies and not (directory / "sweep.json").exists():  # it may read thousands of examples
             info = dataclasses.replace(info, chance=chance_loss(first.dataset))
         stored = _require_same_sweep(directory, info, kind)

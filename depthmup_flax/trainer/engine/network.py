@@ -1,0 +1,168 @@
+"""The network that ``config.model`` names, of this package or the user's: at any size, under any rule, and audited."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from depthmup_flax.auditing.config_audit import Audited, audited
+from depthmup_flax.auditing.rescaled_init import Start, carried_factors, init_factors
+from depthmup_flax.devices.host import drawn
+from depthmup_flax.models import MODELS, create_model, resized
+from depthmup_flax.networks.adapters import Linen, once_for_shapes
+from depthmup_flax.networks.import_paths import resolve
+from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
+from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.trainer.engine.task import Task
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+Sizes = tuple[int, int]  # width, depth
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigNetwork:
+    """The class or function that ``config.model`` names, with its fields."""
+
+    config: ConfigDict  # of the model
+    num_classes: int  # of the data, or its tokens, for a network that takes them
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one of `depthmup_flax.models`, whose errors and initial values are its own."""
+        return self.config.name in MODELS
+
+    @functools.cached_property
+    def named(self) -> Any:
+        """The class or function."""
+        return MODELS[self.config.name] if self.is_ours else resolve(self.config.name, "model.name")
+
+    @property
+    def takes_rule(self) -> bool:
+        """Whether its code has the rule's constants; else parameters carry them."""
+        return takes(self.named, "rule")
+
+    @property
+    def keeps_rule(self) -> bool:
+        """Whether modules may have attributes that are made of the rule's numbers: Linen ones have none."""
+        return self.takes_rule and not (inspect.isclass(self.named) and issubclass(self.named, nn.Module))
+
+    @property
+    def sizes(self) -> Sizes:
+        """Width and depth."""
+        return self.config.width, self.config.depth
+
+    @property
+    def base_sizes(self) -> Sizes:
+        """Width and depth of the base."""
+        return self.config.base_width or self.config.width, self.config.base_depth or self.config.depth
+
+    def under(self, rule: Parametrization, sizes: Sizes | None = None) -> ModelFunctions:
+        """The network as pure functions; numbers of the rule may be traced."""
+        width, depth = sizes or self.sizes
+        if not self.is_ours:
+            make = _bound(self.named, self.config, self.num_classes, rule, width, depth)
+            return model_functions(make, self.config.name)
+        model = create_model(num_classes=self.num_classes, rule=rule, **self.config)
+        return _of_module(model if sizes is None else resized(model, width, depth))
+
+    @functools.cached_property
+    def functions(self) -> Callable[..., ModelFunctions]:
+        """`under`, of which each result is traced once; numbers of the rule must not be traced.
+
+        The next `ConfigNetwork` traces the user's code anew: what it calls may have been edited, as in a notebook.
+        """
+        return functools.cache(self.under)
+
+    def audited(self, inputs: ArrayTree, rule: Parametrization, sizes: Sizes | None = None) -> Audited:
+        """Roles and missing multipliers of the network of these sizes, by default its own."""
+        if self.is_ours:
+            model = create_model(num_classes=self.num_classes, rule=rule, **self.config)
+            return _audited_model(resized(model, *(sizes or self.sizes)), inputs)
+        functions, output = functools.partial(self.functions, rule), self.config.audited_output
+        carry = self.takes_rule or "branch_multiplier"
+        of = lambda *sizes: functions(sizes)
+        try:
+            return audited(of, sizes or self.sizes, self.base_sizes, inputs, rule, output=output, carry=carry)
+        except InputError as error:
+            # The argument of `depthmup_flax.audit` is a field here.
+            raise InputError(str(error).replace("output=", "model.audited_output=")) from error
+
+    def init_factors(
+        self, inputs: ArrayTree, rule: Parametrization, info: InfoTree, sizes: Sizes | None = None
+    ) -> dict[str, Start]:
+        """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
+        sizes = sizes or self.sizes
+        if self.is_ours or sizes == self.base_sizes or not self.config.rescale_init:
+            return carried_factors(info)
+        key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
+        inits = (self.functions(rule, of).init for of in (sizes, self.base_sizes))
+        own, base = (drawn(lambda key, init=init: init(key, zeros)[0], key) for init in inits)
+        return init_factors(own, base, info, rule)
+
+    def task(self, rule: Parametrization) -> Task | None:
+        """The training step, if that is what is made."""
+        if self.is_ours or {"rngs", "key"} & parameters(self.named).keys():
+            return None
+        make = _bound(self.named, self.config, self.num_classes, rule, *self.sizes)
+        made = list[Any]()
+        with calling(self.config.name):
+            jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
+            return make() if isinstance(made[0], Task) else None
+
+
+def _bound(
+    named: Any, config: ConfigDict, num_classes: int, rule: Parametrization, width: int, depth: int
+) -> Callable[..., Any]:
+    """A user's class or function with all its arguments but random keys."""
+    # A field that was not set keeps the default that it has in the code.
+    given = {name: value for name in model_fields(named) if (value := config.get(name)) is not None}
+    passed = {"rule": rule, "num_classes": num_classes, "width": width, "depth": depth}
+    known = parameters(named)
+    if "num_classes" in known and not num_classes:
+        del passed["num_classes"]  # its default, if there is one
+        if known["num_classes"].default is inspect.Parameter.empty:
+            raise InputError(
+                f"model.name is {config.name!r}: it takes num_classes, which is known of integer labels in memory "
+                "alone, and these data have none. Give num_classes a default, or leave it out."
+            )
+    taken = {name: value for name, value in passed.items() if name in known}
+    return functools.partial(named, **given | taken)
+
+
+def _of_module(model: nn.Module) -> ModelFunctions:
+    """A model of this package, which is traced once in this process if its rule is not traced."""
+    try:
+        return _of_known_module(model)
+    except TypeError:  # a traced number has no hash
+        return ModelFunctions("", Linen(model))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_known_module(model: nn.Module) -> ModelFunctions:
+    return ModelFunctions("", Linen(model))
+
+
+@once_for_shapes
+def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    """The audit of a model of this package, which is a pure function of these arguments.
+
+    What it reads does not depend on the nonlinearity; linear branches would look like the shortcuts beside them. In a
+    batch of one, images of one pixel have statistics of a single number.
+    """
+    if hasattr(model, "nonlinearity"):
+        model = model.clone(nonlinearity="gelu")
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), inputs)
+    at = lambda width, depth: _of_module(resized(model, width, depth))
+    count = lambda functions: functions.linen.depth_ratio
+    own, base = (model.width, model.depth), (model.base_width, model.base_depth)
+    return audited(at, own, base, inputs, model.rule, count=count)
