@@ -38,7 +38,7 @@ class Towers(nn.Module):
 def build(width: int, depth: int, rule: dm.Parametrization) -> dm.Task:
     """The training of two towers: pure functions, with the hyperparameters that are tuned."""
     towers, images = Towers(width, depth, rule), jnp.zeros((2, 64))
-    info = dm.audit(towers, Towers(*BASE, rule), images, rule=rule).info
+    info = dm.audit(towers, Towers(*BASE, rule), images).info
     optimizer = lambda hyper: dm.adamw(hyper["learning_rate"], info, rule)
 
     def loss_of(params, batch, hyper):

@@ -47,7 +47,7 @@ def main(width: int = 128, depth: int = 8, steps: int = 30) -> list[float]:
     rule = dm.get_parametrization("depth_mup")
     model, base = network(width, depth), network(16, 4)
     (apply, params), (_, base_params) = as_function(model), as_function(base)
-    audit = dm.audit(as_function(model), as_function(base), x, rule=rule)
+    audit = dm.audit(as_function(model), as_function(base), x)
     params = dm.rescale_init(params, base_params, audit.info, rule)
     optimizer = dm.adamw(1e-2, audit.info, rule)
     print(audit)

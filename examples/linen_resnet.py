@@ -52,7 +52,7 @@ def main(width: int = 16, depth: int = 3, steps: int = 30) -> list[float]:
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
     model, base = ResNet(width, depth), ResNet(BASE_WIDTH, BASE_DEPTH)
     start, base_start = (m.init(jax.random.key(0), images[:1], train=True) for m in (model, base))
-    info = dm.audit(model, base, images[:2], rule=RULE, train=True).info
+    info = dm.audit(model, base, images[:2], train=True).info
     params, stats = dm.rescale_init(start["params"], base_start["params"], info, RULE), start["batch_stats"]
     print(dm.param_table(info, RULE, degree=1))
     optimizer = dm.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 5, steps), info, RULE, momentum=0.9)

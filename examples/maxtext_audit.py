@@ -43,9 +43,8 @@ def main(width: int = 64, layers: int = 4):
     tokens, segments = jnp.zeros((2, 16), jnp.int32), jnp.ones((2, 16), jnp.int32)
     inputs = tokens, jnp.tile(jnp.arange(16), (2, 1)), segments
     model, base = shapes(config(width, layers)), shapes(small)
-    rule = dm.get_parametrization("depth_mup")
     with jax.set_mesh(mesh):
-        audit = dm.audit(model, base, inputs, rule=rule, enable_dropout=False)
+        audit = dm.audit(model, base, inputs, enable_dropout=False)
     print(audit)
     return audit
 

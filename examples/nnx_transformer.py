@@ -48,7 +48,7 @@ def main(width: int = 32, depth: int = 6, steps: int = 30) -> list[float]:
     """Trains on sequences that count upwards; returns the losses."""
     model = Transformer(width, depth, nnx.Rngs(0))
     base = Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0))  # depth-muP
-    audit = dm.audit(model, base, jax.ShapeDtypeStruct((2, LENGTH), jnp.int32), rule=RULE)  # depth-muP
+    audit = dm.audit(model, base, jax.ShapeDtypeStruct((2, LENGTH), jnp.int32))  # depth-muP
     params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
     nnx.update(model, dm.rescale_init(params, base_params, audit.info, RULE))  # depth-muP
     tx = dm.adamw(3e-3, audit.info, RULE, weight_decay=0.01)  # depth-muP, in place of optax.adamw

@@ -44,7 +44,7 @@ def main(width: int = 64, depth: int = 6, steps: int = 30) -> list[float]:
     images, labels = jnp.asarray(digits.data / 16.0, jnp.float32), jnp.asarray(digits.target)
     model, base = Net(width, depth), Net(BASE_WIDTH, BASE_DEPTH)
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
-    info = dm.audit(model, base, images[:2], rule=RULE).info
+    info = dm.audit(model, base, images[:2]).info
     params = nn.unbox(dm.rescale_init(params, base_params, info, RULE))
     optimizer = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3)
     print(dm.param_table(info, RULE, eps=1e-8))

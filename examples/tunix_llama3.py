@@ -35,7 +35,7 @@ def losses(text, size, base=None, rates=RATES, steps=300, seed=0):
     model, adam = llama(size, text.max() + 1, seed), optax.adam
     if base:
         rule, small = dm.get_parametrization("depth_mup"), llama(base, text.max() + 1, seed)
-        audit = dm.audit(model, small, (windows[0, :, :-1], *INPUTS), rule=rule, output=0)
+        audit = dm.audit(model, small, (windows[0, :, :-1], *INPUTS), output=0)
         nnx.update(model, dm.rescale_init(model, small, audit.info, rule))
         adam = lambda rate: dm.adamw(rate, audit.info, rule)
     graph, start = nnx.split(model)

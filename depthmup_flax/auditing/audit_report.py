@@ -14,8 +14,9 @@ import jax
 
 from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped
-from depthmup_flax.rule.info_trees import collapsed, sizes, template
-from depthmup_flax.rule.parametrization import AuditRecord, Carried, Parametrization, ParamInfo, factor_text
+from depthmup_flax.rule.factor import ONE, Factor
+from depthmup_flax.rule.info_trees import collapsed, conflicts, sizes, template
+from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import InfoTree
@@ -31,7 +32,7 @@ class Finding:
     code: str  # what to write or do
     certain: bool = True  # False: it depends on the optimizer
     # What parameters may carry instead: the factor that is wanted over the one that was found, and where.
-    factor: float | None = dataclasses.field(default=None, repr=False)
+    factor: Factor | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
     parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)  # the same of each kind of branches
     source: str = ""  # where it is in the code, file.py:12
@@ -50,11 +51,17 @@ class Row:
     shape: tuple[int, ...]
     info: ParamInfo | None
     uses: float
-    found: float | None
-    wanted: float | None
+    found: float | None  # in the code
+    wanted: Factor | None  # by the rule, whichever it is
+    expected: float | None = None  # the same under the rule that the code's factors are of
     missing: tuple[str, ...] = ()  # names of findings
-    carried: Carried = 1.0  # the factor that the parameter carries, see `ParamInfo`
+    carried: Factor = ONE  # what the parameter carries, see `ParamInfo`
     why_not: str = ""  # why there is no info
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the code has another factor than the rule wants, or an unknown one."""
+        return self.found is None or self.expected is None or not math.isclose(self.found, self.expected, rel_tol=5e-3)
 
     @property
     def in_branch(self) -> bool:
@@ -72,7 +79,8 @@ class Audit:
       not_judged: what was not read, each with the parameters that it concerns and what to do.
       notes: initial values to set, and what else to know.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
-      rule: with which the forward pass was compared.
+      record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches' multipliers;
+        ``None``: it has none, and parameters carry them.
       accepted: names of findings and of what was not judged with which optimizers take the info all the same.
     """
 
@@ -83,7 +91,7 @@ class Audit:
     width_ratio: float
     depth_ratio: float
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
-    rule: Parametrization = dataclasses.field(repr=False)
+    record: AuditRecord = dataclasses.field(default=AuditRecord(), repr=False)
     accepted: frozenset[str] = frozenset()
     pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # path -> that in the base model
 
@@ -126,8 +134,10 @@ class Audit:
         """The verdict in one sentence."""
         certain = dict.fromkeys(f"{finding.name} ({summary(finding.paths)})" for finding in self.certain)
         ok = "every factor is in the code"
-        if any(row.carried != 1 for row in self.rows):
+        if any(not row.carried.is_one for row in self.rows):
             ok += ", or carried by a parameter"
+        if self.record.alpha is not None:
+            ok += f"; the code is for alpha = {self.record.alpha:g}"
         return f"{self.verdict}: {'; '.join(certain) or places(self.not_judged) or ok}."
 
     def accept(self, *names: str) -> Audit:
@@ -141,6 +151,22 @@ class Audit:
             if name not in present:
                 raise InputError(f"accept has {name!r}: {did_you_mean(name, present)}")
         return dataclasses.replace(self, accepted=frozenset(names))
+
+    def under(self, rule: Parametrization) -> Audit:
+        """The audit with the findings of one rule: without what it does not want, with what the code has of another.
+
+        Under ``mup`` no branch lacks a multiplier, for example; and a multiplier of ``completep`` is one too many.
+        """
+        findings = [one for one in self.findings if one.factor is None or not _is_one(one.factor.under(rule))]
+        names = {"alpha": "missing_branch_multiplier", "branch_multiplier": "missing_branch_multiplier"}
+        for field, text in conflicts(self.record, rule):
+            paths = tuple(row.path for row in self.rows if row.in_branch and row.found != 1 and row.found is not None)
+            code = "h = h + rule.residual_multiplier(r) * y"
+            if field not in names:
+                paths = tuple(row.path for row in self.rows if row.info is not None and row.info.role is Role.OUTPUT)
+                code = "logits = logits * rule.readout_multiplier(m)"
+            findings.append(Finding(names.get(field, "readout_not_scaled"), paths, text, code))
+        return dataclasses.replace(self, findings=tuple(findings))
 
     def require_roles(self) -> None:
         """Raises `InputError` if the role of a parameter could not be read."""
@@ -156,15 +182,15 @@ class Audit:
     def info(self) -> InfoTree:
         """The `ParamInfo` of every parameter, in the model's containers.
 
-        Optimizers take it for the rule of this audit alone, and refuse it unless the audit is ok, or `accept` names
-        what is not.
+        It serves every rule. Optimizers refuse it unless the audit is ok, or `accept` names what is not; and under a
+        rule other than that whose factors the code has.
 
         Raises:
           InputError: a role could not be read.
         """
         self.require_roles()
         open_ = {one.name for one in (*self.certain, *self.not_judged)}
-        record = AuditRecord(self.rule, self._headline if open_ - self.accepted else "")
+        record = dataclasses.replace(self.record, problem=self._headline if open_ - self.accepted else "")
         infos = [row.info and dataclasses.replace(row.info, audited=record) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
 
@@ -199,6 +225,10 @@ class Audit:
         return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
 
 
+def _is_one(factor: float) -> bool:
+    return math.isclose(factor, 1.0, rel_tol=5e-3)
+
+
 def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
     """Parameters by ratio -> the shortest names of the modules that they are in, of which no two are equal."""
     cut = lambda length: {
@@ -211,8 +241,8 @@ def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
 
 def _table(rows: Sequence[Row]) -> Table:
     """Equal layers in one row; without columns that would be empty."""
-    columns = ("parameter", "shape", "role", "uses", "factor", "wanted", "carried", "missing")
-    shown = [*range(6), *([6] if any(row.carried != 1 for row in rows) else [])]
+    columns = ("parameter", "shape", "role", "uses", "in code", "wanted", "carried", "missing")
+    shown = [*range(6), *([6] if any(not row.carried.is_one for row in rows) else [])]
     shown += [7] if any(row.missing for row in rows) else []
     pick = lambda cells: [cells[k] for k in shown]
     groups = list(grouped(rows, _same).values())
@@ -257,7 +287,7 @@ def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
         number(row.found) if row.wanted is not None else "-",
-        number(row.wanted) if row.wanted is not None else "-",
+        "-" if row.wanted is None else str(row.wanted),
         _carried(row),
         ", ".join(row.missing),
     )
@@ -265,11 +295,11 @@ def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
 
 def _carried(row: Row) -> str:
     """The factor that a parameter carries; in parentheses that of its place, which others carry."""
-    if row.carried != 1:
-        return factor_text(row.carried)
-    if row.missing or not row.found or not row.wanted or math.isclose(row.found, row.wanted, rel_tol=5e-3):
+    if not row.carried.is_one:
+        return str(row.carried)
+    if row.missing or not row.found or row.wanted is None or not row.lacks:
         return ""
-    return f"({number(row.wanted / row.found)})"
+    return f"({row.wanted.over(row.found)})"
 
 
 def number(x: float | None) -> str:

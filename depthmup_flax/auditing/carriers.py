@@ -7,24 +7,22 @@ nothing else of the forward pass changes.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from depthmup_flax.auditing.audit_report import Finding
-from depthmup_flax.auditing.facts import Traced
+from depthmup_flax.auditing.facts import Branch, Traced
 from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.auditing.slices import Slices, sliced
 from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
-from depthmup_flax.rule.parametrization import Carried, Parametrization, ParamInfo, in_blocks
+from depthmup_flax.rule.factor import Factor, in_blocks
 from depthmup_flax.util import primitives
 
 _TRIES = 8  # some parameters are left out, and others looked for
@@ -271,67 +269,88 @@ def _sum(degrees: Sequence[float | None]) -> float | None:
     return math.nan if len(known) > 1 else known.pop() if known else None
 
 
-def carried_instead(
-    search: CarrierSearch, findings: Sequence[Finding], facts: Traced
-) -> tuple[list[Finding], dict[str, tuple[Carried, float]]]:
-    """The findings that remain; and path -> the factor and the offset of each parameter that carries one."""
-    left: list[Finding] = []
-    factors: dict[str, float] = collections.defaultdict(lambda: 1.0)  # also of slices
-    offsets: dict[str, float] = {}
-    of_tables: list[tuple[Carriers, float]] = []
+class CarriedFactors:
+    """What parameters, or slices of them, carry together; and the findings that nothing carries.
 
-    def carry(finding: Finding) -> bool:
-        solved = _solution(search, finding, facts)
-        if solved is None or any(offsets.get(p, o) != o for carriers, _ in solved for p, o in carriers.items()):
+    Attributes:
+      left: the findings that remain.
+    """
+
+    def __init__(self, search: CarrierSearch, facts: Traced):
+        self.left: list[Finding] = []
+        self._search = search
+        self._facts = facts
+        self._factors: dict[str, Factor] = {}  # also of slices
+        self._offsets: dict[str, float] = {}
+        self._of_tables: list[tuple[Carriers, Factor]] = []
+
+    def carry_all(self, findings: Sequence[Finding]) -> None:
+        """Lets parameters carry what these findings lack, each as a whole or by its parts; keeps the others."""
+        for finding in findings:
+            if self._of_tables and finding.name == "attention_scale":
+                finding = self._behind_tables(finding)
+                if finding.factor is not None and finding.factor.over(1.0).is_one:
+                    continue
+            if self.carry(finding):
+                continue
+            left = [part for part in finding.parts if not self.carry(part)] if len(finding.parts) > 1 else []
+            self.left += left if 0 < len(left) < len(finding.parts) else [finding]
+
+    def carry(self, finding: Finding) -> bool:
+        """Whether parameters carry what a finding lacks, from now on."""
+        solved = _solution(self._search, finding, self._facts)
+        if solved is None:
             return False
-        of_tables.extend(solved if finding.name == "embedding_scaled_with_width" else [])
+        for carriers, _ in solved:
+            if any(self._offsets.get(path, offset) != offset for path, offset in carriers.items()):
+                return False
+        if finding.name == "embedding_scaled_with_width":
+            self._of_tables += solved
         for carriers, factor in solved:
             for path, offset in carriers.items():
-                factors[path] *= factor
-                offsets[path] = offset
+                self._factors[path] = self._factors.get(path, Factor()) * factor
+                self._offsets[path] = offset
         return True
 
-    for finding in findings:
-        if of_tables and finding.name == "attention_scale":
-            finding = _behind_tables(search, finding, of_tables)
-            if close(finding.factor, 1):
-                continue
-        if not carry(finding):
-            parts = [part for part in finding.parts if not carry(part)] if len(finding.parts) > 1 else []
-            left += parts if 0 < len(parts) < len(finding.parts) else [finding]
-    carried: dict[str, Carried] = {path: c for path, c in factors.items() if path in facts.uses}
-    of_slices = {name: c for name, c in factors.items() if name not in facts.uses}
-    if of_slices and search.slices is not None:
-        together = search.slices.together(of_slices)
-        carried |= {path: in_blocks(array * carried.get(path, 1.0)) for path, array in together.items()}
-    return left, {path: (c, offsets.get(path, 0.0)) for path, c in carried.items()}
+    def by_path(self) -> dict[str, tuple[Factor, float]]:
+        """Path -> the factor, and the offset, of each parameter that carries one."""
+        whole = {path: factor for path, factor in self._factors.items() if path in self._facts.uses}
+        of_slices = {name: factor for name, factor in self._factors.items() if name not in self._facts.uses}
+        if of_slices and self._search.slices is not None:
+            whole |= _together(self._search.slices, of_slices, whole)
+        return {path: (factor, self._offsets.get(path, 0.0)) for path, factor in whole.items()}
+
+    def _behind_tables(self, finding: Finding) -> Finding:
+        """The finding without the factor of embeddings, which scores have if no norm precedes them: tables carry it."""
+        factor = finding.factor
+        for carriers, of_table in self._of_tables:
+            powers = {power for power in self._search.powers(carriers, finding.places) if not math.isnan(power)}
+            powers = powers or {0.0}
+            factor = factor * of_table ** -powers.pop() if factor is not None and len(powers) == 1 else None
+        return dataclasses.replace(finding, factor=factor)
 
 
-def with_branch_multiplier(
-    search: CarrierSearch, infos: Mapping[str, ParamInfo], facts: Traced, rule: Parametrization
-) -> tuple[list[Finding], dict[str, ParamInfo]]:
-    """The infos of parameters that carry the rule's a in all branches; if nothing can, the finding, unless a is 1."""
-    places = tuple((branch.end, branch.node) for branch in facts.branches)
-    text, code = f"no branch is multiplied by a = {rule.branch_multiplier}.", "h = h + rule.residual_multiplier(r) * y"
-    of_all = Finding("missing_branch_multiplier", (), text, code, factor=2.0, places=places)
-    left, carried = carried_instead(search, [of_all] if places else [], facts)
-    if left or not carried.keys() <= infos.keys():
-        return [of_all] if rule.branch_multiplier != 1 else [], {}
-    powers = {path: (in_blocks(np.log2(factors)), offset) for path, (factors, offset) in carried.items()}
-    having = lambda path, power, offset: dataclasses.replace(infos[path], power=power, offset=offset)
-    return [], {path: having(path, *power).times(rule.branch_multiplier) for path, power in powers.items()}
+def _together(slices: Slices, of_slices: Mapping[str, Factor], whole: Mapping[str, Factor]) -> dict[str, Factor]:
+    """The factors of parameters from those of their slices, in blocks, times what they carry as a whole."""
+    result: dict[str, dict[str, Any]] = {}
+    for field in dataclasses.fields(Factor):
+        of_power = field.name == "multiplier"  # the only field that adds up where others multiply
+        values = {name: getattr(factor, field.name) for name, factor in of_slices.items()}
+        values = {name: 2.0**value if of_power else value for name, value in values.items()}
+        for path, array in slices.together(values).items():
+            of_whole = getattr(whole.get(path, Factor()), field.name)
+            array = np.log2(array) + of_whole if of_power else array * of_whole
+            result.setdefault(path, {})[field.name] = in_blocks(array)
+    return {path: Factor(**fields) for path, fields in result.items()}
 
 
-def _behind_tables(search: CarrierSearch, finding: Finding, of_tables: list[tuple[Carriers, float]]) -> Finding:
-    """The finding without the factor of embeddings, which scores have if no norm precedes them: the tables carry it."""
-    factor = finding.factor
-    for carriers, c in of_tables if factor is not None else ():
-        powers = {power for power in search.powers(carriers, finding.places) if not math.isnan(power)} or {0.0}
-        factor = factor / c ** powers.pop() if factor is not None and len(powers) == 1 else None
-    return dataclasses.replace(finding, factor=factor)
+def carry_multiplier(carried: CarriedFactors, branches: Sequence[Branch]) -> bool:
+    """Whether parameters carry the rule's a in all of these branches, whose code has no multiplier, from now on."""
+    places = tuple((branch.end, branch.node) for branch in branches)
+    return carried.carry(Finding("multiplier", (), "", "", factor=Factor(multiplier=1.0), places=places))
 
 
-def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, float]] | None:
+def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tuple[Carriers, Factor]] | None:
     """Parameters and the factors that they carry together instead of the code; ``None`` if they cannot."""
     if finding.factor is None or not finding.places:
         return None
@@ -345,4 +364,4 @@ def _solution(search: CarrierSearch, finding: Finding, facts: Traced) -> list[tu
     if table is None or set(table) != set(finding.paths):
         return None
     before = search.find(others, without=finding.paths)
-    return None if before is None else [(table, finding.factor), (before, 1 / finding.factor)]
+    return None if before is None else [(table, finding.factor), (before, finding.factor**-1.0)]

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 from depthmup_flax.auditing.audit_report import Audit, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.networks.model_functions import ModelFunctions
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -22,6 +23,11 @@ Sizes: TypeAlias = tuple[int, int]  # width, depth
 
 # Multiples of the base's width and depth at which a network of the base's size is audited; the first that works counts.
 _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
+
+
+# The rule under which networks that take one are built to be audited. Its numbers belong to no preset: where the code
+# has its factors, the code follows any rule; where it has those of a preset, they are written into it.
+PROBE = Parametrization(alpha=0.618, gamma=0.382, width=np.float64(0.847), gamma0_width_exponent=0.271)
 
 
 class Audited(NamedTuple):
@@ -36,23 +42,21 @@ def audited(
     sizes: Sizes,
     base_sizes: Sizes,
     inputs: ArrayTree,
-    rule: Parametrization,
     *,
     output: Output = None,
-    carry: bool | str = True,
     count: Callable[[ModelFunctions], float] | None = None,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
-    At the base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger
-    in that respect, with ratios of 1. Factors that the code lacks are carried, see `depthmup_flax.audit`.
+    A network that takes a rule is built under `PROBE`, so that what the audit says holds under every rule. At the
+    base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger in that
+    respect, with ratios of 1. Factors that the code lacks are carried, see `depthmup_flax.audit`.
 
     Args:
       functions: (width, depth) -> the network.
       sizes, base_sizes: of the network and of the base network.
       inputs: a batch, arrays or shapes; a tuple is several arguments.
-      rule: whose multipliers the forward pass should have.
-      output, carry: see `depthmup_flax.audit`.
+      output: see `depthmup_flax.audit`.
       count: network -> the depth ratio of its own code, which is taken as given: then roles are read at a depth where
         every stage grows. By default residual sums are counted, see `_by_their_count`.
 
@@ -68,7 +72,7 @@ def audited(
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
         def with_ratio(ratio: float | None) -> Audit:
-            return audit(network, base, inputs, depth_ratio=ratio, rule=rule, output=output, carry=carry)
+            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=(PROBE,))
 
         if count is not None:
             return with_ratio(count(network))
@@ -81,26 +85,37 @@ def audited(
     rows = result.rows
     if sizes != larger_sizes and any(row.info and row.info.carries for row in rows):  # by other factors there
         rows = () if sizes == base_sizes else of(own, sizes).rows
-    info = _carrying(info, rows, others, rule)
+    info = _carrying(info, rows, others)
     if larger_sizes != sizes:
         same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
         reason = f", because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's" if same else ""
         note = f"audited at {at}{reason}."
         result = dataclasses.replace(result, notes=(note, *result.notes))
-    return Audited(info, result)
+    return Audited(info, dataclasses.replace(result, record=_of_code(result.record)))
 
 
-def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo], rule: Parametrization) -> InfoTree:
+def _of_code(record: AuditRecord) -> AuditRecord:
+    """What the code of a network has of a rule, without what it has of the one that it was given."""
+    if record.alpha == PROBE.alpha:
+        record = dataclasses.replace(record, alpha=None)
+    if record.width_power == PROBE.width_power:
+        record = dataclasses.replace(record, width_power=None, gamma0_width_exponent=0.0)
+    return record
+
+
+def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo]) -> InfoTree:
     """``info`` with the carried factors of ``rows``, those of this size; ``others`` tell who carries the rule's a."""
     carried = {row.path: row.info for row in rows if row.info is not None and row.info.carries}
 
     def of(path: Any, leaf: ParamInfo) -> ParamInfo:
-        other, one = others.get(path_name(path), leaf), carried.get(path_name(path))
-        if one is None:
-            power, offset = other.power, other.offset if other.power else 0.0
-            return dataclasses.replace(leaf, carried=1.0, power=power, offset=offset).times(rule.branch_multiplier)
-        return dataclasses.replace(leaf, carried=one.carried, power=one.power, offset=one.offset)
+        other, own = others.get(path_name(path), leaf), carried.get(path_name(path))
+        multiplier = other.carried.multiplier
+        if own is None:
+            offset = other.offset if multiplier else 0.0
+            return dataclasses.replace(leaf, carried=Factor(multiplier=multiplier), offset=offset)
+        factor = dataclasses.replace(own.carried, multiplier=multiplier)
+        return dataclasses.replace(leaf, carried=factor, offset=own.offset)
 
     return jax.tree_util.tree_map_with_path(of, info, is_leaf=is_info)
 
@@ -114,7 +129,7 @@ def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -
 
     def lacks(result: Audit) -> bool:
         # A parameter inside may carry another factor than the branch's.
-        carries = any(row.in_branch and row.carried != 1 and not close(row.found, row.wanted) for row in result.rows)
+        carries = any(row.in_branch and not row.carried.is_one and row.lacks for row in result.rows)
         return carries or any(finding.name == "missing_branch_multiplier" for finding in result.findings)
 
     if lacks(result):

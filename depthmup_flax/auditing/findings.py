@@ -14,12 +14,27 @@ from depthmup_flax.auditing.graph import Place
 from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import BranchFactors, DepthRatios, ProductFactors, close, ratio_of
 from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.factor import ONE, Factor
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreFactors:
+    """A product of two activations, and its factor relative to the base model."""
+
+    product: Scores
+    base_size: int  # of the contracted dimension in the base model
+    found: float  # NaN: unknown
+    wanted: Factor
+    expected: float  # under the rule of the code
 
 
 @dataclasses.dataclass(eq=False)
 class Comparison:
-    """The factors of a model relative to its base model, and what the rule wants them to be."""
+    """The factors of a model relative to its base model, and what the rule wants them to be.
+
+    ``rule`` is the one whose factors the code may have: a place has what it wants, or lacks it under every rule.
+    """
 
     model: Model
     facts: Traced
@@ -40,21 +55,54 @@ class Comparison:
     def products(self) -> ProductFactors:
         """The factors around products."""
         few = [path for path, leaf in self.infos.items() if leaf.width_out == 1 != leaf.width_in]
-        apart = self.facts.readers({s.node for s, d, _, _ in self.scores if not s.in_softmax and s.size != d})
+        apart = self.facts.readers(
+            {
+                one.product.node
+                for one in self.scores
+                if not one.product.in_softmax and one.product.size != one.base_size
+            }
+        )
         return ProductFactors(self.facts, self.base, self.pairs, few, apart)
 
     def wanted(self, node: int) -> float:
-        """The multiplier that the rule wants of the branch that ends in a sum."""
-        at_base = 1.0 if self.absolute else float(self.rule.residual_multiplier(1.0)) or 1.0
-        at_base /= self._of_outputs.get(node, 1.0)
-        r = self.ratios.of_branch.get(node, 1.0)
-        return float(self.rule.residual_multiplier(r, self.ratios.uses.get(node, 1.0))) / at_base
+        """The multiplier that the code's rule wants of the branch that ends in a sum."""
+        return float(self.wanted_factor(node).under(self.rule))
+
+    def wanted_factor(self, node: int) -> Factor:
+        """The multiplier that every rule wants of the branch that ends in a sum, without a."""
+        of_readout = self._of_outputs.get(node, 1.0)
+        return Factor(
+            depth=self.ratios.of_branch.get(node, 1.0), uses=self.ratios.uses.get(node, 1.0), width=of_readout
+        )
 
     @functools.cached_property
     def _of_outputs(self) -> dict[int, float]:
-        """Node of a sum -> the multiplier of the readout that its branch ends in, as in a flow of many couplings."""
+        """Node of a sum -> m of the readout that its branch ends in, as in a flow of many couplings."""
         ends = ((b.node, self.infos.get(path)) for b in self.facts.branches for path in b.factors)
-        return {node: self._of_readout(info) for node, info in ends if info is not None and info.role is Role.OUTPUT}
+        return {node: info.width_in for node, info in ends if info is not None and info.role is Role.OUTPUT}
+
+    @functools.cached_property
+    def coded_branches(self) -> list[Branch]:
+        """The branches whose code has the factor that the rule wants, where that is not 1."""
+        result = []
+        for branch in self.facts.branches:
+            wanted = self.wanted(branch.node)
+            grows = self.ratios.of_branch.get(branch.node, 1.0) != 1
+            if grows and not close(wanted, 1) and close(self.branches[branch.node], wanted):
+                result.append(branch)
+        return result
+
+    @property
+    def coded_widths(self) -> int:
+        """At how many readouts and scores the code has the factors of the width that the rule wants."""
+        count = 0
+        for path in self.facts.readouts.keys() - {""}:
+            found, wanted = self._readout(path)
+            count += not wanted.is_one and close(found, wanted.under(self.rule))
+        for scores in self.scores:
+            is_plain = close(scores.found, scores.wanted.constant)
+            count += scores.base_size != scores.product.size and not is_plain and close(scores.found, scores.expected)
+        return count
 
     def uses(self) -> tuple[dict[int, float], dict[str, float]]:
         """See `DepthRatios`; a branch is used as often as the weights that multiply its products, if these agree."""
@@ -76,44 +124,46 @@ class Comparison:
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
         """One line of the table."""
         found, wanted = self.factor(path)
+        expected = None if wanted is None else float(wanted.under(self.rule))
         missing = tuple(dict.fromkeys(f.name for f in findings if path in f.paths))
         shape, times = self.model.shapes[path], self.facts.times.get(path, 0.0)
         info = self.infos.get(path)
-        return Row(path, shape, info, times, found, wanted, missing, 1.0 if info is None else info.carried, why_not)
+        carried = ONE if info is None else info.carried
+        return Row(path, shape, info, times, found, wanted, expected, missing, carried, why_not)
 
-    def factor(self, path: str) -> tuple[float | None, float | None]:
+    def factor(self, path: str) -> tuple[float | None, Factor | None]:
         """The factor of a parameter, of its branch or up to the output, and what the rule wants."""
         info = self.infos.get(path)
         if path in self.facts.readouts and (info is None or info.role in (Role.OUTPUT, Role.INPUT)):
             return self._readout(path)
         nodes = [n for n in self.facts.branches_of.get(path, ()) if n in self.branches]
         if self.facts.inside.get(path) and nodes:
-            found, wanted = ({of(n) for n in nodes} for of in (self.branches.__getitem__, self.wanted))
-            return (found.pop() if len(found) == 1 else None), wanted.pop()
+            found = {self.branches[node] for node in nodes}
+            return (found.pop() if len(found) == 1 else None), self.wanted_factor(nodes[-1])
         if path not in self.products.paths:
             return None, None
-        return self.products.around(path), self._of_readout(info) if info and info.role is Role.OUTPUT else 1.0
-
-    def _of_readout(self, info: ParamInfo) -> float:
-        return float(self.rule.readout_multiplier(info.width_in))
+        is_output = info is not None and info.role is Role.OUTPUT
+        return self.products.around(path), Factor(width=info.width_in) if info and is_output else ONE
 
     def as_readouts(self) -> dict[str, ParamInfo]:
         """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
         result = {}
         for path, leaf in self.infos.items():
-            multiplier = self._of_readout(leaf) if leaf.to_few_features else 1.0
+            multiplier = float(Factor(width=leaf.width_in).under(self.rule)) if leaf.to_few_features else 1.0
             found, wanted = self.factor(path)  # at the end of a branch, both are the branch's
-            is_readout = close(self.products.around(path), multiplier) or close(found, (wanted or 0) * multiplier)
+            expected = 0.0 if wanted is None else float(wanted.under(self.rule))
+            is_readout = close(self.products.around(path), multiplier) or close(found, expected * multiplier)
             if multiplier != 1 and is_readout:
                 result[path] = dataclasses.replace(leaf, role=Role.OUTPUT)
         return result
 
-    def _readout(self, path: str) -> tuple[float | None, float]:
-        info, rule = self.infos.get(path), self.rule
-        m = 1.0 if info is None else info.width_in if info.role is Role.OUTPUT else info.width_out
-        width = 1.0 if info is None else info.model_width
-        wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
-        return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
+    def _readout(self, path: str) -> tuple[float | None, Factor]:
+        info = self.infos.get(path)
+        found = ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path]))
+        if info is None:
+            return found, ONE
+        m = info.width_in if info.role is Role.OUTPUT else info.width_out
+        return found, Factor(width=m, output=info.model_width)
 
     @property
     def unread_sums(self) -> Unread | None:
@@ -145,7 +195,7 @@ class Comparison:
                 f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
                 f"rule wants 1{also}.",
                 "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
-                factor=1 / ratio if ratio else None,
+                factor=ONE.over(ratio) if ratio else None,
                 places=self._at_products(dict.fromkeys(paths), ratio) if is_projected else (),
             )
             for (ratio, is_projected), paths in wrong.items()
@@ -173,8 +223,8 @@ class Comparison:
         name, found, r, n = key
         paths = [path for b in branches for path in self.of_branches.ends(b)]
         where = f"the branches that end in {summary(paths, numbered)}" if paths else "the branches without parameters"
-        wanted = self.wanted(branches[-1].node)
-        text = f"{where} are multiplied by {number(found)}; the rule wants {number(wanted)}{self._as_if(found, r, n)}."
+        wanted = self.wanted_factor(branches[-1].node)
+        text = f"{where} are multiplied by {number(found)}; the rule wants {wanted}{self._as_if(found, r, n)}."
         if name == "norm_cancels_multiplier":
             text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
         code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {r:g}"
@@ -182,7 +232,7 @@ class Comparison:
         # Nothing carries one factor for terms that need several.
         exact = 0.0 if any(b.node in self.of_branches.mixed for b in branches) else self.branches[branches[-1].node]
         places = tuple((b.end, b.node) for b in branches)
-        factor = wanted / exact if exact else None
+        factor = wanted.over(exact) if exact else None
         return Finding(name, tuple(dict.fromkeys(paths)), text, code, factor=factor, places=places)
 
     def _at_products(self, paths: Iterable[str], found: float) -> tuple[Place, ...]:
@@ -202,21 +252,22 @@ class Comparison:
                     yield bias.place
 
     def _as_if(self, found: float, r: float, n: float) -> str:
-        """The preset or depth ratio for which a factor is right: the user may mean another rule, or count otherwise."""
-        if close(found, 1) or found <= 0 or not self.rule.alpha:
+        """The depth ratio for which a factor is right: the user may count otherwise."""
+        if close(found, 1) or found <= 0:
             return ""
         if n != 1:
             return f" for r = {r:g} and {n:g} uses"
-        if others := [name for name, preset in PRESETS.items() if close(found, r ** -float(preset.alpha))]:
-            of = " and ".join(map(repr, others))
-            return f" for r = {r:g} (it is that of {of}: if you mean it, pass rule=dm.get_parametrization(...))"
         other = found ** (-1 / self.rule.alpha)
-        return f" for r = {r:g} (it is right for r = {other:.3g}: if you count so, pass depth_ratio={other:.3g})"
+        return (
+            f" for r = {r:g} (under alpha = {self.rule.alpha:g} it is right for r = {other:.3g}: if you count so, pass "
+            f"depth_ratio={other:.3g})"
+        )
 
     def _readouts(self) -> list[Finding]:
         result, unclear = self._output(), self.unread_sums.paths if self.unread_sums else frozenset[str]()
         for path in self.facts.readouts.keys() - {""} - unclear:
-            found, wanted = self._readout(path)
+            found, lacking = self._readout(path)
+            wanted = float(lacking.under(self.rule))
             info = self.infos.get(path)
             # What multiplies the last shortcut multiplies what the readout reads.
             if any(close(found, wanted * factor) for factor in self.of_branches.shortcut.values()):
@@ -228,10 +279,10 @@ class Comparison:
             m = info.width_in if info.role is Role.OUTPUT else info.width_out
             too_small = (found < wanted) == (m > 1)
             name = "readout_scaled_twice" if too_small else "readout_not_scaled"
-            text = f"the product with {path} is multiplied by {number(found)}; the rule wants {number(wanted)}"
+            text = f"the product with {path} is multiplied by {number(found)}; the rule wants {lacking}"
             text += ": remove its other factors that depend on the width." if too_small else "."
             code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
-            factor = wanted / found if found else None
+            factor = lacking.over(found) if found else None
             result.append(Finding(name, (path,), text, code, factor=factor, places=self._at_products([path], found)))
         return result
 
@@ -242,7 +293,8 @@ class Comparison:
             return []
         text = f"the output, which no readout makes, is multiplied by {number(found)} relative to the base model; the "
         text += "rule wants 1: a mean over the width rather than a sum."
-        factor, places = 1 / found if found else None, ((self.model.graph.output, -1),)
+        factor = ONE.over(found) if found else None
+        places = ((self.model.graph.output, -1),)
         code = "y = y.mean(-1)  # or y.sum(-1) / m, m = width / base_width"
         widens = max((leaf.width_in for leaf in self.infos.values()), default=1.0) > 1
         name = "readout_scaled_twice" if (found < 1) == widens else "readout_not_scaled"
@@ -281,7 +333,7 @@ class Comparison:
                 if close(found, info.width_out**0.5):
                     code = "x = x * base_width**0.5  # not width**0.5"
                 starts = ((use.node, -1) for use in self.facts.uses[path] if use.kind == LOOKUP or use.first)
-                name, factor = "embedding_scaled_with_width", 1 / found if found else None
+                name, factor = "embedding_scaled_with_width", ONE.over(found) if found else None
                 places = *starts, *self._biases([path])
                 result.append(Finding(name, (path,), text, code, factor=factor, places=places))
             elif info.role is Role.HIDDEN:
@@ -315,13 +367,14 @@ class Comparison:
     def _scaled_hidden(self, paths: tuple[str, ...], found: float) -> Finding:
         text = f"the product with {summary(paths)} is multiplied by {number(found)} relative to the base model; the "
         text += "rule wants 1, as the initial values and the learning rate of hidden weights depend on the width."
-        name, code, factor = "hidden_scaled_with_width", "y = x @ kernel  # no factor", 1 / found if found else None
+        name, code = "hidden_scaled_with_width", "y = x @ kernel  # no factor"
+        factor = ONE.over(found) if found else None
         return Finding(name, paths, text, code, factor=factor, places=self._at_products(paths, found))
 
     @functools.cached_property
-    def scores(self) -> list[tuple[Scores, int, float, float]]:
-        """Products of two activations: the base model's size, the ratio of their factors, and the rule's for scores."""
-        result, scale = [], self.rule.attention_scale
+    def scores(self) -> list[ScoreFactors]:
+        """Products of two activations, with the factors that the rule wants of scores."""
+        result = []
         name = lambda s: (s.in_softmax, frozenset(map(series, s.paths)))
         alike, seen = grouped(self.base.scores, name), set()
         for scores in self.facts.scores:
@@ -333,19 +386,23 @@ class Comparison:
             seen.add((name(scores), nth))
             other = (others[-1] if is_last else others[0]) if others else None
             size, factor = (other.size, other.factor or math.nan) if other is not None else (scores.size, math.nan)
-            result.append((scores, size, scores.factor / factor, float(scale(scores.size, size) / scale(size, size))))
+            root = (scores.size / size) ** 0.5
+            wanted = Factor(constant=1 / root, width=root)  # `Parametrization.attention_scale` over that of the base
+            found = scores.factor / factor
+            result.append(ScoreFactors(scores, size, found, wanted, float(wanted.under(self.rule))))
         return result
 
-    def growing_products(self) -> list[tuple[Scores, int, float]]:
+    def growing_products(self) -> list[ScoreFactors]:
         """Those of `scores` over a growing dimension and in no softmax whose scale is not that of attention, or NaN."""
-        others = [one for one in self.scores if not one[0].in_softmax and one[0].size != one[1]]
-        return [(s, d, found) for s, d, found, wanted in others if not close(found, wanted)]
+        others = [one for one in self.scores if not one.product.in_softmax and one.product.size != one.base_size]
+        return [one for one in others if not close(one.found, one.expected)]
 
     def _attention(self) -> list[Finding]:
-        wrong: dict[tuple[float, float, int, int], list[Scores]] = {}
-        for scores, base_size, found, wanted in self.scores:
-            if scores.in_softmax and not math.isnan(found) and not close(found, wanted):
-                wrong.setdefault((found, wanted, scores.size, base_size), []).append(scores)
+        wrong: dict[tuple[float, Factor, int, int], list[Scores]] = {}
+        for one in self.scores:
+            if one.product.in_softmax and not math.isnan(one.found) and not close(one.found, one.expected):
+                key = one.found, one.wanted, one.product.size, one.base_size
+                wrong.setdefault(key, []).append(one.product)
         paths_of = lambda several: tuple(dict.fromkeys(path for s in several for path in sorted(s.paths)))
         names = lambda paths: f" of {summary(paths)}" if paths else ""
         return [
@@ -353,10 +410,10 @@ class Comparison:
                 "attention_scale",
                 paths_of(several),
                 f"the products of queries and keys{names(paths_of(several))} are multiplied by {number(found)} "
-                f"relative to the base model; the rule wants {number(wanted)}, as the head dimension is {d} and "
+                f"relative to the base model; the rule wants {base_d / d:.4g}, as the head dimension is {d} and "
                 f"{base_d} there.",
                 f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
-                factor=wanted / found if found else None,
+                factor=wanted.over(found) if found else None,
                 places=tuple((s.node, -1) for s in several),
             )
             for (found, wanted, d, base_d), several in wrong.items()
@@ -368,7 +425,7 @@ class Comparison:
     def inside_branches(self) -> dict[str, float | None]:
         """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
         unclear = frozenset[str]().union(
-            *(s.paths for s, _, _ in self.growing_products()), *(u.paths for u in self.facts.unread)
+            *(one.product.paths for one in self.growing_products()), *(u.paths for u in self.facts.unread)
         )
         ends = self._ends() | self._in_softmax() | unclear
         return {
@@ -394,7 +451,7 @@ class Comparison:
         wrong: dict[tuple[float, bool], list[str]] = {}
         for path, ratio in ratios.items():
             ends_alike = self.facts.inside.get(path) and self.facts.branches_of[path] & alike
-            wrong.setdefault((ratio, bool(ends_alike and self.rule.alpha < 1)), []).append(path)
+            wrong.setdefault((ratio, bool(ends_alike)), []).append(path)
         result = []
         for (ratio, adds_up), paths in wrong.items():
             text = (
@@ -510,12 +567,15 @@ def _factors(compared: Comparison, rows: Sequence[Row]) -> Iterable[Finding]:
             if ratio is None and compared.infos[path].role is Role.HIDDEN
         ],
         "the scale of the products of queries and keys of": _united(
-            s.paths | s.beside for s, _, found, _ in compared.scores if s.in_softmax and math.isnan(found)
+            one.product.paths | one.product.beside
+            for one in compared.scores
+            if one.product.in_softmax and math.isnan(one.found)
         ),
     }
-    sizes = lambda p: (p[0].size, p[1], "an unknown factor" if math.isnan(p[2]) else number(p[2]))
+    shown = lambda found: "an unknown factor" if math.isnan(found) else number(found)
+    sizes = lambda one: (one.product.size, one.base_size, shown(one.found))
     for (d, base_d, found), several in grouped(compared.growing_products(), sizes).items():
-        paths = _united(s.paths for s, _, _ in several)
+        paths = _united(one.product.paths for one in several)
         what = f"products over a growing dimension, outside of softmax, of {summary(paths)} are multiplied by "
         text = f"{what}{found} relative to the base model."
         code = f"write y = rule.attention_scale({d}, {base_d}) * q @ k.T  # d, base d; or measure with dm.coord_check"

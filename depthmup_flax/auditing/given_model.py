@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,9 +13,11 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
+from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
+from depthmup_flax.rule.info_trees import root_mean_square
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
@@ -29,6 +32,22 @@ class Model:
     structure: jax.tree_util.PyTreeDef  # around the leaves
     shapes: Mapping[str, tuple[int, ...]]  # path -> shape
     graph: Graph
+    initial: Callable[[], ArrayTree]  # -> its initial parameters; shapes, if the model was given by them
+
+    def initial_sizes(self, paths: Mapping[str, str]) -> Callable[[], Mapping[str, float]]:
+        """A function: path -> root mean square of the initial values at the other path; empty if these are not known.
+
+        They are drawn at the first call.
+        """
+
+        @functools.cache
+        def sizes() -> Mapping[str, float]:
+            arrays = {path: trees.value_of(leaf) for path, leaf in trees.flatten(self.initial(), "base")[0].items()}
+            if any(isinstance(array, (jax.ShapeDtypeStruct, jax.core.Tracer)) for array in arrays.values()):
+                return {}
+            return {path: root_mean_square(arrays[other]) for path, other in paths.items()}
+
+        return sizes
 
 
 def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known) -> Model:
@@ -80,7 +99,17 @@ def _traced(
             f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: {message}. The parts "
             "of a tuple are the model's arguments; audit passes keyword arguments on."
         ) from error
-    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
+
+    def initial() -> ArrayTree:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
+        draw = adapter.init if adapter is not None else None
+        if isinstance(adapter, Function):
+            return params
+        if draw is None:
+            return drawn(lambda key: model.init(key, zeros)[0], jax.random.key(0))
+        return drawn(lambda key: draw(key, zeros, Call(kwargs=kwargs))[0], jax.random.key(0))
+
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph, initial)
 
 
 def selected(result: Any, output: Output) -> Any:

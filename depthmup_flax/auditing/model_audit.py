@@ -7,6 +7,7 @@ role, sums with the stream give the branches, and constant factors, compared bet
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,18 +17,25 @@ import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Audit, Row, summary
-from depthmup_flax.auditing.carriers import CarrierSearch, carried_instead, with_branch_multiplier
+from depthmup_flax.auditing.carriers import CarriedFactors, CarrierSearch, carry_multiplier
 from depthmup_flax.auditing.counterparts import base_sizes, contradictions, matched, width_ratio
 from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.given_model import Model, Output, as_model
 from depthmup_flax.auditing.parameter_trees import series
-from depthmup_flax.auditing.relative_factors import DepthRatios, depth_ratios
+from depthmup_flax.auditing.relative_factors import DepthRatios, close, depth_ratios
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
-from depthmup_flax.auditing.uses import LOOKUP
+from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import matches
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
+from depthmup_flax.rule.parametrization import (
+    PRESETS,
+    AuditRecord,
+    Parametrization,
+    ParamInfo,
+    Role,
+    require_parametrization,
+)
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -39,16 +47,19 @@ def audit(
     base: Any,
     x: ArrayTree,
     *,
-    rule: Parametrization = PRESETS["depth_mup"],
     depth_ratio: float | None = None,
     overrides: Mapping[str, Axes] | None = None,
     output: Output = None,
     axes: str | Collection[str] = AXES,
-    carry: bool | str = True,
+    carry: bool = True,
+    in_code: Sequence[Parametrization] = (),
     known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
+
+    What it finds serves every rule. If the code has factors of one, such as ``rule.residual_multiplier(r)``,
+    ``audit.record`` says of which, and the optimizers take no other. What the code lacks, parameters carry.
 
     A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the optimizer
     (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check` measures both.
@@ -57,7 +68,6 @@ def audit(
       model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
         module is mapped over the batch. The base has the tuned width *and* depth.
       x: a batch, arrays or shapes, for both models. A tuple without names is passed as several arguments.
-      rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
         encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
@@ -65,8 +75,8 @@ def audit(
         what the model returns.
       axes: what you scale: "width", "depth" or both. If model and base are equal in one, its factors are 1.
       carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`): `rescale_init` and the
-        optimizers then apply them. ``False`` wants all of them in the code. ``"branch_multiplier"``: also the rule's a,
-        for a network whose code has none.
+        optimizers then apply them. ``False`` wants all of them in the code.
+      in_code: rules, beside the presets, whose factors the code may have: one with ``alpha=0.75``.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
         function of the same arrays in ``jax.numpy``, which is read in its place.
       **kwargs: of the call, such as ``train=True``.
@@ -74,7 +84,12 @@ def audit(
     Raises:
       InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
-    require_parametrization(rule)
+    for rule in in_code:
+        require_parametrization(rule)
+    if isinstance(kwargs.get("rule"), Parametrization):
+        raise InputError(
+            "audit takes no rule: what it finds serves every rule. Pass rule to rescale_init and the optimizer."
+        )
     scaled, known = {axes} if isinstance(axes, str) else set(axes), known or {}
     if not scaled or not scaled <= set(AXES):
         raise InputError(f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both.")
@@ -103,27 +118,43 @@ def audit(
                 f"overrides has {glob!r}, which matches no parameter, such as {next(iter(mine.leaves))!r}."
             )
     same_width = not any(growing.values())
-    ratios = _depth_ratios(mine, facts, base_facts, pairs, rule, depth_ratio)
-    compared = Comparison(mine, facts, base_facts, pairs, {}, rule, ratios)
-    fixed = compared.fixed_branches()
+    candidates = [*PRESETS.values(), *in_code]
+    compare = functools.partial(Comparison, mine, facts, base_facts, pairs)
+    ratios = depth_ratios(facts, base_facts, depth_ratio)
+    alphas = _distinct([rule for rule in candidates if rule.alpha > 0], lambda rule: rule.alpha)
+    rule = max(alphas, key=lambda rule: len(compare({}, rule, _of_layers(compare, rule, ratios)).coded_branches))
+    ratios = _of_layers(compare, rule, ratios)
+    fixed = compare({}, rule, ratios).fixed_branches()
     facts, base_facts = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base_facts))
+    compare = functools.partial(Comparison, mine, facts, base_facts, pairs)
     infos, unread = traced_infos(mine, facts, base_shapes, ratios, overrides or {}, same_width=same_width)
     strange = contradictions(mine.shapes, base_model.shapes, pairs, layers, base_shapes)
     for path in strange & infos.keys():
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]
-    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
-    infos |= compared.as_readouts()
-    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, ratios)
+    widths = _distinct([rule for rule in candidates if rule.width_power], lambda rule: tuple(_of_width(rule).values()))
+    rule = max(
+        (rule.replace(**_of_width(other)) for other in widths),
+        key=lambda rule: compare(infos, rule, ratios).coded_widths,
+    )
+    infos |= compare(infos, rule, ratios).as_readouts()
+    infos |= _inner_layers(infos, facts)
+    compared = compare(infos, rule, ratios)
     findings = compared.findings()
+    record = _record(compared, base_model, pairs, carry=carry)
     if carry:
-        search = CarrierSearch(mine.graph, facts.kinds)
-        findings, carried = carried_instead(search, findings, facts)
-        infos |= {p: dataclasses.replace(infos[p], carried=c, offset=o) for p, (c, o) in carried.items() if p in infos}
-        if carry == "branch_multiplier":
-            lacking, carriers = with_branch_multiplier(search, infos, facts, rule)
-            findings = [*lacking, *findings]
-            infos |= carriers
+        carried = CarriedFactors(CarrierSearch(mine.graph, facts.kinds), facts)
+        carried.carry_all(findings)
+        findings = carried.left
+        # A branch that the code multiplies by something has the rule's a in it.
+        bare = [branch for branch in facts.branches if close(compared.branches[branch.node], 1)]
+        has_multiplier: bool | None = carry_multiplier(carried, bare) if bare else bool(facts.branches)
+        if has_multiplier and ratios.together == 1:  # the code's multiplier is 1 in both models
+            has_multiplier = None
+        record = dataclasses.replace(record, has_multiplier=has_multiplier)
+        for path, (factor, offset) in carried.by_path().items():
+            if path in infos:
+                infos[path] = dataclasses.replace(infos[path], carried=factor, offset=offset)
     m, r = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers), ratios.together
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
@@ -136,23 +167,57 @@ def audit(
     notes = [
         *equal_sizes(compared, scaled, m, same_width=same_width),
         *_notes(compared, rows, on_stream),
-        *([] if carry == "branch_multiplier" else _lacking_multiplier(rows, rule)),
-        *_initial_scale(rows, facts, rule),
+        *_initial_scale(rows, facts),
     ]
-    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, rule, pairs=pairs)
+    return Audit(rows, tuple(findings), tuple(unjudged), tuple(notes), m, r, mine.structure, record, pairs=pairs)
 
 
-def _depth_ratios(
-    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: float | None
-) -> DepthRatios:
+def _distinct(rules: Sequence[Parametrization], what: Callable[[Parametrization], Any]) -> list[Parametrization]:
+    """The first rule of each kind."""
+    kinds: dict[tuple[Any, ...], Parametrization] = {}
+    for rule in rules:
+        kinds.setdefault((what(rule),), rule)
+    return list(kinds.values())
+
+
+def _of_width(rule: Parametrization) -> dict[str, Any]:
+    """The fields that set the factors of the width."""
+    return {"width": rule.width, "gamma0_width_exponent": rule.gamma0_width_exponent}
+
+
+def _of_layers(compare: Callable[..., Comparison], rule: Parametrization, ratios: DepthRatios) -> DepthRatios:
     """The depth ratios of layers, apart from how often each is used."""
-    ratios = depth_ratios(facts, base, given)
-    compared = Comparison(model, facts, base, pairs, {}, rule, ratios)
-    if not rule.alpha or compared.absolute:
+    compared = compare({}, rule, ratios)
+    if compared.absolute:
         return ratios
     uses, repeated = compared.uses()
     layers = {node: ratio / uses.get(node, 1.0) for node, ratio in ratios.of_branch.items()}
     return DepthRatios(ratios.together, layers, uses, repeated)
+
+
+def _inner_layers(infos: Mapping[str, ParamInfo], facts: Traced) -> dict[str, ParamInfo]:
+    """The matrices of branches whose products later matrices of their branch read, and their biases, as inner ones."""
+    ends = {path for branch in facts.branches for path in branch.factors}
+    inner = {
+        path
+        for path, leaf in infos.items()
+        if leaf.in_branch and leaf.role is Role.HIDDEN and path not in ends
+        if any(use.kind == PRODUCT for use in facts.uses.get(path, ()))
+    }
+    inner |= {bias.path for path in inner for bias in facts.biases.get(path, ()) if bias.path not in ends}
+    return {path: dataclasses.replace(infos[path], inner=True) for path in inner & infos.keys()}
+
+
+def _record(compared: Comparison, base: Model, pairs: Mapping[str, str], *, carry: bool) -> AuditRecord:
+    """What the code has of a rule."""
+    rule, has_widths = compared.rule, compared.coded_widths > 0
+    return AuditRecord(
+        alpha=float(rule.alpha) if compared.coded_branches else None,
+        width_power=float(rule.width_power) if has_widths else None,
+        gamma0_width_exponent=float(rule.gamma0_width_exponent) if has_widths else 0.0,
+        base=base.shapes,
+        base_sizes=base.initial_sizes(pairs) if carry else None,
+    )
 
 
 def _counts(
@@ -166,7 +231,7 @@ def _counts(
     return counts
 
 
-def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) -> list[str]:
+def _initial_scale(rows: Sequence[Row], facts: Traced) -> list[str]:
     """The initial scale of readouts and of tables that are looked up, unless an annotation declares it."""
     wrong: dict[float, list[str]] = {}
     for row in rows:
@@ -175,34 +240,24 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
             continue
         is_table = info.role is Role.INPUT and any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
         m = info.width_in if info.role is Role.OUTPUT else info.width_out if is_table else 1.0
-        if m != 1 and rule.init_ratio(info) is not None:
+        if m != 1:
             wrong.setdefault(m, []).append(row.path)
     return [
-        f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
-        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. "
+        f"initial values are not seen. Under muP {summary(paths)} should start with the base model's standard "
+        f"deviation, m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. "
         "rescale_init sets all initial values, given those of base:\n"
         "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
         for m, paths in wrong.items()
     ]
 
 
-def _lacking_multiplier(rows: Sequence[Row], rule: Parametrization) -> list[str]:
-    """The rule's a, where parameters carry the other factors of branches: their code has no multiplier."""
-    if rule.branch_multiplier == 1 or not any(row.in_branch and row.carried != 1 for row in rows):
-        return []
-    return [
-        f"branches lack the rule's a = {rule.branch_multiplier}: their code has no multiplier, and what parameters "
-        'carry is without a.\nwrite: dm.audit(..., rule=rule, carry="branch_multiplier")'
-    ]
-
-
 def _notes(compared: Comparison, rows: Sequence[Row], on_stream: Sequence[Row]) -> list[str]:
     notes = [] if compared.facts.depth else ["the trace finds no residual sums."]
     matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
-    if matrices > 1 and compared.rule.alpha == 0.5:
+    if matrices > 1:
         notes.append(
             f"branches have {matrices} weight matrices in a row: for two or more, arXiv:2603.00541 and CompleteP "
-            "advise 1/r in place of r^-1/2. To compare:\nwrite: rule = dm.get_parametrization('completep')"
+            "advise alpha = 1 in place of 1/2. To compare:\nwrite: rule = dm.get_parametrization('completep')"
         )
     is_coarse = lambda dtype: jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16
     of_rows = {

@@ -14,16 +14,9 @@ import numpy as np
 
 from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
-from depthmup_flax.rule.info_trees import audit_of, flatten_info, root_mean_square
-from depthmup_flax.rule.parametrization import (
-    Carried,
-    Parametrization,
-    ParamInfo,
-    Role,
-    broadcastable,
-    factor_text,
-    require_parametrization,
-)
+from depthmup_flax.rule.factor import factor_text
+from depthmup_flax.rule.info_trees import audit_of, flatten_info, is_info
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -33,32 +26,32 @@ class Start:
     """How the initial value of a parameter changes: ``factor * c * x + offset * (c - 1)``, where it carries c."""
 
     factor: Any  # of the rule's standard deviation: a float, or traced
-    carried: Carried = 1.0
+    carried: Any = 1.0  # c: a float, or an array that broadcasts; may be traced
     offset: float = 0.0  # of a norm that multiplies by 1 + scale and carries a factor
 
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        known = isinstance(self.carried, float) and isinstance(self.factor, float)
+        known = isinstance(self.carried, (int, float)) and isinstance(self.factor, float)
         return not (known and self.carried == 1 and math.isclose(self.factor, 1.0))
 
     def __call__(self, x: ArrayTree) -> ArrayTree:
         """An array keeps its type; ``x`` may be a box or an ``nnx.Variable`` around one."""
 
         def of(array: jax.Array) -> jax.Array:
-            carried = broadcastable(self.carried, array.shape)
-            shift = self.offset * (carried - 1)
-            return array * jnp.asarray(self.factor * carried, array.dtype) + jnp.asarray(shift, array.dtype)
+            shift = self.offset * (self.carried - 1)
+            return array * jnp.asarray(self.factor * self.carried, array.dtype) + jnp.asarray(shift, array.dtype)
 
         return jax.tree.map(of, x) if self.changes else x
 
     def __str__(self) -> str:
-        carried = np.asarray(self.carried)
-        shift = f" plus {factor_text(self.offset * (carried - 1))}" if self.offset else ""
-        return f"times {factor_text(self.factor * carried)}{shift}"
+        shift = f" plus {factor_text(self.offset * (self.carried - 1))}" if self.offset else ""
+        return f"times {factor_text(self.factor * self.carried)}{shift}"
 
 
-def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> ArrayTree:
+def rescale_init(
+    params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization = PRESETS["depth_mup"]
+) -> ArrayTree:
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
@@ -77,23 +70,17 @@ def rescale_init(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
       base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
         depth, as in `audit`, or of the depth of ``params``.
-      info: ``audit.info``, or from `param_info`.
-      rule: the parametrization.
+      info: ``audit.info``.
+      rule: the parametrization, that of the optimizer.
 
     Returns:
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: ``info`` was made for other parameters, a parameter has no counterpart in the base model, or is
-        constant in one model alone; traced, such a parameter becomes NaN.
+      InputError: ``info`` was made for other parameters or another base model, a parameter has no counterpart in the
+        base model, or is constant in one model alone; traced, such a parameter becomes NaN.
     """
-    result = multiplied(params, init_factors(params, base_params, info, rule))
-    if (record := audit_of(info)) is not None:
-        given, returned = (flatten(tree, "params")[0] for tree in (params, result))
-        sizes = {path: root_mean_square(value_of(leaf)) for path, leaf in given.items()}
-        changed = lambda path: not math.isclose(sizes[path], root_mean_square(value_of(returned[path])), rel_tol=0.01)
-        record.given = {path: size for path, size in sizes.items() if changed(path)}
-    return result
+    return multiplied(params, init_factors(params, base_params, info, rule))
 
 
 def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:
@@ -108,30 +95,55 @@ def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule
             shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
             other = "pass (params, base_params), in this order, of the network that info was made for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {other}.")
+    _require_base(base, info)
     pairs = _counterparts(leaves, base, known)
-    rescaled_before(info)
     factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
-    return {path: dataclasses.replace(start, factor=factors[path]) for path, start in carried_factors(info).items()}
+    starts = carried_factors(info, rule)
+    return {path: dataclasses.replace(start, factor=factors[path]) for path, start in starts.items()}
 
 
-def carried_factors(info: InfoTree) -> dict[str, Start]:
+def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
+    """The base model's parameters, at its depth or at that of the model, have the shapes that the audit saw."""
+    record = audit_of(info)
+    if record is None or not record.base:
+        return
+    shapes = {path: shape_of(leaf) for path, leaf in base.items()}
+    at_depth = {path: leaf.base_shape for path, leaf in flatten_info(info).items()}
+    if shapes in (record.base, at_depth):
+        return
+    wanted = at_depth if shapes.keys() == at_depth.keys() and shapes.keys() != record.base.keys() else record.base
+    for path in sorted(shapes.keys() | wanted.keys()):
+        if shapes.get(path) != wanted.get(path):
+            raise InputError(
+                f"parameter {path!r} of base_params has shape {shapes.get(path)}, but {wanted.get(path)} in the base "
+                "model of the audit: pass the parameters of that one, as in dm.rescale_init(params, base_params, info)."
+            )
+
+
+def carried_factors(info: InfoTree, rule: Parametrization) -> dict[str, Start]:
     """`init_factors` without the rule's standard deviations, for initial values that have them: carried ones alone."""
-    return {path: Start(1.0, leaf.carried, leaf.offset) for path, leaf in flatten_info(info).items()}
+    return {path: Start(1.0, leaf.factor(rule), leaf.offset) for path, leaf in flatten_info(info).items()}
 
 
-def baked(params: ArrayTree, info: InfoTree) -> ArrayTree:
+def baked(params: ArrayTree, info: InfoTree, rule: Parametrization = PRESETS["depth_mup"]) -> ArrayTree:
     """The parameters of a model with its factors in the code, as those of the plain model, which carry them.
 
     ``info`` is of the plain model's audit. Both compute the same outputs, up to rounding.
     """
-    return multiplied(params, carried_factors(rescaled_before(info)))
+    return multiplied(params, carried_factors(info, rule))
 
 
 def rescaled_before(info: InfoTree) -> InfoTree:
-    """``info`` of parameters that start at values which an earlier run set by `rescale_init` and saved."""
-    if (record := audit_of(info)) is not None:
-        record.rescaled = True
-    return info
+    """``info`` for parameters that an earlier run started with `rescale_init`, trained and saved.
+
+    Optimizers do not compare their values with initial ones.
+    """
+
+    def trusted(leaf: ParamInfo) -> ParamInfo:
+        record = leaf.audited and dataclasses.replace(leaf.audited, base_sizes=None)
+        return dataclasses.replace(leaf, audited=record)
+
+    return jax.tree.map(trusted, info, is_leaf=is_info)
 
 
 def _counterparts(

@@ -202,7 +202,9 @@ def traced_infos(
     width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
     for path, leaf_info in infos.items():
         used, summed = depth_ratios.of_path(path, traced, "uses"), depth_ratios.repeated.get(path, 1.0)
-        infos[path] = dataclasses.replace(leaf_info, model_width=width, uses=used, summed=summed)
+        infos[path] = dataclasses.replace(
+            leaf_info, model_width=width, uses=used, summed=summed, base_shape=tuple(base[path])
+        )
     return infos, unread
 
 

@@ -12,7 +12,8 @@ from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
 from depthmup_flax.check.records import BRANCHES, EVERYTHING
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, factor_text
+from depthmup_flax.rule.factor import factor_text
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 
 
 def causes_in_rule(axis: str, rule: Parametrization) -> list[Finding]:
@@ -44,20 +45,21 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     if source is None or base_source is None:
         return None
     # Without the rule's a, which is the same at all sizes.
-    carried_of = lambda leaf: leaf.times(1.0, over=rule.branch_multiplier).carried
+    plain = rule.replace(branch_multiplier=1.0)
+    carried_of = lambda leaf: leaf.factor(plain)
     carried_at_base = {base.collapse(path): carried_of(leaf) for path, leaf in base.info.items() if source.base is None}
     try:
         result = audit(
             source.model,
             base_source.model if source.base is None else source.base,
             source.x,
-            rule=rule,
+            in_code=(rule,) if rule.alpha > 0 else (),
             depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
             output=source.output,
             axes=axis,
             carry=any(leaf.carries for leaf in (*info.values(), *base.info.values())),
             **source.kwargs,
-        )
+        ).under(rule)
     except Exception:  # the measurements count even if the model cannot be read
         return None
     has_branches = any(leaf.in_branch for leaf in info.values())
@@ -70,14 +72,15 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
         if axis == "width" and not same_role(row.info, given):
             wrong.setdefault((given.role, row.info.role), []).append(row.path)
         carried = np.divide(carried_of(given), carried_at_base.get(network.collapse(row.path), 1.0))
-        if not np.allclose(carried, row.carried, rtol=1e-3, atol=0):
-            wrong.setdefault((f"carrying {factor_text(carried)}", factor_text(row.carried)), []).append(row.path)
+        read = row.info.factor(plain)
+        if not np.allclose(carried, read, rtol=1e-3, atol=0):
+            wrong.setdefault((f"carrying {factor_text(carried)}", factor_text(read)), []).append(row.path)
         # Without any branch in info, the networks may have one that every depth has once.
         if axis == "depth" and has_branches and row.in_branch != given.in_branch and (row.in_branch or row.uses):
             position = ("outside of branches", "inside")
             wrong.setdefault((position[given.in_branch], position[row.in_branch]), []).append(row.path)
-    for (said, read), where in wrong.items():
-        text = f"info has {summary(where)} as {said}; the trace reads {read}."
+    for (said, of_trace), where in wrong.items():
+        text = f"info has {summary(where)} as {said}; the trace reads {of_trace}."
         findings.append(Finding("wrong_info", tuple(where), text, "info = audit.info"))
     renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
     told = lambda f: dataclasses.replace(f, paths=renamed(f.paths), text=f"read from the code over {axis}: {f.text}")

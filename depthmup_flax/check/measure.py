@@ -120,7 +120,7 @@ class Measurement:
             for quantity, squares_GxNxP in starts.items():
                 rms_P = np.sqrt(squares_GxNxP[group, seed])
                 sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
-            sizes = _uncarried(sizes, info)
+            sizes = _uncarried(sizes, info, self.rule)
             trains = zip(info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
             for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
@@ -132,9 +132,11 @@ class Measurement:
         return records
 
 
-def _uncarried(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) -> dict[_Key, np.ndarray]:
+def _uncarried(
+    sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo], rule: Parametrization
+) -> dict[_Key, np.ndarray]:
     """The sizes of activations in the same network with its carried factors in the code (see `ParamInfo`)."""
-    factors = _carried_activations(sizes, info)
+    factors = _carried_activations(sizes, info, rule)
     result = {}
     for (quantity, name), values in sizes.items():
         factor = 1.0
@@ -145,7 +147,9 @@ def _uncarried(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) 
     return result
 
 
-def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo]) -> dict[str, float]:
+def _carried_activations(
+    sizes: Mapping[_Key, np.ndarray], info: Mapping[str, ParamInfo], rule: Parametrization
+) -> dict[str, float]:
     """Name of an activation -> the factor that carrying parameters have put into it.
 
     That is what a module of such parameters returns, and what modules around it return unchanged. NaN, if a module has
@@ -159,7 +163,8 @@ def _carried_activations(sizes: Mapping[_Key, np.ndarray], info: Mapping[str, Pa
         module = path.rpartition("/")[0]
         is_readout = leaf.role is Role.OUTPUT and not leaf.in_branch  # behind it, the outputs have their size
         if leaf.carries and module in start and module not in around and not is_readout:
-            c = leaf.carried if isinstance(leaf.carried, float) and leaf.role is not Role.INPUT else math.nan
+            factor = leaf.factor(rule)
+            c = float(factor) if np.ndim(factor) == 0 and leaf.role is not Role.INPUT else math.nan
             factors[module] = c if factors.get(module, c) == c else math.nan
     for name, size in start.items() if factors else ():
         same = [f for module, f in factors.items() if size and math.isclose(start[module], size, rel_tol=1e-6)]
@@ -215,7 +220,9 @@ def _trained(
     forward pass of the gradient.
     """
     network, info = measurement.network.traced.network, measurement.network.info
-    c_P = np.array([leaf.factor for leaf in info.values()])  # carried: sizes are those with them in the code
+    c_P = np.array(
+        [leaf.factor(measurement.rule) for leaf in info.values()]
+    )  # carried: sizes are those with them in the code
     drawn_N = drawn_each(network.init, [(jax.random.key(seed),) for seed in seeds])
     own = jax.tree.map(lambda *of_seeds: np.stack(of_seeds), *drawn_N)
     leaves, tree = jax.tree.flatten(own)
@@ -299,7 +306,7 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, 
         return None
     shape = leaf.shape
     into = shape[1:] if shape[:1] == outputs != shape[-1:] else shape[:-1]
-    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.factor
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5 * leaf.factor(rule)
     values = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
     return values * np.float32(std / np.sqrt(np.mean(values**2)))
 

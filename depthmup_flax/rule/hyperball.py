@@ -107,7 +107,7 @@ def _hyperball(
         clip_rms=clip_rms,
         geometry=geometry_by_role(info, geometry),
     )
-    return optax.chain(steps, _kept_norms(info))
+    return optax.chain(steps, _kept_norms(info, rule))
 
 
 def _norm(leaf: ParamInfo, x: jax.Array) -> jax.Array:
@@ -125,13 +125,13 @@ def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) ->
     return optax.stateless(lambda updates, params: map_info(matched, info, updates, params))
 
 
-def _kept_norms(info: InfoTree) -> optax.GradientTransformation:
+def _kept_norms(info: InfoTree, rule: Parametrization) -> optax.GradientTransformation:
     """Updates after which each hidden matrix has the norm that it had, without the factor that it carries."""
 
     def kept(_: str, leaf: ParamInfo, u: jax.Array, x: jax.Array) -> jax.Array:
         if leaf.role is not Role.HIDDEN:
             return u
-        old, moved = leaf.uncarried(x), leaf.uncarried(x + u)
-        return ((moved * (_norm(leaf, old) / _norm(leaf, moved)) - old) * leaf.factor).astype(u.dtype)
+        old, moved = leaf.uncarried(x, rule), leaf.uncarried(x + u, rule)
+        return ((moved * (_norm(leaf, old) / _norm(leaf, moved)) - old) * leaf.factor(rule)).astype(u.dtype)
 
     return optax.stateless(lambda updates, params: map_info(kept, info, updates, params))

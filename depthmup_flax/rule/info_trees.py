@@ -2,10 +2,12 @@
 
 import dataclasses
 import fnmatch
+import functools
+import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +17,12 @@ import optax
 from flax import traverse_util
 from flax.core.meta import AxisMetadata
 
-from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role, as_tuples
+from depthmup_flax.rule.factor import Factor, as_tuples
+from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, InfoTree
+
+log = logging.getLogger(__name__)
 
 
 def is_info(x: object) -> bool:
@@ -48,7 +53,7 @@ def require_info(info: object) -> None:
         if not is_info(leaf):
             raise InputError(
                 f"info is {type(info).__name__}, with {type(leaf).__name__}: pass the tree of ParamInfo that "
-                "dm.audit(...).info or dm.param_info returns, as in adamw(learning_rate, info, rule) and "
+                "dm.audit(...).info returns, as in adamw(learning_rate, info, rule) and "
                 "depthmup(direction, info, rule, learning_rate)."
             )
 
@@ -140,8 +145,8 @@ def _at_or_above(path: str, paths: Collection[str]) -> str | None:
 
 _UNLIKE = "the structure of the parameters is not that of info"
 _PASS = (
-    "pass variables['params'] of the network that info was made for (not of the base model), after param_info unboxed "
-    "by flax.linen.unbox."
+    "pass variables['params'] of the network that info was made for (not of the base model), unboxed by "
+    "flax.linen.unbox."
 )
 
 
@@ -187,8 +192,8 @@ def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
     """Raises `InputError` if the rule has an exponent for inner layers of branches, and none is known."""
     if rule.inner_gamma is not None and not any(leaf.inner for leaf in flatten_info(info).values()):
         raise InputError(
-            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no branch has an inner layer: name the output "
-            "axis of all layers of a branch but the last 'inner_out', or leave inner_gamma unset."
+            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no branch has an inner layer, whose product a "
+            "later layer of the branch reads: leave inner_gamma unset."
         )
 
 
@@ -197,8 +202,11 @@ def audit_of(info: InfoTree) -> AuditRecord | None:
     return next((leaf.audited for leaf in flatten_info(info).values() if leaf.audited is not None), None)
 
 
-def require_audited(info: InfoTree, rule: Parametrization) -> None:
-    """Raises `InputError` if ``info`` is of an audit that found a fault, or one with another forward pass's rule."""
+def require_followed(info: InfoTree, rule: Parametrization) -> None:
+    """Raises `InputError` if ``info`` is of an audit that found a fault, or of code with another rule's factors.
+
+    Fields of the rule that are traced are not judged.
+    """
     record = audit_of(info)
     if record is None:
         return
@@ -207,60 +215,129 @@ def require_audited(info: InfoTree, rule: Parametrization) -> None:
             f"info is of an audit that says {record.problem} Write what print(audit) shows; or take info from "
             "audit.accept(name, ...), with the names of what may remain."
         )
-    for name in ("alpha", "width", "gamma0_width_exponent"):
-        ours, theirs = getattr(rule, name), getattr(record.rule, name)
-        if not any(hasattr(value, "dtype") for value in (ours, theirs)) and ours != theirs:  # arrays may be traced
-            raise InputError(
-                f"parametrization.{name} is {ours!r}, but info is of an audit with {name} {theirs!r}: pass one rule to "
-                "both, dm.audit(..., rule=rule)."
-            )
+    for _, text in conflicts(record, rule):
+        raise InputError(text)
+
+
+def conflicts(record: AuditRecord, rule: Parametrization) -> Iterator[tuple[str, str]]:
+    """The fields of a rule whose factors stand in the code with other numbers, and a sentence about each.
+
+    Fields of the rule that are traced are not judged.
+    """
+    advice = "Pass the rule that the code was written for, or take the factor out of the code: parameters carry it then"
+    if record.alpha is not None and _differ(record.alpha, rule.alpha):
+        text = (
+            f"parametrization.alpha is {rule.alpha:g}, but the code multiplies branches by r^-{record.alpha:g}: it is "
+            f"written for alpha = {record.alpha:g}. {advice}."
+        )
+        yield "alpha", text
+    if record.width_power is not None and _differ(record.width_power, rule.width_power):
+        text = (
+            f"parametrization.width is {rule.width!r}, but the code has factors of the width, as 1/m at the readout. "
+        )
+        yield "width", f"{text}{advice}."
+    if record.width_power is not None and _differ(record.gamma0_width_exponent, rule.gamma0_width_exponent):
+        text = (
+            f"parametrization.gamma0_width_exponent is {rule.gamma0_width_exponent:g}, but the code divides its output "
+            f"by m^{record.gamma0_width_exponent:g} beside 1/m. {advice}."
+        )
+        yield "gamma0_width_exponent", text
+    if record.has_multiplier or not _differ(1.0, rule.branch_multiplier):
+        return
+    why = "no branch has a multiplier in the code, and no parameter can carry one"
+    remedy = "write h = h + rule.residual_multiplier(r) * y, or leave branch_multiplier at 1"
+    if record.has_multiplier is None:
+        why = "model and base are equally deep, so the audit cannot tell whether the code has it"
+        remedy = "audit a deeper model, or leave branch_multiplier at 1"
+    text = f"parametrization.branch_multiplier is {rule.branch_multiplier:g}, but {why}: {remedy}."
+    yield "branch_multiplier", text
+
+
+def _differ(in_code: float, of_rule: Any) -> bool:
+    """Whether two exponents differ; one that may be traced is not looked at."""
+    return not hasattr(of_rule, "dtype") and not math.isclose(in_code, of_rule)
 
 
 def root_mean_square(x: Any) -> float:
-    """Of an array's values; 0 of one that is being traced."""
-    if isinstance(x, jax.core.Tracer):
-        return 0.0
+    """Of an array's values."""
     return float(jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32)))))
 
 
-def require_rescaled(info: InfoTree, params: ArrayTree) -> None:
-    """Raises `InputError` if parameters carry factors, and their initial values were not set by this info.
+_SAMPLING_ERRORS = 4  # standard errors that are allowed
+_LEAST_TOLERANCE = 0.2  # of a logarithm: how far initial values may be from those that the rule wants
 
-    ``params`` of the size that `rescale_init` was given show that what it returned is not used.
+
+def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -> None:
+    """Raises `InputError` if parameters that carry a factor have not the initial values that the rule wants.
+
+    Root mean squares are compared with those of the base model's initial values, times `Parametrization.init_ratio` and
+    the factor. Values that are traced, or a base model given by shapes alone, cannot be judged, which is logged once.
     """
     record = audit_of(info)
-    carriers = [path for path, leaf in flatten_info(info).items() if leaf.carries]
-    if record is not None and not record.rescaled and carriers:
-        raise InputError(
-            f"{carriers[0]!r} carries a factor that is not in the code, so it must start at other values: call "
-            "params = dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init, with the "
-            "optimizer's info (after audit.accept, if needed). If a run that did so has saved these parameters, "
-            "pass dm.rescaled_before(audit.info) to the optimizer."
+    carriers = {path: leaf for path, leaf in flatten_info(info).items() if leaf.carries}
+    if record is None or record.base_sizes is None or not carriers:
+        return
+    if _is_traced(params) or any(hasattr(value, "dtype") for value in rule.numbers().values()):
+        _log_once("initial values are traced, so it is not checked that dm.rescale_init has set them")
+        return
+    sizes = record.base_sizes()
+    if not sizes:
+        _log_once(
+            "the base model was given by shapes, so it is not checked that dm.rescale_init has set initial values"
         )
-    given = {} if record is None else record.given
+        return
 
-    def changed(path: str, _: ParamInfo, x: Any) -> None:
-        if path in given and math.isclose(root_mean_square(x), given[path], rel_tol=1e-4):
+    def look(path: str, leaf: ParamInfo, x: Any) -> None:
+        factor = leaf.factor(rule)
+        if path not in carriers or path not in sizes or np.allclose(factor, 1.0):
+            return
+        size = root_mean_square(leaf.uncarried(x, rule))
+        wanted = sizes[path] * (rule.init_ratio(leaf) or 1.0)
+        if size == 0 or wanted == 0:
+            return
+        smallest = float(np.min(np.abs(np.log(np.abs(factor[factor != 1] if np.ndim(factor) else factor)))))
+        sampling = _SAMPLING_ERRORS * math.sqrt(0.5 / x.size + 0.5 * leaf.width_in * leaf.width_out / x.size)
+        tolerance = max(sampling, min(_LEAST_TOLERANCE, smallest / 2))
+        if abs(math.log(size / wanted)) > tolerance:
+            carried = root_mean_square(x)
             raise InputError(
-                f"{path!r} has the values that rescale_init was given, not those that it returned: write params = "
-                "dm.rescale_init(params, ...), or of an NNX model nnx.update(model, dm.rescale_init(model, ...))."
+                f"{path!r} carries a factor that is not in the code, so it must start at other values: its root mean "
+                f"square is {carried:.3g}, {size / wanted:.3g} times what the rule wants. Call params = "
+                "dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init, with this rule "
+                "(or of an NNX model nnx.update(model, dm.rescale_init(model, ...))). If an earlier run has trained "
+                "these parameters, pass dm.rescaled_before(audit.info) to the optimizer."
             )
 
-    map_info(changed, info, params)
+    map_info(look, info, params)
+
+
+def _is_traced(tree: ArrayTree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    log.warning("%s.", text)
 
 
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
     """Path -> fields, for a checkpoint's metadata. `info_from_json` is the inverse for nested dictionaries."""
-    fields = lambda leaf: {name: value for name, value in vars(leaf).items() if name != "audited"}
+
+    def fields(leaf: ParamInfo) -> dict[str, Any]:
+        plain = {name: value for name, value in vars(leaf).items() if name != "audited"}
+        return plain | {"carried": vars(leaf.carried)}
+
     return {name: fields(leaf) for name, leaf in flatten_info(info).items()}
 
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
 
-    leaf = lambda fields: ParamInfo(
-        **{name: as_tuples(x) for name, x in fields.items()} | {"role": Role(fields["role"])}
-    )
+    def leaf(fields: Mapping[str, Any]) -> ParamInfo:
+        plain = {name: as_tuples(value) for name, value in fields.items()}
+        carried = {name: as_tuples(value) for name, value in fields["carried"].items()}
+        return ParamInfo(**plain | {"role": Role(fields["role"]), "carried": Factor(**carried)})
+
     return traverse_util.unflatten_dict({name: leaf(fields) for name, fields in data.items()}, sep="/")
 
 

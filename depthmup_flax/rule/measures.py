@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.rule.factor import Factor, broadcastable
 from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -21,7 +22,7 @@ RELATIVE, _MOMENTUM = "update_per_direction", "momentum"  # of directions that a
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
 SAMPLE = 2**12
 _SPECTRAL = (Geometry.ORTHOGONAL, Geometry.TWO_SIDED)
-_RATIOS = ("width_in", "width_out", "depth_ratio", "model_width", "carried", "uses", "summed")
+_RATIOS = ("width_in", "width_out", "depth_ratio", "model_width", "uses", "summed")
 
 
 def measures(
@@ -65,7 +66,7 @@ def measures(
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         shrinks = leaf.role is Role.HIDDEN
         scale = leaf.width_in ** (-0.5 * rule.width_power) if shrinks else 1.0
-        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x), scale))
+        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x, rule), scale))
         add(COUNT, leaf, jnp.float32(1 / x.size))
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
@@ -109,7 +110,10 @@ def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -
         return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, leaf.shape[axis]), axis)
 
     def carried(path: Any, leaf: ParamInfo) -> ParamInfo:
-        return dataclasses.replace(leaf, carried=part(path_name(path), leaf, leaf.factor))
+        ratios = {name: broadcastable(value, leaf.shape) for name, value in vars(leaf.carried).items()}
+        return dataclasses.replace(
+            leaf, carried=Factor(**{name: part(path_name(path), leaf, value) for name, value in ratios.items()})
+        )
 
     return jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info), map_info(part, info, tree)
 
@@ -134,4 +138,4 @@ def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Arr
 def _at_base(leaf: ParamInfo) -> ParamInfo:
     """The same parameter in the base model, where all powers of width and depth are 1."""
     ratios: Any = dict.fromkeys(_RATIOS, 1.0)
-    return dataclasses.replace(leaf, **ratios)
+    return dataclasses.replace(leaf, carried=Factor(), **ratios)

@@ -33,7 +33,7 @@ import optax
 from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.direction_traits import check_direction
 from depthmup_flax.rule.info_trees import is_info, map_info
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -106,14 +106,14 @@ def depthmup(
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
-        parts += _decays(weight_decay, decay_width_exponent, info)
+        parts += _decays(weight_decay, decay_width_exponent, info, rule)
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
 def sgd(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     momentum: Scalar | None = None,
     nesterov: bool = False,
@@ -144,7 +144,7 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
 def adamw(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
@@ -237,15 +237,21 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> list[optax.GradientTransformation]:
+def _decays(
+    weight_decay: Scalar, width_exponent: Scalar, info: InfoTree, rule: Parametrization
+) -> list[optax.GradientTransformation]:
     """Decay of the parameters, of those with one `decay_factor` together; the exponent may be traced."""
     plain = isinstance(width_exponent, (int, float)) and width_exponent == 0
     ratio = lambda leaf: leaf.width_in if leaf.role is Role.HIDDEN and not plain else 1.0
     ratios = {ratio(leaf) for leaf in jax.tree.leaves(info, is_leaf=is_info) if leaf.decay}
     mask = lambda m: lambda params: map_info(lambda _, leaf, x: leaf.decay and ratio(leaf) == m, info, params)
     decays = [optax.add_decayed_weights(weight_decay * m**width_exponent, mask=mask(m)) for m in sorted(ratios)]
+
+    def unshifted(leaf: ParamInfo, v: jax.Array) -> jax.Array:
+        return v - leaf.carried_shift(rule)
+
     # A carried factor multiplies weight and decay alike, except that of a parameter with an offset.
-    return [_seeing(decay, info, lambda leaf, v: v - leaf.carried_shift) for decay in decays]
+    return [_seeing(decay, info, unshifted) for decay in decays]
 
 
 def _scaled(
@@ -254,11 +260,18 @@ def _scaled(
     """Steps 1, 3 and 4 of the contract."""
     info_trees.require_info(info)
     inner, kinds = check_direction(inner, info, rule, geometry)
-    info_trees.require_audited(info, rule)
+    info_trees.require_followed(info, rule)
     info_trees.require_inner_layers(info, rule)
+
+    def uncarried(leaf: ParamInfo, v: jax.Array) -> jax.Array:
+        return leaf.uncarried(v, rule)
+
     before, after = rule.gradient_scale, rule.update_scale
-    inner = _seeing(inner, info, ParamInfo.uncarried)
-    return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]
+    return [
+        _scale_by_info(info, rule, before),
+        _seeing(inner, info, uncarried),
+        _scale_by_info(info, rule, after, kinds),
+    ]
 
 
 def _seeing(
@@ -281,23 +294,28 @@ def _seeing(
 
 
 def _scale_by_info(
-    info: InfoTree, scale_of: Callable[..., Scalar], geometries: Mapping[str, Geometry] | None = None
+    info: InfoTree,
+    rule: Parametrization,
+    scale_of: Callable[..., Scalar],
+    geometries: Mapping[str, Geometry] | None = None,
 ) -> optax.GradientTransformation:
-    """Multiplies each leaf by the number its `ParamInfo` and geometry map to."""
+    """Multiplies each leaf by the number its `ParamInfo` and geometry map to; its ``init`` checks the parameters."""
+
+    def factor_of(path: str, leaf_info: ParamInfo) -> Scalar:
+        return scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
 
     def init(params: ArrayTree) -> optax.EmptyState:
         map_info(_require_match, info, params)
         if geometries is not None:
-            info_trees.require_rescaled(info, params)
-            _warn_of_coarse(info, params, lambda path, leaf_info: scale_of(leaf_info, geometries[path]))
+            info_trees.require_rescaled(info, params, rule)
+            _warn_of_coarse(info, params, factor_of)
         return optax.EmptyState()
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
 
         def scale(path: str, leaf_info: ParamInfo, g: jax.Array) -> jax.Array:
-            factor = scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
-            return g * jnp.asarray(factor, g.dtype)
+            return g * jnp.asarray(factor_of(path, leaf_info), g.dtype)
 
         return map_info(scale, info, updates), state
 
@@ -330,6 +348,11 @@ def _warn_of_coarse(info: InfoTree, params: ArrayTree, update_scale: Callable[[s
 def _require_match(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Array:
     if isinstance(leaf, nn.meta.AxisMetadata):
         raise InputError("the parameters still have their annotations: pass flax.linen.unbox(variables)['params'].")
+    if leaf.dtype == jnp.float16:
+        raise InputError(
+            f"parameter {path!r} is float16, in which Adam's epsilon of 1e-8 and small gradients are 0: keep "
+            "parameters in float32 and compute in 16 bits, as Flax does with dtype=jnp.float16 alone."
+        )
     if tuple(leaf.shape) != leaf_info.shape:
         shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
         other = "pass the parameters of the network that info was made for, or make info for this one"

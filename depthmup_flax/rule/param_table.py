@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from depthmup_flax.rule import info_trees
+from depthmup_flax.rule.factor import factor_text
 from depthmup_flax.rule.optimizer import DecayMask, decay_factor
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, factor_text
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -48,10 +49,10 @@ def param_table(
     ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps, at the peak of
     the schedule (arXiv:2405.13698). A standard deviation that no initializer declares is the rule's, relative to the
     base model's: ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` it is "?".
-    ``carried`` is the factor that a parameter carries in place of the code (see `ParamInfo`), if one does.
+    ``carried`` is the factor that a parameter carries in place of the code (`ParamInfo`), if one does: ``a 4^-alpha``.
 
     Args:
-      info: from `param_info`.
+      info: ``audit.info``.
       rule: the parametrization.
       degree: of the direction (see `direction_traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
@@ -77,7 +78,7 @@ def param_table(
             leaf.role_name,
             _initial_scale(leaf, rule),
             f"{float(rule.forward_multiplier(leaf)):.4g}",
-            *([factor_text(leaf.carried)] if carries else []),
+            *([str(leaf.carried)] if carries else []),
             "frozen" if name in frozen_names else rate,
             f"{(eps or 0) / float(rule.gradient_scale(leaf)):.3g}" if has_eps else "-",
             f"{decay:g}",
@@ -103,7 +104,7 @@ def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
         return f"{leaf.init_std:.4g}"
     if ratio is None:
         return "?"
-    divisor = factor_text(1 / (ratio * np.asarray(leaf.carried)))
+    divisor = factor_text(1 / (ratio * np.asarray(leaf.factor(rule))))
     return "base" if divisor == "1" else f"base/{divisor}"
 
 

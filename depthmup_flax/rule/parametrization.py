@@ -33,11 +33,10 @@ import dataclasses
 import enum
 import math
 import numbers
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-
+from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number, shown
 from depthmup_flax.util.types import Scalar
 
@@ -119,50 +118,23 @@ WIDTH_RULES: Mapping[Geometry, Mapping[Role, Exponents]] = {
 }
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class AuditRecord:
-    """What the infos of one audit have in common. Optimizers take them for this audit's rule alone."""
+    """What the infos of one audit have in common. Nothing changes it.
 
-    rule: Parametrization
-    problem: str = ""  # why optimizers refuse them
-    rescaled: bool = False  # `depthmup_flax.rescale_init` has set initial values by them
-    given: Mapping[str, float] = dataclasses.field(default_factory=dict)  # root mean square of what it has changed
+    The audit of a network whose code has factors of a rule tells which: optimizers refuse a rule with others.
+    """
 
-
-# A factor; or those of equal blocks of a parameter, in nested tuples with as many axes: queries, keys and values of a
-# fused matrix have ((c, 1.0, 1.0),), at any width.
-Carried: TypeAlias = "float | tuple[Carried, ...]"
-
-
-def in_blocks(factors: np.ndarray) -> Carried:
-    """The fewest equal blocks with these factors."""
-    for axis, size in enumerate(factors.shape):
-        for count in (n for n in range(1, size + 1) if size % n == 0):
-            first = np.take(factors, np.arange(count) * (size // count), axis)
-            if (np.repeat(first, size // count, axis) == factors).all():
-                factors = first
-                break
-    return float(factors.flat[0]) if factors.size == 1 else as_tuples(factors.tolist())
-
-
-def as_tuples(x: Any) -> Any:
-    """Nested lists as tuples; anything else as it is."""
-    return tuple(map(as_tuples, x)) if isinstance(x, list) else x
-
-
-def broadcastable(carried: Carried, shape: tuple[int, ...]) -> Any:
-    """A number, or the factors of blocks as an array that broadcasts against ``shape``."""
-    if not isinstance(carried, tuple):
-        return carried
-    factors = np.asarray(carried)
-    for axis, count in enumerate(factors.shape):
-        factors = np.repeat(factors, 1 if count == 1 else shape[axis] // count, axis)
-    return factors
-
-
-def factor_text(factor: Any) -> str:
-    """``0.5``, or ``0.5|1`` for different factors of slices."""
-    return "|".join(f"{x:.4g}" for x in np.unique(factor))
+    problem: str = ""  # why optimizers refuse the infos
+    alpha: float | None = None  # the code multiplies branches by r^-alpha; None: by nothing that depends on the depth
+    width_power: float | None = None  # the power of width ratios that the code has; None: nothing depends on the width
+    gamma0_width_exponent: float = 0.0  # the power of the model's width in the divisor of its output
+    # Whether branches have the rule's a, in the code or carried. None: unknown, as both models are equally deep.
+    has_multiplier: bool | None = True
+    base: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # shapes of the base's parameters
+    # Path -> root mean square of its counterpart's initial values in the base, which are drawn at the first call.
+    # None: not known, or not to be compared, as an earlier run has trained the parameters.
+    base_sizes: Callable[[], Mapping[str, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +146,8 @@ class ParamInfo:
     A parameter may *carry* the factor ``c`` that its place in the forward pass lacks: with ``v = c w`` for ``w``, the
     network is the one that multiplies by ``c`` there. So ``v`` starts at ``c`` times the initial value of ``w``, and
     trains as ``w`` does if its gradient, which is ``1/c`` times that of ``w``, and its update are multiplied by ``c``.
-    Slices of it, as the queries of a fused matrix, may have factors of their own (`Carried`).
+    Slices of it, as the queries of a fused matrix, may have factors of their own (`Blocks`). What is lacking is the
+    same under every rule; ``factor(rule)`` is its number.
     """
 
     role: Role
@@ -190,12 +163,12 @@ class ParamInfo:
     # Empty: not hidden, or unknown.
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
-    inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
-    carried: Carried = 1.0  # c
-    power: Carried = 0.0  # of a in c, where parameters carry the rule's ``branch_multiplier``, too
+    inner: bool = False  # a matrix of a branch whose product a later matrix of the branch reads
+    carried: Factor = ONE  # c
     offset: float = 0.0  # what the forward pass adds to it: 1 for a norm that multiplies by 1 + scale
     uses: float = 1.0  # n: uses of the weights of its branch in one forward pass / the base model's
     summed: float = 1.0  # the same of its own, over which the gradient is a sum: 1, or n
+    base_shape: tuple[int, ...] = ()  # of its counterpart in the base model, at this model's depth; empty: unknown
     audited: AuditRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # None: of no audit
 
     @property
@@ -220,30 +193,20 @@ class ParamInfo:
 
     @property
     def carries(self) -> bool:
-        """Whether c is not 1; it may be traced."""
-        return not isinstance(self.carried, (int, float)) or self.carried != 1
+        """Whether c differs from 1 under some rule."""
+        return not self.carried.is_one
 
-    def times(self, a: Scalar, over: Scalar = 1.0) -> ParamInfo:
-        """The parameter with a multiplier of its branch in place of the one ``over``, if it carries it."""
-        if self.power == 0:
-            return self
-        carried = self.factor * (a / over) ** broadcastable(self.power, self.shape)
-        is_known = isinstance(a, (int, float))
-        return dataclasses.replace(self, carried=in_blocks(np.asarray(carried)) if is_known else carried)
+    def factor(self, rule: Parametrization) -> Any:
+        """``c`` under a rule: a number, or an array that broadcasts against the parameter."""
+        return self.carried.under(rule, self.shape)
 
-    @property
-    def factor(self) -> Any:
-        """``c`` as a number, or as an array that broadcasts against the parameter."""
-        return broadcastable(self.carried, self.shape)
-
-    def uncarried(self, array: Any) -> Any:
+    def uncarried(self, array: Any, rule: Parametrization) -> Any:
         """``w`` for ``v``, the values of the parameter: those of the network with the factor in its code."""
-        return (array + self.offset) / self.factor - self.offset if self.carries else array
+        return (array + self.offset) / self.factor(rule) - self.offset if self.carries else array
 
-    @property
-    def carried_shift(self) -> Any:
+    def carried_shift(self, rule: Parametrization) -> Any:
         """``v - c w``: what a carried factor adds to a parameter that has an ``offset``."""
-        return self.offset * (self.factor - 1)
+        return self.offset * (self.factor(rule) - 1)
 
     @property
     def to_few_features(self) -> bool:
@@ -367,14 +330,14 @@ class Parametrization:
         width = self._width(info.width_in, rule.gradient_in) * self._width(info.width_out, rule.gradient_out)
         uses = self._of_uses(info.uses) / self._of_uses(info.summed)
         depth = _power(info.depth_ratio, self.alpha) * uses if info.in_branch else 1.0
-        return width * depth * self.output_divisor(info.model_width) * info.factor
+        return width * depth * self.output_divisor(info.model_width) * info.factor(self)
 
     def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """``c * lr_factor * gamma0 * n^-c * r^-gamma``: the learning rate's multiplier, by powers of `WIDTH_RULES`."""
         rule = WIDTH_RULES[geometry][info.role]
         width = self._width(info.width_in, rule.update_in) * self._width(info.width_out, rule.update_out)
         depth = _power(info.depth_ratio, -self.update_gamma(info)) if info.in_branch else 1.0
-        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.factor
+        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width) * info.factor(self)
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `direction_traits.Traits`)."""

@@ -23,7 +23,7 @@ from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.network_training import NetworkTraining
+from depthmup_flax.trainer.engine.network_training import NetworkTraining, starts_under
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -101,10 +101,10 @@ def check_config(
 def _network(training: NetworkTraining, inputs: ArrayTree, width: int, depth: int) -> Network:
     """The network of another size on ``inputs`` [B, ...], in training, with the optimizer of the config."""
     named, rule, sizes = training.named, training.rule, (width, depth)
-    functions, info = named.functions(rule, sizes), named.audited(inputs, rule, sizes).info
+    functions, info = named.functions(rule, sizes), named.audited(inputs, sizes).info
     optimizer = make_optimizer(training.config, info, rule)
     # Our layers know their base: no other one can be that of the audit.
     base = named.functions(rule, named.base_sizes) if named.is_ours else None
     network = checked_network(functions, inputs, info=info, optimizer=optimizer, base=base)
-    factors = named.init_factors(inputs, rule, info, sizes)
-    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), factors))
+    starts = starts_under(rule, info, named.init_ratios(inputs, info, sizes))
+    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), starts))

@@ -205,7 +205,7 @@ class Study:
         network = ConfigNetwork(config.model, dataset.num_classes)
         if network.task(rule) is not None:
             raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
-        found = network.audited(dataset.input_spec, rule).audit
+        found = network.audited(dataset.input_spec).audit.under(rule)
         # A study gives the initial values itself.
         notes = tuple(note for note in dict.fromkeys(found.notes) if "rescale_init" not in note)
         return dataclasses.replace(found, notes=notes)

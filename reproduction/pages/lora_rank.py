@@ -88,7 +88,7 @@ def best_rates(rank: int, *, ruled: bool) -> tuple[np.ndarray, np.ndarray]:
         is_leaf=lambda x: isinstance(x, tuple),
     )
     x, rule = jax.ShapeDtypeStruct((BATCH, INPUTS), jnp.float32), dm.get_parametrization()
-    info = dm.audit((logits, whole(rank)), (logits, whole(BASE_RANK)), x, rule=rule).info["lora"] if ruled else None
+    info = dm.audit((logits, whole(rank)), (logits, whole(BASE_RANK)), x).info["lora"] if ruled else None
 
     def run(seed: jax.Array, rate: jax.Array) -> jax.Array:
         keys = jax.random.split(jax.random.key(seed), 4)

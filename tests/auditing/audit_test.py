@@ -51,7 +51,7 @@ def traced_once():
 @functools.cache
 def audited(rule="depth_mup", **kwargs):
     """The audit of a decoder and its base."""
-    return audit(*gpt(**kwargs), TOKENS, rule=dm.get_parametrization(rule))
+    return audit(*gpt(**kwargs), TOKENS).under(dm.get_parametrization(rule))
 
 
 def names(result):
@@ -154,15 +154,18 @@ def test_our_models_without_their_annotations_are_read_as_annotated(model, x, op
     ratio = max(leaf.depth_ratio for leaf in ratio.values())
     result = audit(*functions, x, depth_ratio=ratio)
     annotated = info_to_json(param_info(deep, deep.base(), x))
-    expected = {path: {**leaf, "init_std": None, "inner": False} for path, leaf in annotated.items()}  # not read
-    assert info_to_json(result.info) == expected
+    not_read = {"init_std": None, "base_shape": ()}
+    assert {path: {**leaf, **not_read} for path, leaf in info_to_json(result.info).items()} == {
+        path: {**leaf, **not_read} for path, leaf in annotated.items()
+    }
     assert result.ok
 
 
 def test_annotations_are_kept():
     model = dm.ResMLP(10, width=32, depth=8, base_width=16, base_depth=4, use_bias=True)
     base = dm.ResMLP(10, width=16, depth=4, base_width=16, base_depth=4, use_bias=True)
-    assert info_to_json(audit(model, base, VECTORS).info) == info_to_json(param_info(model, model.base(), VECTORS))
+    found = {path: {**leaf, "base_shape": ()} for path, leaf in info_to_json(audit(model, base, VECTORS).info).items()}
+    assert found == info_to_json(param_info(model, model.base(), VECTORS))
 
 
 # --- multipliers
@@ -173,7 +176,9 @@ def test_a_right_decoder_passes(edit):
     result = audited(edit=edit)
     assert result.ok
     assert (result.width_ratio, result.depth_ratio) == (2, 2)
-    assert all(row.found == pytest.approx(row.wanted, rel=1e-3) for row in result.rows if row.wanted is not None)
+    assert all(
+        row.found == pytest.approx(row.wanted.under(RULE), rel=1e-3) for row in result.rows if row.wanted is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +215,7 @@ def test_a_notebook_shows_what_print_shows(edit):
 
 def test_the_code_of_a_finding_uses_the_rule():
     (finding,) = audited("ode", edit="no_multiplier").findings
-    assert "multiplied by 1; the rule wants 0.5" in finding.text
+    assert "multiplied by 1; the rule wants 2^-alpha" in finding.text
     assert "rule.residual_multiplier(r) * y" in finding.code
 
 
@@ -357,21 +362,22 @@ def test_branches_with_the_weights_of_a_loop_are_divided_by_its_rounds(scan):
     assert [RULE.gradient_scale(info), RULE.update_scale(info)] == [2, 0.5]  # those of the width: a round adds its own
     carried = dm.audit(*both(Looped, scan), VECTORS)
     assert carried.ok
-    assert carried.info["w"].carried == pytest.approx(2**-0.5)
+    assert carried.info["w"].factor(RULE) == pytest.approx(2**-0.5)
 
 
 def test_weights_of_a_loop_are_right_where_the_code_divides_by_their_number():
     ode = dm.get_parametrization("ode")
-    result = audit(*both(Looped, False, ode), VECTORS, rule=ode)
+    result = audit(*both(Looped, False, ode), VECTORS)
     assert result.ok
     assert not result.findings
 
 
-def test_a_rule_without_depth_has_none_for_uses_and_names_what_is_repeated():
+def test_a_rule_without_depth_has_none_for_uses():
     rule = dm.get_parametrization("mup")
-    result = audit(*both(Looped, False, rule), VECTORS, rule=rule)
-    assert names(result) == ["repeated_weights"]
-    assert not result.ok
+    result = audit(*both(Looped, False, rule), VECTORS)
+    assert names(result) == ["missing_branch_multiplier"]
+    assert result.under(rule).ok
+    assert dm.audit(*both(Looped, False, rule), VECTORS).info["w"].factor(rule) == 1
 
 
 def test_a_tied_embedding_is_used_twice_and_is_no_finding():
@@ -454,7 +460,6 @@ def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
     assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
     assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
-    assert "initial values" not in str(audit(*both(AutoNamed), VECTORS, rule=dm.get_parametrization("sp")))
     assert "embedding should start" in " ".join(audited(tied=True).notes)
 
 
@@ -483,7 +488,9 @@ def test_on_an_axis_of_equal_size_every_carried_factor_is_1_and_a_note_says_so(a
         models = gpt(edit=wrong, **{axis: size})
         result = dm.audit(*models, TOKENS)
         assert result.ok
-        assert {row.path.partition("_")[0] for row in result.rows if row.carried != 1} == carried
+        assert {
+            row.path.partition("_")[0] for row in result.rows if not row.carried.is_one and row.carried.under(RULE) != 1
+        } == carried
         assert equal_in(result) == [axis]
         assert not equal_in(dm.audit(*models, TOKENS, axes={"width", "depth"} - {axis}))
     assert equal_in(dm.audit(models[1], models[1], TOKENS)) == ["width", "depth"]
@@ -581,8 +588,8 @@ def test_a_scale_in_an_einsum_is_a_vector_as_in_a_product():
         params = {"stem": shape(6, width), "blocks": blocks, "last": shape(width), "head": shape(width, 3)}
         return apply, params
 
-    by_einsum = audit(*both(network, lambda h, scale: jnp.einsum("...k,k->...k", h, scale)), VECTORS, rule=RULE)
-    by_product = audit(*both(network, lambda h, scale: h * scale), VECTORS, rule=RULE)
+    by_einsum = audit(*both(network, lambda h, scale: jnp.einsum("...k,k->...k", h, scale)), VECTORS)
+    by_product = audit(*both(network, lambda h, scale: h * scale), VECTORS)
     assert by_einsum.ok
     assert str(by_einsum) == str(by_product)
     assert flatten_info(by_einsum.info)["last"].role is Role.VECTOR
@@ -664,7 +671,8 @@ def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
         (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays"),
         (lambda: audit(3, 4, TOKENS), "model is 3: pass a Linen, NNX or Equinox module"),
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
-        (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
+        (lambda: audit(*gpt(), TOKENS, rule=RULE), "audit takes no rule: what it finds serves every rule"),
+        (lambda: audit(*gpt(), TOKENS, in_code=["ode"]), "rule is 'ode': pass a Parametrization, such as"),
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
         (lambda: audit(*gpt(), TOKENS, axes="heads"), "axes is 'heads'"),
         (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' of the model has no counterpart in the base"),
@@ -715,7 +723,7 @@ def test_the_info_of_an_audit_builds_an_optimizer():
 
 @pytest.mark.parametrize("preset", ["sp", "mup", "ode", "ntk"])
 def test_the_info_of_an_audit_is_for_its_own_forward_exponents(preset):
-    with pytest.raises(InputError, match=r"parametrization\.\w+ is .* audit"):
+    with pytest.raises(InputError, match=r"parametrization\.\w+ is .*but the code"):
         dm.adamw(1e-3, audited().info, dm.get_parametrization(preset))
     dm.adamw(1e-3, audited().info, RULE.replace(gamma=0.0, gamma0=2.0, branch_multiplier=3.0))
 
@@ -724,10 +732,10 @@ def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
     text = str(audited(edit="no_readout"))
     lines = text.splitlines()
     assert lines[0] == "missing: readout_not_scaled (head)."
-    assert lines[2].split() == ["parameter", "shape", "role", "uses", "factor", "wanted", "missing"]
+    assert lines[2].split() == ["parameter", "shape", "role", "uses", "in", "code", "wanted", "missing"]
     assert [line.split() for line in lines if line.startswith(("down", "head"))] == [
-        ["down_*", "64x32", "hidden+branch", "1", "0.7071", "0.7071"],
-        ["head", "32x40", "output", "1", "1", "0.5", "readout_not_scaled"],
+        ["down_*", "64x32", "hidden+branch", "1", "0.7071", "2^-alpha"],
+        ["head", "32x40", "output", "1", "1", "1/2", "readout_not_scaled"],
     ]
     assert "write: logits = logits * rule.readout_multiplier(m)" in text
     assert len(lines) < 36
@@ -743,12 +751,13 @@ def test_parameters_of_16_bits_are_noted(dtype, noted):
     assert any("16 bits" in note for note in result.notes) == noted
 
 
-def test_a_factor_of_another_preset_is_told_by_its_name_and_not_as_another_depth_ratio():
+def test_a_factor_of_another_preset_is_right_under_that_and_under_no_other():
     completep = dm.get_parametrization("completep")
     wide, narrow = (
         dm.ResMLP(10, width=n, depth=L, base_width=8, base_depth=2, rule=completep) for n, L in ((16, 8), (8, 2))
     )
-    (finding,) = audit(wide, narrow, VECTORS).findings
-    assert "'completep'" in finding.text
-    assert "depth_ratio" not in finding.text
-    assert audit(wide, narrow, VECTORS, rule=completep).ok
+    result = audit(wide, narrow, VECTORS)
+    assert result.ok
+    assert result.record.alpha == 1
+    assert result.under(completep).ok
+    assert names(result.under(RULE)) == ["missing_branch_multiplier"]

@@ -11,6 +11,7 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.util.errors import InputError
 
@@ -105,8 +106,8 @@ def shapes(make, size):
 ONES = ("norm", "final", "layer_scale", "query_norm", "key_norm", "post")
 
 
-def initial(make, size):
-    rng = np.random.default_rng(0)
+def initial(make, size, seed=0):
+    rng = np.random.default_rng(seed)
 
     def draw(path, shape):
         name, own = path[-1].key, shape[1:] if path[0].key == "blocks" else shape
@@ -119,9 +120,9 @@ def initial(make, size):
 BATCH = jnp.asarray(np.random.default_rng(1).integers(0, TOKENS, (4, WINDOW)))
 
 
-def audited(make, edited, size=SIZE, carry="branch_multiplier"):
+def audited(make, edited, size=SIZE):
     pair = lambda size: (make(size, edited), initial(make, size))
-    return dm.audit(pair(size), pair(BASE), BATCH, rule=RULE, carry=edited or carry)
+    return dm.audit(pair(size), pair(BASE), BATCH)
 
 
 def trained(make, edited, optimizer):
@@ -141,7 +142,7 @@ def trained(make, edited, optimizer):
         return (optax.apply_updates(params, updates), state), value
 
     (params, _), losses = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, STEPS))(params)
-    return losses, jax.tree.map(lambda leaf, v: leaf.uncarried(v), info, params, is_leaf=is_info)
+    return losses, jax.tree.map(lambda leaf, v: leaf.uncarried(v, RULE), info, params, is_leaf=is_info)
 
 
 def on_matrices(turned_back, geometry):
@@ -236,22 +237,22 @@ def test_a_network_that_carries_its_factors_trains_as_the_one_with_the_factors_i
 def test_each_factor_is_carried_by_the_nearest_parameters_that_are_used_nowhere_else():
     audit = audited(tied, False)
     m, r = SIZE[0] / BASE[0], SIZE[1] / BASE[1]
-    carried = {row.path: row.carried for row in audit.rows if row.carried != 1}
+    carried = {row.path: row.carried for row in audit.rows if not row.carried.is_one}
     blocks = {f"blocks/{name}" for name in ("out", "out_bias", "layer_scale", "gemma")}
-    queries = {"blocks/qkv": (((m**-0.5, 1.0, 1.0),),), "blocks/qkv_bias": ((m**-0.5, 1.0, 1.0),)}
+    queries = {"blocks/qkv": (((m**0.5, 1.0, 1.0),),), "blocks/qkv_bias": ((m**0.5, 1.0, 1.0),)}
     assert audit.ok
     assert carried.keys() == blocks | queries.keys() | {"table", "final", "final_bias"}
-    assert all(carried[path] == pytest.approx(A * r**-0.5) for path in blocks)
-    assert {path: carried[path] for path in queries} == queries
+    assert {carried[path] for path in blocks} == {Factor(depth=r, multiplier=1.0)}
+    assert {path: carried[path] for path in queries} == {path: Factor(width=width) for path, width in queries.items()}
     # Embeddings are multiplied by sqrt(width): the table has m^-1/2 of it, so that what it multiplies has the rest.
-    assert carried["table"] == pytest.approx(m**-0.5)
-    assert carried["final"] == carried["final_bias"] == pytest.approx(m**-0.5)
+    assert carried["table"] == Factor(constant=pytest.approx(m**-0.5))
+    assert carried["final"] == carried["final_bias"] == Factor(constant=pytest.approx(m**0.5), width=m, output=m)
     assert {row.info.offset for row in audit.rows if row.path.endswith("gemma")} == {1.0}
 
 
 def test_a_model_with_its_factors_in_the_code_carries_none():
     for make in (tied, untied):
-        assert {row.carried for row in audited(make, True).rows} == {1.0}
+        assert all(row.carried.is_one for row in audited(make, True).rows)
 
 
 def branch_net(end):
@@ -310,18 +311,21 @@ def decayed(x):
 )
 def test_a_branch_is_carried_by_what_it_is_homogeneous_in_or_by_nothing(end, carriers):
     make = branch_net(end)
-    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE)
-    found = {row.path.partition("/")[2] for row in audit.rows if row.carried != 1}
+    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)))
+    found = {row.path.partition("/")[2] for row in audit.rows if not row.carried.is_one}
     assert found == (carriers or set())
     assert (carriers is None) == ("missing_branch_multiplier" in [f.name for f in audit.findings])
 
 
+PLAIN = RULE.replace(branch_multiplier=1.0)
+
+
 @pytest.mark.parametrize("size", [BASE, (SIZE[0], BASE[1]), (BASE[0], SIZE[1])])
 def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
-    audit = audited(tied, False, size, carry=True)
-    params = dm.rescale_init(initial(tied, size), initial(tied, BASE), audit.info, RULE)
-    dm.adamw(1e-3, audit.info, RULE).init(params)
-    carries = {path.rpartition("/")[2] for row in audit.rows if row.carried != 1 for path in [row.path]}
+    audit = audited(tied, False, size)
+    params = dm.rescale_init(initial(tied, size), initial(tied, BASE), audit.info, PLAIN)
+    dm.adamw(1e-3, audit.info, PLAIN).init(params)
+    carries = {row.path.rpartition("/")[2] for row in audit.rows if np.any(row.carried.under(PLAIN, row.shape) != 1)}
     of_width, of_depth = (
         {"qkv", "qkv_bias", "table", "final", "final_bias"},
         {"out", "out_bias", "layer_scale", "gemma"},
@@ -329,51 +333,96 @@ def test_the_same_lines_work_at_the_base_and_on_one_axis_alone(size):
     assert carries == (of_width if size[0] != BASE[0] else set()) | (of_depth if size[1] != BASE[1] else set())
 
 
-def test_an_a_of_the_rule_that_neither_code_nor_parameters_have_is_said():
-    notes = lambda edited, carry: "carry=" in str(audited(untied, edited, carry=carry))
-    assert [notes(False, True), notes(False, "branch_multiplier"), notes(True, True)] == [True, False, False]
+def test_what_is_carried_is_the_same_for_all_rules_and_their_numbers_may_be_traced():
+    info = audited(untied, False).info
+    rules = [PLAIN.replace(alpha=alpha, branch_multiplier=a) for alpha, a in ((0.0, 1.0), (0.75, 2.0), (1.0, 0.5))]
+    leaf = info["blocks"]["last"]
+    traced = jax.jit(lambda alpha, a: leaf.factor(RULE.replace(alpha=alpha, branch_multiplier=a)))
+    r = SIZE[1] / BASE[1]
+    for rule in rules:
+        wanted = rule.branch_multiplier * r**-rule.alpha
+        assert leaf.factor(rule) == pytest.approx(wanted)
+        assert float(traced(rule.alpha, rule.branch_multiplier)) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["sp", "mup", "completep"])
+def test_optimizers_refuse_a_rule_whose_factors_are_not_those_of_the_code(preset):
+    coded, plain = audited(untied, True), audited(untied, False)
+    rule = dm.get_parametrization(preset)
+    assert coded.record.alpha == 0.5
+    assert plain.record.alpha is None
+    dm.adamw(1e-3, coded.info, RULE)
+    with pytest.raises(InputError, match=r"parametrization.alpha is .*written for alpha = 0\.5"):
+        dm.adamw(1e-3, coded.info, rule)
+    dm.adamw(1e-3, plain.info, rule)
+
+
+def test_a_multiplier_is_refused_where_the_audit_cannot_tell_whether_the_code_has_it():
+    info = audited(untied, False, (SIZE[0], BASE[1])).info
+    dm.adamw(1e-3, info, PLAIN)
+    with pytest.raises(InputError, match=r"branch_multiplier is 0\.5, but model and base are equally deep"):
+        dm.adamw(1e-3, info, RULE)
 
 
 def test_optimizers_refuse_the_info_of_an_audit_that_is_not_ok_unless_what_remains_is_named():
     make = branch_net(lambda q, h: jnp.tanh(h @ q["a"] @ q["b"]))
-    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE)
+    audit = dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)))
     with pytest.raises(InputError, match="missing_branch_multiplier"):
         dm.adamw(1e-3, audit.info, RULE)
     with pytest.raises(InputError, match="accept has 'readout'"):
         audit.accept("readout")
-    dm.adamw(1e-3, audit.accept("missing_branch_multiplier").info, RULE)
+    dm.adamw(1e-3, audit.accept("missing_branch_multiplier").info, PLAIN)
 
 
-def test_initial_values_that_were_not_rescaled_are_refused_by_the_optimizers_init():
-    params, base = initial(untied, SIZE), initial(untied, BASE)
+def test_the_values_of_parameters_decide_whether_the_optimizers_init_takes_them():
+    """Those of another seed, those that a jitted `rescale_init` returned, and those under another rule."""
+    base = initial(untied, BASE)
     info = audited(untied, False).info
-    with pytest.raises(InputError, match="rescale_init"):
-        dm.adamw(1e-3, info, RULE).init(params)
-    rescaled = dm.rescale_init(params, base, info, RULE)
-    with pytest.raises(InputError, match="not those that it returned"):
-        dm.adamw(1e-3, info, RULE).init(params)
-    for used in (rescaled, jax.tree.map(lambda x: 1.1 * x, params)):  # trained ones may have any size
-        dm.adamw(1e-3, info, RULE).init(used)
-    dm.adamw(1e-3, dm.rescaled_before(audited(untied, False).info), RULE).init(params)
+    optimizer = dm.adamw(1e-3, info, RULE)
+    first, second = (initial(untied, SIZE, seed) for seed in (0, 1))
+    dm.rescale_init(first, base, info, RULE)
+    dm.baked(first, info, RULE)
+    for params in (first, second, dm.rescale_init(second, base, info, RULE.replace(alpha=1.0))):
+        with pytest.raises(InputError, match=r"Call params = dm\.rescale_init"):
+            optimizer.init(params)
+    under_jit = jax.jit(lambda *trees: dm.rescale_init(*trees, info, RULE))
+    for params in (dm.rescale_init(second, base, info, RULE), under_jit(second, base)):
+        optimizer.init(params)
+    dm.adamw(1e-3, dm.rescaled_before(info), RULE).init(second)  # trained ones may have any size
+    with pytest.raises(InputError, match="Call params"):
+        optimizer.init(second)
+
+
+def test_traced_initial_values_are_not_judged_which_is_said_once(caplog):
+    optimizer = dm.adamw(1e-3, audited(untied, False).info, RULE)
+    for _ in range(2):
+        jax.eval_shape(optimizer.init, initial(untied, SIZE))
+    assert sum("traced" in record.message for record in caplog.records) <= 1
+
+
+def test_parameters_of_another_base_are_refused():
+    params, info = initial(untied, SIZE), audited(untied, False).info
+    for base in (params, initial(untied, (SIZE[0], BASE[1])), initial(untied, (2 * BASE[0], BASE[1]))):
+        with pytest.raises(InputError, match="base_params has shape"):
+            dm.rescale_init(params, base, info, RULE)
+    dm.rescale_init(params, initial(untied, BASE), info, RULE)
 
 
 def test_parameters_of_the_edited_model_are_baked_into_those_of_the_plain_one():
     params, info = initial(tied, SIZE), audited(tied, False).info
-    wanted, found = tied(SIZE, True)(params, BATCH), tied(SIZE, False)(dm.baked(params, info), BATCH)
+    wanted, found = tied(SIZE, True)(params, BATCH), tied(SIZE, False)(dm.baked(params, info, RULE), BATCH)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_audit_counts_the_matrices_in_a_row_and_says_where_theory_advises_another_exponent():
     ends = (lambda q, h: h @ q["a"] + h @ q["b"]), (lambda q, h: jax.nn.gelu(h @ q["a"]) @ q["b"])
-    notes = [
-        " ".join(dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5)), rule=RULE).notes) for make in map(branch_net, ends)
-    ]
+    notes = [" ".join(dm.audit(make(16, 4), make(8, 1), jnp.ones((3, 5))).notes) for make in map(branch_net, ends)]
     assert ["weight matrices in a row" in text for text in notes] == [False, True]
 
 
 def test_without_carrying_the_same_audit_wants_code():
     pair = lambda size: (untied(size, False), initial(untied, size))
-    audit = dm.audit(pair(SIZE), pair(BASE), BATCH, rule=RULE, carry=False)
+    audit = dm.audit(pair(SIZE), pair(BASE), BATCH, carry=False)
     lacking = {"missing_branch_multiplier", "readout_not_scaled", "embedding_scaled_with_width", "attention_scale"}
     assert {finding.name for finding in audit.findings} == lacking
 
@@ -406,7 +455,7 @@ def test_stacked_layers_and_experts_are_read_however_a_loop_takes_them(loop):
         params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in params.items()}
         return lambda p, x: LOOPS[loop](step, x @ p["stem"], p["layers"]) @ p["head"], params
 
-    audit = dm.audit(make(16, 4), make(8, 2), jnp.ones((3, 5)), rule=RULE, carry=False)
+    audit = dm.audit(make(16, 4), make(8, 2), jnp.ones((3, 5)), carry=False)
     assert [finding.name for finding in audit.findings] == ["missing_branch_multiplier", "readout_not_scaled"]
     role = {row.path: (row.info.role, row.info.width_in, row.info.width_out, row.uses) for row in audit.rows}
     assert role["layers"] == (dm.Role.HIDDEN, 2.0, 2.0, 1.0)

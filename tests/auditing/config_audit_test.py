@@ -6,7 +6,6 @@ import jax
 import pytest
 from user_networks import (
     DEPTH,
-    RULE,
     VECTORS,
     WIDTH,
     EqxNet,
@@ -19,10 +18,11 @@ from user_networks import (
     readout_factor,
 )
 
-from depthmup_flax import Role
+from depthmup_flax import Role, get_parametrization
 from depthmup_flax.auditing import config_audit
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.networks.model_functions import model_functions
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import flatten_info, is_info
 from depthmup_flax.util.errors import InputError, UserCodeError
 
@@ -64,7 +64,7 @@ SIZES = [(4 * WIDTH, 3 * DEPTH), (WIDTH, DEPTH), (WIDTH, 4 * DEPTH), (2 * WIDTH,
     ("kind", "sizes"), [(kind, SIZES[0]) for kind in KINDS] + [("pair", sizes) for sizes in SIZES[1:]]
 )
 def test_roles_are_those_by_hand_at_all_sizes_and_nothing_is_missing(kind, sizes):
-    result = audited(build_of(kind), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+    result = audited(build_of(kind), sizes, (WIDTH, DEPTH), VECTORS)
     m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
     roles = read(result.info)
     assert roles == {path: by_hand(path, m, r) for path in roles}
@@ -88,16 +88,17 @@ def build_of(kind, edit=""):
 def test_a_missing_multiplier_is_carried_by_the_factor_of_the_networks_own_size(kind, sizes):
     m, r = sizes[0] / WIDTH, sizes[1] / DEPTH
     for edit, layer, factor in (("no_branch", "block", r**-0.5), ("no_readout", "head", 1 / m)):
-        result = audited(build_of(kind, edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+        result = audited(build_of(kind, edit), sizes, (WIDTH, DEPTH), VECTORS)
         assert result.audit.corrections == ""
-        carried = {path: one.carried for path, one in flatten_info(result.info).items()}
+        rule = get_parametrization("depth_mup")
+        carried = {path: one.factor(rule) for path, one in flatten_info(result.info).items()}
         # The readout is multiplied in front of its matrix, so its bias is not.
         carries = lambda path, layer=layer: path.startswith(layer) and by_hand(path, m, r)[0] is not FIXED
         assert carried == {path: pytest.approx(factor if carries(path) else 1) for path in carried}
 
 
 def test_what_no_parameter_carries_is_found_at_the_bases_own_size_with_the_code_to_write():
-    result = audited(build_of("pair", "bent"), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+    result = audited(build_of("pair", "bent"), (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS)
     (name,) = [finding.name for finding in result.audit.findings]
     assert name == "missing_branch_multiplier"
     assert name in result.audit.corrections
@@ -112,7 +113,7 @@ def test_a_network_that_cannot_be_doubled_is_audited_at_another_multiple():
         return LinenNet(width, depth)
 
     build = lambda width, depth: functools.partial(make, width, depth)
-    result = audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+    result = audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS)
     assert read(result.info)["block_1/kernel"] == (HIDDEN, 1, 1, True, 1, 1)
     assert str(4 * WIDTH) in result.audit.notes[0]
 
@@ -125,13 +126,13 @@ def test_a_network_of_one_size_is_refused_with_the_sizes_that_were_tried():
 
     build = lambda width, depth: functools.partial(make, width, depth)
     with pytest.raises(InputError, match=r"model\.width is 16.*32 x 4.*no such width"):
-        audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS, RULE)
+        audited(build, (WIDTH, DEPTH), (WIDTH, DEPTH), VECTORS)
 
 
 def test_an_error_at_the_networks_own_size_is_the_users():
     build = lambda width, depth: functools.partial(LinenNet, width, depth)
     with pytest.raises(UserCodeError, match=r"LinenNet.*int32\[\]"):
-        audited(build, (32, 4), (WIDTH, DEPTH), jax.ShapeDtypeStruct((), "int32"), RULE)
+        audited(build, (32, 4), (WIDTH, DEPTH), jax.ShapeDtypeStruct((), "int32"))
 
 
 def one_more(width, depth, edit=""):
@@ -156,14 +157,14 @@ def one_more(width, depth, edit=""):
 def test_branches_may_be_counted_as_the_user_counts():
     sizes, of = (WIDTH, DEPTH), lambda edit: lambda width, depth: one_more(width, depth, edit)
     for edit in ("", "root"):  # another factor, that the inner layers carry, is no reason to count otherwise
-        result = audited(of(edit), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+        result = audited(of(edit), sizes, (WIDTH, DEPTH), VECTORS)
         assert result.audit.findings == ()
         assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
-        assert flatten_info(result.info)["block_0/kernel"].carried == 1
-    assert audited(of("bent"), sizes, (WIDTH, DEPTH), VECTORS, RULE).audit.findings
-    carrying = audited(of("no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+        assert flatten_info(result.info)["block_0/kernel"].carried.is_one
+    assert audited(of("bent"), sizes, (WIDTH, DEPTH), VECTORS).audit.findings
+    carrying = audited(of("no_branch"), sizes, (WIDTH, DEPTH), VECTORS)
     block = flatten_info(carrying.info)["block_0/kernel"]
-    assert block.carried == pytest.approx(block.depth_ratio**-0.5)
+    assert block.carried == Factor(depth=block.depth_ratio, multiplier=1.0)
 
 
 def annotated(width, depth):
@@ -174,7 +175,7 @@ def annotated(width, depth):
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_an_annotated_network_keeps_its_annotations_and_is_audited(sizes):
     images = jax.ShapeDtypeStruct((2, 4, 4, 1), "float32")
-    result = audited(annotated, sizes, (WIDTH, DEPTH), images, RULE)
+    result = audited(annotated, sizes, (WIDTH, DEPTH), images)
     assert any(one.init_std is not None for one in flatten_info(result.info).values())
     assert result.audit.findings == ()
     assert result.audit.rows

@@ -38,7 +38,7 @@ def exponents(over, optimizer, rule, *, matrices=1, recount=lambda leaf: leaf):
     sizes, found, (make, rate) = SIZES[over], [], OPTIMIZERS[optimizer]
     of = lambda size, key: looped(sizes[0], *size, key, matrices)
     for size in sizes:
-        audit = dm.audit(of(size, jax.random.key(0)), of(sizes[0], jax.random.key(0)), X, rule=RULES[rule])
+        audit = dm.audit(of(size, jax.random.key(0)), of(sizes[0], jax.random.key(0)), X)
         assert not audit.findings, str(audit)
         info = jax.tree.map(recount, audit.info, is_leaf=lambda x: isinstance(x, dm.ParamInfo))
         transform = make(rate, info, RULES[rule])

@@ -25,6 +25,7 @@ from stream_models import (
 
 from depthmup_flax import InputError, Role, audit
 from depthmup_flax.auditing.audit_report import Row, _table, _told_apart
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import flatten_info
 
 BRANCH, READOUT, ATTENTION = "missing_branch_multiplier", "readout_not_scaled", "attention_scale"
@@ -106,7 +107,7 @@ def test_streams_in_one_module_are_told_apart():
 
 
 def test_rows_of_one_name_have_its_numbers():
-    row = functools.partial(Row, shape=(2,), info=None, uses=1.0, wanted=1.0)
+    row = functools.partial(Row, shape=(2,), info=None, uses=1.0, wanted=Factor())
     lines = str(_table([row(f"block{i}/w", found=0.5 if i < 4 else 1.0) for i in range(6)])).splitlines()
     assert [line.split()[0] for line in lines if "block" in line] == ["block{0,1,2,...}/w", "block{4,5}/w"]
 

@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def build_linen(width, depth):
-    info = dm.audit(Net(width, depth), Net(BASE_WIDTH, BASE_DEPTH), X, rule=RULE).info
+    info = dm.audit(Net(width, depth), Net(BASE_WIDTH, BASE_DEPTH), X).info
     return checked_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
 
@@ -130,7 +130,7 @@ class NnxNet(nnx.Module):
 def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
     def build(width, depth):
         model, base = (nnx.eval_shape(lambda n=n: NnxNet(*n, nnx.Rngs(0))) for n in ((width, depth), (BASE_WIDTH, 1)))
-        found = dm.audit(model, base, X, rule=RULE, depth_ratio=depth / BASE_DEPTH, carry=False)
+        found = dm.audit(model, base, X, depth_ratio=depth / BASE_DEPTH, carry=False)
         info = found.accept(*(finding.name for finding in found.findings)).info
         optimizer = dm.adamw(3e-3, info, RULE)
         return checked_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)

@@ -153,7 +153,7 @@ def mixer(width, depth):
 def network(width, depth):
     (apply, init), (base, base_init) = mixer(width, depth), mixer(*BASE)
     shapes, base_shapes = (jax.eval_shape(f, jax.random.key(0)) for f in (init, base_init))
-    info = dm.audit((apply, shapes), (base, base_shapes), X, rule=RULE).info
+    info = dm.audit((apply, shapes), (base, base_shapes), X).info
     return Network(init, lambda p: (apply(p, X), {}), info, dm.adamw(1e-3, info, RULE))
 
 

@@ -392,7 +392,7 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_grows(usual_s
     def build(width, depth):
         model = AttentionNet(width, usual_scale)
         base = AttentionNet(BASE_WIDTH, usual_scale)
-        audit = dm.audit(model, base, SEQUENCES, rule=RULE, axes="width", carry=False)
+        audit = dm.audit(model, base, SEQUENCES, axes="width", carry=False)
         info = audit.accept(*(finding.name for finding in audit.findings)).info
         return checked_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 

@@ -8,6 +8,7 @@ import pytest
 from drawn import updated
 
 import depthmup_flax as dm
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 RULE = dm.get_parametrization("depth_mup")
@@ -83,8 +84,8 @@ def test_the_share_of_the_norm_follows_the_geometry_of_the_update_and_the_depth(
 
 @pytest.mark.parametrize(("optimizer", "carried"), [(dm.adamh, ((1.0, 0.25),)), (dm.muonh, 0.5)])
 def test_parameters_that_carry_factors_move_as_those_of_the_network_with_the_factors_in_its_code(optimizer, carried):
-    plain, carrying = {"w": matrix((6, 8))}, {"w": matrix((6, 8), carried=carried)}
-    w, c = noise((6, 8), 0), carrying["w"].factor
+    plain, carrying = {"w": matrix((6, 8))}, {"w": matrix((6, 8), carried=Factor(constant=carried))}
+    w, c = noise((6, 8), 0), carrying["w"].factor(RULE)
     gradients = [noise((6, 8), seed) for seed in (1, 2, 3)]
 
     def trained(info, w, gradients):

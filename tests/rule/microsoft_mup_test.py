@@ -86,7 +86,7 @@ class Pair:
         self.base, self.fresh = self.converted(base), self.converted(self.theirs)
         mup.set_base_shapes(self.theirs, base, delta=delta)
         self.function, self.inputs, self.targets = function, inputs, targets
-        self.audit = dm.audit((function, self.fresh), (function, self.base), inputs, rule=RULE, axes="width")
+        self.audit = dm.audit((function, self.fresh), (function, self.base), inputs, axes="width")
 
     @staticmethod
     def converted(network):

@@ -13,6 +13,7 @@ from small_runs import small_base, small_sweep
 import depthmup_flax as dm
 from depthmup_flax.data import train_batch
 from depthmup_flax.rule import measures
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.trainer.course import Watch, mean_columns, read_course
 from depthmup_flax.trainer.engine.from_config import build
@@ -51,10 +52,12 @@ def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(t
     """Gradients and updates of a network twice as wide and four times as deep, as TP6 Definition 6.1 has them."""
     rule, m, r = dm.get_parametrization("depth_mup"), 2.0, 4.0
     base = {"w": dm.ParamInfo(Role.HIDDEN, (8, 8), in_branch=True)}
-    large = {"w": dm.ParamInfo(Role.HIDDEN, (16, 16), m, m, in_branch=True, depth_ratio=r, carried=carried)}
+    large = {
+        "w": dm.ParamInfo(Role.HIDDEN, (16, 16), m, m, in_branch=True, depth_ratio=r, carried=Factor(constant=carried))
+    }
     ones, many = {"w": jnp.ones((8, 8))}, {"w": jnp.ones((16, 16))}
     at_base = dm.measures(base, rule, ones, ones, ones, **traits)
-    c = large["w"].factor
+    c = large["w"].factor(rule)
     factors = m**-1 * r**-0.5 / c, m**-1 * r**-0.5 * c, m**-0.5 * c
     scaled = [{"w": factor * many["w"]} for factor in factors]
     monkeypatch.setattr(measures, "SAMPLE", 64)

@@ -51,7 +51,8 @@ def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
         return (NAMED if audit.findings else UNREAD), 0.0
     (right, shapes), (wrong, _) = (kind.model(kind.scales(*kind.size, name)) for name in ("", mistake))
     of = lambda function, *of_call: np.asarray(_call(function, *of_call, kind.arguments.get("output")))
-    carries = lambda info, w: info.factor * w + info.carried_shift
+    rule = kind.rule.replace(branch_multiplier=1.0)
+    carries = lambda info, w: info.factor(rule) * w + info.carried_shift(rule)
     # Some of the right models multiply the readout's bias, too, which the rule leaves open.
     without_bias = lambda info, w: 0 * w if w.ndim and info.role is Role.FIXED and not info.in_branch else w
     over_leaves = functools.partial(jax.tree.map, is_leaf=lambda x: isinstance(x, ParamInfo))

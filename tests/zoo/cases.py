@@ -54,7 +54,8 @@ class Kind:
     def audit(self, mistake: str = "", *, carry: bool = False) -> Audit:
         """The audit of the model with a mistake, which parameters may ``carry``."""
         model, base = (self.model(self.scales(*size, mistake)) for size in (self.size, (BASE_WIDTH, BASE_DEPTH)))
-        return dm.audit(model, base, self.x, rule=self.rule, carry=carry, **self.arguments)
+        rule = self.rule.replace(branch_multiplier=1.0)  # a is a number of these codes at all depths
+        return dm.audit(model, base, self.x, carry=carry, **self.arguments).under(rule)
 
     def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
         of_call = {name: value for name, value in self.arguments.items() if name not in ("output", "axes")}

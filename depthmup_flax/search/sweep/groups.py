@@ -15,7 +15,7 @@ from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_gr
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.from_config import build, require_read
+from depthmup_flax.trainer.engine.from_config import build, require_followed, require_read
 from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.user_task import UserTask
 from depthmup_flax.util.errors import InputError
@@ -48,6 +48,8 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
                 schedules.fraction(run.config.optimizer, experiment.total_steps)
             for one in {_optimizer(run): run.config for run in group_runs}.values():
                 require_optimizer(one, make_parametrization(one))
+                if experiment.network is not None:
+                    require_followed(one, experiment.network)
         except InputError as error:
             if not values:
                 raise

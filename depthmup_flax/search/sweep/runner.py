@@ -251,7 +251,7 @@ class _Runner:
                 lanes=cohort.program.per_device,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
                 versions=self.versions,
-                audit=group.experiment.audit,
+                audit=group.experiment.audit(configs.make_parametrization(run.config)),
                 commit=self.commit,
                 **outcome,
             )

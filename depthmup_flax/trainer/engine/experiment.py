@@ -17,7 +17,7 @@ from depthmup_flax.auditing.audit_report import places, summary
 from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.data import Dataset
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
-from depthmup_flax.rule.parametrization import Parametrization, factor_text
+from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.network_task import GRADIENTS
 from depthmup_flax.trainer.engine.network_training import NetworkTraining
@@ -70,10 +70,9 @@ class Experiment:
         leaves = jax.tree.leaves(state.get("params", state))
         return max(1, sum(leaf.size for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)))
 
-    @property
-    def audit(self) -> str | None:
-        """What the audit of a network finds missing or cannot judge: "" for ``ok``; ``None`` without audit."""
-        return self.network.audited.corrections if self.network else None
+    def audit(self, rule: Parametrization | None = None) -> str | None:
+        """What a network lacks of a rule, by default its own, or hides: "" for nothing; ``None`` of a training step."""
+        return self.network.audited.under(rule or self.rule).corrections if self.network else None
 
     @property
     def cost(self) -> float:
@@ -196,16 +195,16 @@ class Experiment:
 def _notes(network: NetworkTraining) -> str:
     """What parameters carry, which initial values are rescaled, and what the audit says of what trains anyway."""
     carried = {path: leaf.carried for path, leaf in flatten_info(network.info).items() if leaf.carries}
-    starts, audit = network.init_factors, network.audited
     lines = [
-        f"carry  times {factor_text(factor)}, which the code lacks: {summary(paths)}\n"
+        f"carry  times {factor}, which the code lacks: {summary(paths)}\n"
         for factor, paths in grouped(carried, carried.__getitem__).items()
     ]
+    starts = {path: str(start) for path, start in network.starts(network.rule).items() if start.changes}
     lines += [
         f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
         for start, paths in grouped(starts, starts.__getitem__).items()
-        if start.changes
     ]
+    audit = network.audited.under(network.rule)
     if audit.certain:
         lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
     elif audit.not_judged:

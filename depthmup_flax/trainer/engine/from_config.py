@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import Audited
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
@@ -117,9 +116,8 @@ def _network(
     params, collections = functions.shapes(example)
     if not named.is_ours:
         _require_pure_forward(config, dataset, functions)
-    found = named.audited(example, rule)
-    _require_followed(config, rule, named, found)
-    return NetworkTraining(
+    found = named.audited(example)
+    network = NetworkTraining(
         config=config,
         rule=rule,
         hyperparameters=hyper,
@@ -129,12 +127,14 @@ def _network(
         made=functions,
         info=found.info,
         audited=found.audit,
-        init_factors=named.init_factors(example, rule, found.info),
+        init_ratios=named.init_ratios(example, found.info),
         params=params,
         collections=collections,
         axes=logical_axes(functions.boxed_shapes(example)[0]),
         optimizer=make_optimizer(config, found.info, rule, total_steps),
     )
+    require_followed(config, network)
+    return network
 
 
 def _require_model(config: ConfigDict, rule: Parametrization) -> None:
@@ -172,19 +172,21 @@ def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: Model
     require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), config.model.name)
 
 
-def _require_followed(config: ConfigDict, rule: Parametrization, named: ConfigNetwork, found: Audited) -> None:
-    """The network follows the rule, or its parameters carry what the code lacks."""
-    carries_a = rule.branch_multiplier > 0 and any(leaf.power != 0 for leaf in flatten_info(found.info).values())
-    for name in ("gamma0", *(() if carries_a else ("branch_multiplier",))):
-        if config.parametrization[name] is not None and not named.takes_rule:
+def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
+    """The network follows the rule of ``config``, or its parameters carry what the code lacks."""
+    rule, named, section = make_parametrization(config), network.named, config.parametrization
+    carries_a = any(leaf.carried.multiplier != 0 for leaf in flatten_info(network.info).values())
+    unapplied = ["gamma0"] if carries_a and rule.branch_multiplier > 0 else ["gamma0", "branch_multiplier"]
+    for name in unapplied:
+        if section[name] is not None and not named.takes_rule:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
-            raise _refused(
-                config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
-            )
-    if found.audit.certain and config.model.get("audit", True):
+            path = f"parametrization.{name}"
+            raise _refused(config, path, f"does not take the rule, so it cannot apply it: {advice}")
+    audit = network.audited.under(rule)
+    if audit.certain and config.model.get("audit", True):
         raise InputError(
             f"model.name is {config.model.name!r}: its forward pass does not follow the rule. Change it as below, or "
-            f"train anyway with model.audit=False.\n\n{found.audit.corrections}"
+            f"train anyway with model.audit=False.\n\n{audit.corrections}"
         )
 
 

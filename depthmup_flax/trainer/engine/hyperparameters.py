@@ -5,7 +5,6 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field, make_parametrization
-from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
 from depthmup_flax.trainer.engine.network import ConfigNetwork
 
@@ -16,15 +15,13 @@ _WHOLE = ("optimizer.warmup_steps",)
 def hyperparameters(config: ConfigDict) -> dict[str, float]:
     """The seed, fields of `CONTINUOUS` that are set, numbers in ``hyper``, and the rule.
 
-    A preset is a name of the rule's numbers. A network of the user's own is audited and initialized for one preset, so
-    of its rule only the fields of `CONTINUOUS` are among them, and none if the network may keep numbers of the rule as
-    attributes, as NNX and Equinox modules do: traced, they would be other parts of it, or lost.
+    A preset is a name of the rule's numbers. A network that keeps numbers of the rule as attributes, as NNX and Equinox
+    modules may, has none of them: traced, they would be other parts of it, or lost.
     """
     fields = {path: get_field(config, path) for path in CONTINUOUS}
     values = {path: value for path, value in fields.items() if value is not None}
-    if is_import_path(config.model.name):
-        if ConfigNetwork(config.model, 0).keeps_rule:
-            values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
+    if ConfigNetwork(config.model, 0).keeps_rule:
+        values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
     else:
         values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
     values |= {f"hyper.{name}": value for name, value in config.hyper.items()}

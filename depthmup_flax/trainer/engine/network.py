@@ -13,20 +13,23 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import Audited, audited
-from depthmup_flax.auditing.rescaled_init import Start, carried_factors, init_factors
+from depthmup_flax.auditing.config_audit import PROBE, Audited, audited
+from depthmup_flax.auditing.rescaled_init import init_factors
 from depthmup_flax.devices.host import drawn
 from depthmup_flax.models import MODELS, create_model, resized
 from depthmup_flax.networks.adapters import Linen, once_for_shapes
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Sizes = tuple[int, int]  # width, depth
+
+_OF_STARTS = PRESETS["mup"]  # the rule under which initial values are measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,31 +86,31 @@ class ConfigNetwork:
         """
         return functools.cache(self.under)
 
-    def audited(self, inputs: ArrayTree, rule: Parametrization, sizes: Sizes | None = None) -> Audited:
-        """Roles and missing multipliers of the network of these sizes, by default its own."""
+    def audited(self, inputs: ArrayTree, sizes: Sizes | None = None) -> Audited:
+        """What the audit says of the network of these sizes, by default its own, under every rule."""
         if self.is_ours:
-            model = create_model(num_classes=self.num_classes, rule=rule, **self.config)
-            return _audited_model(resized(model, *(sizes or self.sizes)), inputs)
-        functions, output = functools.partial(self.functions, rule), self.config.audited_output
-        carry = self.takes_rule or "branch_multiplier"
-        of = lambda *sizes: functions(sizes)
+            model = create_model(num_classes=self.num_classes, rule=PROBE, **self.config)
+            return audited_model(model if sizes is None else resized(model, *sizes), inputs)
+        at = lambda width, depth: self.functions(PROBE, (width, depth))
         try:
-            return audited(of, sizes or self.sizes, self.base_sizes, inputs, rule, output=output, carry=carry)
+            return audited(at, sizes or self.sizes, self.base_sizes, inputs, output=self.config.audited_output)
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
 
-    def init_factors(
-        self, inputs: ArrayTree, rule: Parametrization, info: InfoTree, sizes: Sizes | None = None
-    ) -> dict[str, Start]:
-        """Path of a parameter -> what changes its initial values, if anything does; see `rescale_init`."""
+    def init_ratios(self, inputs: ArrayTree, info: InfoTree, sizes: Sizes | None = None) -> dict[str, float]:
+        """Path of a parameter -> what multiplies its initial values under muP; see `rescale_init`.
+
+        Initial values are measured under a rule that stands for all with a factor of the width. Under ``standard`` they
+        stay as they are.
+        """
         sizes = sizes or self.sizes
         if self.is_ours or sizes == self.base_sizes or not self.config.rescale_init:
-            return carried_factors(info)
+            return dict.fromkeys(flatten_info(info), 1.0)
         key, zeros = jax.random.key(0), jax.tree.map(jnp.zeros_like, inputs)
-        inits = (self.functions(rule, of).init for of in (sizes, self.base_sizes))
+        inits = (self.functions(_OF_STARTS, of).init for of in (sizes, self.base_sizes))
         own, base = (drawn(lambda key, init=init: init(key, zeros)[0], key) for init in inits)
-        return init_factors(own, base, info, rule)
+        return {path: start.factor for path, start in init_factors(own, base, info, _OF_STARTS).items()}
 
     def task(self, rule: Parametrization) -> Task | None:
         """The training step, if that is what is made."""
@@ -152,17 +155,21 @@ def _of_known_module(model: nn.Module) -> ModelFunctions:
     return ModelFunctions("", Linen(model))
 
 
+def audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    """The audit of a model of `depthmup_flax.models` against its base, once in this process for all rules.
+
+    ``inputs``: a batch, arrays or shapes.
+    """
+    return _audited_model(resized(model, model.width, model.depth).clone(rule=PROBE), inputs)
+
+
 @once_for_shapes
 def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
-    """The audit of a model of this package, which is a pure function of these arguments.
-
-    What it reads does not depend on the nonlinearity; linear branches would look like the shortcuts beside them. In a
-    batch of one, images of one pixel have statistics of a single number.
-    """
+    # What is read does not depend on the nonlinearity; linear branches would look like the shortcuts beside them.
     if hasattr(model, "nonlinearity"):
         model = model.clone(nonlinearity="gelu")
+    # In a batch of one, images of one pixel would have statistics of a single number.
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), inputs)
     at = lambda width, depth: _of_module(resized(model, width, depth))
     count = lambda functions: functions.linen.depth_ratio
-    own, base = (model.width, model.depth), (model.base_width, model.base_depth)
-    return audited(at, own, base, inputs, model.rule, count=count)
+    return audited(at, (model.width, model.depth), (model.base_width, model.base_depth), inputs, count=count)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -16,7 +17,6 @@ from depthmup_flax.auditing.rescaled_init import Start, carried_factors, multipl
 from depthmup_flax.config.fields import set_field
 from depthmup_flax.devices.sharding import AxisNames
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
@@ -42,8 +42,8 @@ class NetworkTraining:
     named: ConfigNetwork
     made: ModelFunctions  # the network under ``rule``: to make a user's takes as long as to trace it
     info: InfoTree
-    audited: Audit
-    init_factors: Mapping[str, Start]  # path -> what changes initial values
+    audited: Audit  # under every rule
+    init_ratios: Mapping[str, float]  # path -> what multiplies initial values under muP
     params: ArrayTree  # shapes
     collections: ArrayTree  # shapes of what the forward pass updates
     axes: Mapping[str, AxisNames]  # path of a parameter -> its logical axes, by which it is sharded
@@ -76,7 +76,7 @@ class NetworkTraining:
             for path, value in fields.items():
                 if not path.startswith(f"{RULE}."):
                     set_field(changed, path, value)
-        return self.functions(rule), make_optimizer(changed, self.info_under(rule), rule, self.total_steps)
+        return self.functions(rule), make_optimizer(changed, self.info, rule, self.total_steps)
 
     def rule_under(self, hyper: Hyper) -> Parametrization:
         """The rule under hyperparameters: the same object, of which `made` is, unless a number is replaced."""
@@ -84,21 +84,17 @@ class NetworkTraining:
         replaced = {name: x for name, x in numbers.items() if x is not self.hyperparameters.get(f"{RULE}.{name}")}
         return self.rule.replace(**replaced) if replaced else self.rule
 
-    def info_under(self, rule: Parametrization) -> InfoTree:
-        """The infos under a rule with another a, which parameters carry if the network's code has none."""
-        a = rule.branch_multiplier, self.rule.branch_multiplier
-        return jax.tree.map(lambda leaf: leaf.times(*a), self.info, is_leaf=is_info)
-
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions, with the initial values that the rule wants."""
         made = self.made if rule is self.rule else self.named.under(rule)  # numbers of another rule may be traced
-        carried = carried_factors(self.info_under(rule))
-        starts = {
-            path: dataclasses.replace(start, factor=self.init_factors[path].factor) for path, start in carried.items()
-        }
+        starts = self.starts(rule)
         if not any(start.changes for start in starts.values()):
             return made
         return dataclasses.replace(made, start=lambda params: multiplied(params, starts))
+
+    def starts(self, rule: Parametrization) -> dict[str, Start]:
+        """Path of a parameter -> what changes its initial values under a rule."""
+        return starts_under(rule, self.info, self.init_ratios)
 
     @property
     def shapes(self) -> NetworkState:
@@ -113,14 +109,9 @@ class NetworkTraining:
 
     def recorder(self) -> Recorder:
         """Measures the course of a run."""
-
-        def info_under(hyper: Hyper) -> tuple[Parametrization, InfoTree]:
-            rule = self.rule_under(hyper)
-            return rule, self.info_under(rule)
-
         nesterov = self._updates.get("degree") == 1 and self.config.optimizer.kwargs.nesterov
         whole = self.config.mesh.fsdp > 1
-        of = self.params, info_under, self._updates
+        of = self.params, self.info, self.rule_under, self._updates
         return recorder_of(*of, nesterov=nesterov, whole=whole, total_steps=self.total_steps)
 
     def table(self, epoch_steps: int) -> str:
@@ -136,3 +127,18 @@ class NetworkTraining:
             epoch_steps=epoch_steps,
             frozen=optimizer.frozen,
         )
+
+
+def starts_under(rule: Parametrization, info: InfoTree, init_ratios: Mapping[str, float]) -> dict[str, Start]:
+    """Path of a parameter -> what changes its initial values under a rule, whose numbers may be traced.
+
+    ``init_ratios`` are those under muP; under ``standard``, initial values stay as they are.
+    """
+    power = rule.width_power
+    starts = {}
+    for path, start in carried_factors(info, rule).items():
+        ratio: Any = init_ratios[path]
+        if ratio != 1:
+            ratio = jnp.where(power == 0, 1.0, ratio) if hasattr(power, "dtype") else ratio if power else 1.0
+        starts[path] = dataclasses.replace(start, factor=ratio)
+    return starts

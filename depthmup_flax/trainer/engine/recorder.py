@@ -34,7 +34,8 @@ NO_RECORDER = Recorder()
 
 def recorder_of(
     params: ArrayTree,
-    info_under: Callable[[Hyper], tuple[Parametrization, InfoTree]],
+    info: InfoTree,
+    rule_under: Callable[[Hyper], Parametrization],
     updates: Mapping[str, Any],
     *,
     nesterov: bool,
@@ -45,7 +46,8 @@ def recorder_of(
 
     Args:
       params: shapes of the parameters.
-      info_under: hyperparameters -> the rule, and the infos under it.
+      info: of the parameters.
+      rule_under: hyperparameters -> the rule.
       updates: ``degree`` and ``geometry``, see `depthmup_flax.trainer.engine.config_optimizer.update_facts`.
       nesterov: whether the optimizer's momentum is Nesterov's: then no update is a multiple of it.
       whole: measure whole arrays: else a part of an array that is split over devices would be sent.
@@ -55,25 +57,23 @@ def recorder_of(
     known = {"degree": None if degree == 1 and nesterov else degree, "geometry": geometry}
     has_momentum = degree == 1
 
-    def sample_of(info: InfoTree, tree: ArrayTree) -> tuple[InfoTree, ArrayTree]:
+    def with_info(tree: ArrayTree) -> tuple[InfoTree, ArrayTree]:
         return (info, tree) if whole else sampled(info, tree, geometry)
 
     def sample(tree: ArrayTree) -> ArrayTree:
-        return sample_of(info_under({})[1], tree)[1]
+        return with_info(tree)[1]
 
     def record(hyper: Hyper, row: jax.Array, state: TrainState, gradients: Any, before: Any) -> Any:
-        rule, whole_info = info_under(hyper)
-        info, after = sample_of(whole_info, state.carry.params)
+        of_sample, after = with_info(state.carry.params)
         trace = optax.tree_utils.tree_get(state.carry.opt_state, "trace") if has_momentum else None
         momentum = trace and sample(jax.tree.map(_unmasked, state.carry.params, trace))
         # The step's own updates would have to be kept in memory, and its parameters could not be replaced in place.
         updates = jax.tree.map(jnp.subtract, after, before)
-        found = measures(info, rule, gradients, updates, before, momentum, **known)
+        found = measures(of_sample, rule_under(hyper), gradients, updates, before, momentum, **known)
         column = jnp.stack([found[name].astype(jnp.float32) for name in course.names])[:, None]
         return (jnp.where(row, column, *state.course),)
 
-    rule, info = info_under({})
-    measured = functools.partial(measures, info, rule, **known)
+    measured = functools.partial(measures, info, rule_under({}), **known)
     course = Course.of(tuple(jax.eval_shape(measured, params, params, params)), total_steps)
     return Recorder(course, sample, record)
 
