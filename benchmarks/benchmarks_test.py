@@ -20,7 +20,7 @@ from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
 from depthmup_flax.models import ResMLP, SimpleResNet, ViT
-from depthmup_flax.util.jaxprs import count_flops
+from depthmup_flax.util.flops import count_flops
 
 
 def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inputs_gradient():

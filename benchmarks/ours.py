@@ -30,7 +30,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
-from depthmup_flax.util.jaxprs import count_flops
+from depthmup_flax.util.flops import count_flops
 
 Measure = Callable[[], dict[str, float]]
 

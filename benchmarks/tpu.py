@@ -39,7 +39,7 @@ from depthmup_flax.plan.topologies import topology_devices  # noqa: E402
 from depthmup_flax.trainer.engine.device_batches import abstract_train_data  # noqa: E402
 from depthmup_flax.trainer.engine.from_config import build  # noqa: E402
 from depthmup_flax.trainer.engine.program import ShardedProgram  # noqa: E402
-from depthmup_flax.util.jaxprs import count_flops  # noqa: E402
+from depthmup_flax.util.flops import count_flops  # noqa: E402
 
 RECORD = RESULTS / "tpu-v5e.json"
 _BFLOAT16 = "--config.model.dtype=bfloat16"

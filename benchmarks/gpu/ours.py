@@ -23,7 +23,7 @@ from depthmup_flax.trainer.engine.device_batches import calls, put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.lanes import lane_mesh
 from depthmup_flax.trainer.engine.program import ShardedProgram
-from depthmup_flax.util.jaxprs import count_flops
+from depthmup_flax.util.flops import count_flops
 
 Measure = Callable[[], dict[str, float]]
 

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import jax
 
-from depthmup_flax.auditing.graph import Place
-from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.info_trees import collapsed, conflicts, sizes, template
 from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo, Role
+from depthmup_flax.trace.graph import Place
 from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import InfoTree
 

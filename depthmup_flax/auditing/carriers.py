@@ -17,13 +17,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from depthmup_flax.auditing.audit_report import Finding
-from depthmup_flax.auditing.facts import Branch, Traced
-from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
-from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.slices import Slices, sliced
-from depthmup_flax.auditing.uses import ACTIVATION, PRODUCT
 from depthmup_flax.rule.factor import Factor, in_blocks
+from depthmup_flax.trace.facts import Branch, Traced
+from depthmup_flax.trace.graph import PARAM, Graph, Node, Place
+from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.slices import Slices, sliced
+from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util import primitives
+from depthmup_flax.util.groups import grouped, series
 
 _TRIES = 8  # some parameters are left out, and others looked for
 # Path -> what the forward pass adds to the parameter before it multiplies with it: 0, or 1 in the norms of Gemma.

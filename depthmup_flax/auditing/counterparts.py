@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, TypeVar
 
-from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.groups import grouped, series
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Path -> what tells its place in the forward pass, equal for corresponding parameters of all layers.

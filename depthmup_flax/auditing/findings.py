@@ -8,14 +8,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from depthmup_flax.auditing.audit_report import Finding, Row, number, summary
-from depthmup_flax.auditing.facts import ROUNDING, Branch, Scores, Traced, Unread
 from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.auditing.graph import Place
-from depthmup_flax.auditing.parameter_trees import grouped, series
 from depthmup_flax.auditing.relative_factors import BranchFactors, DepthRatios, ProductFactors, close, ratio_of
-from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.trace.facts import ROUNDING, Branch, Scores, Traced, Unread
+from depthmup_flax.trace.graph import Place
+from depthmup_flax.trace.uses import LOOKUP, PRODUCT
+from depthmup_flax.util.groups import grouped, series
 
 
 @dataclasses.dataclass(frozen=True)

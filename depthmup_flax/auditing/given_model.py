@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.graph import Graph, Known, trace
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.rule.info_trees import root_mean_square
+from depthmup_flax.trace.graph import Graph
+from depthmup_flax.trace.tracing import Known, trace
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 

@@ -19,13 +19,10 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Audit, Row, summary
 from depthmup_flax.auditing.carriers import CarriedFactors, CarrierSearch, carry_multiplier
 from depthmup_flax.auditing.counterparts import base_sizes, contradictions, matched, width_ratio
-from depthmup_flax.auditing.facts import Traced, traced_pair
 from depthmup_flax.auditing.findings import AXES, Comparison, equal_sizes, not_judged
 from depthmup_flax.auditing.given_model import Model, Output, as_model
-from depthmup_flax.auditing.parameter_trees import series
 from depthmup_flax.auditing.relative_factors import DepthRatios, close, depth_ratios
 from depthmup_flax.auditing.roles import layer_axes, traced_infos
-from depthmup_flax.auditing.uses import LOOKUP, PRODUCT
 from depthmup_flax.rule.annotations import Axes, require_axes
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import (
@@ -36,7 +33,10 @@ from depthmup_flax.rule.parametrization import (
     Role,
     require_parametrization,
 )
+from depthmup_flax.trace.facts import Traced, traced_pair
+from depthmup_flax.trace.uses import LOOKUP, PRODUCT
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.groups import series
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
 

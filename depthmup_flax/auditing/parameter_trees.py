@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -16,12 +14,11 @@ import numpy as np
 from depthmup_flax.rule.info_trees import is_nnx, path_name
 from depthmup_flax.rule.parametrization import ParamInfo
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.groups import series as series  # `trees.series`
 from depthmup_flax.util.types import ArrayTree
 
 # A parameter in a tree: an array, its shape, a number, a Linen box or an nnx.Variable.
 Leaf: TypeAlias = Any
-_Item = TypeVar("_Item")
-_Key = TypeVar("_Key")
 
 
 def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_util.PyTreeDef]:
@@ -61,17 +58,3 @@ def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
 def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     """Shape and type of a leaf of `flatten`."""
     return jax.ShapeDtypeStruct(shape_of(leaf), getattr(value_of(leaf), "dtype", jnp.float32))
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def series(path: str) -> str:
-    """What paths of equal layers have in common; ``linear``, ``linear_1`` and ``linear_2`` have one."""
-    return re.sub(r"\d+", "*", re.sub(r"_?\d+(?=/|$)", "", path))
-
-
-def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
-    """Key -> its items, in their order."""
-    groups: dict[_Key, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups

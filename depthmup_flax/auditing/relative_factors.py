@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from itertools import product
 from typing import TypeAlias
 
-from depthmup_flax.auditing.facts import Branch, OfPaths, Traced, joined
-from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.uses import PRODUCT
+from depthmup_flax.trace.facts import Branch, OfPaths, Traced, joined
+from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.groups import grouped, series
 
 Kind: TypeAlias = frozenset[str]
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.facts import Traced
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import Leaf, abstract
 from depthmup_flax.auditing.relative_factors import DepthRatios
-from depthmup_flax.auditing.uses import ENTRYWISE, LOOKUP, Use
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations, model_width
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, Use
 
 # Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias has heads and their
 # size, a scanned bias has a layer axis.

@@ -20,7 +20,8 @@ from depthmup_flax.networks.model_functions import ModelFunctions, model_functio
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.jaxprs import all_equations, count_flops
+from depthmup_flax.util.flops import count_flops
+from depthmup_flax.util.jaxprs import all_equations
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 

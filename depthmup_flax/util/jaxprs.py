@@ -1,19 +1,15 @@
-"""How equations of a jaxpr hold others, an interpreter for all who read jaxprs, a count of operations, a digest."""
+"""How equations of a jaxpr hold others, and an interpreter for all who read jaxprs.
+
+JAX changes what equations are called and how they hold other jaxprs: what depends on its version is here alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 import math
-import pickle
-import re
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-import jax
-import numpy as np
 from jax.extend import core
 
 Value = TypeVar("Value")
@@ -150,114 +146,3 @@ class Interpreter(Generic[Value]):
             if joined == carry:
                 return [*carry, *results[len(carry) :]]
             carry = joined
-
-
-def count_flops(jaxpr: Any) -> int:
-    """Floating-point operations of the matrix products and convolutions, on all devices together.
-
-    A multiplication and an addition count as two. The body of a scan counts once per iteration, unlike in XLA's
-    ``cost_analysis``; that of a loop of unknown length counts once.
-    """
-    return sum(map(_flops_of, opened(jaxpr)[0].eqns))
-
-
-def _flops_of(equation: Any) -> int:
-    params = equation.params
-    if equation.primitive.name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        left = equation.invars[0].aval.shape
-        return 2 * equation.outvars[0].aval.size * math.prod(left[i] for i in contracted)
-    if equation.primitive.name == "conv_general_dilated":
-        kernel = equation.invars[1].aval.shape
-        output_features = kernel[params["dimension_numbers"].rhs_spec[0]]
-        # Zeros between the entries, in the gradient of a convolution with strides, need no operations.
-        products = equation.outvars[0].aval.size * math.prod(kernel) // math.prod(params["lhs_dilation"])
-        return 2 * products // output_features
-    if equation.primitive.name == "cond":  # one branch runs
-        branches = params["branches"]
-        if params.get("branches_platforms"):  # the last is the default
-            branches = branches[-1:]
-        return max(count_flops(branch) for branch in branches)
-    return sum(times * count_flops(inner) for inner, times in repeated_jaxprs(equation))
-
-
-def digest(jaxpr: core.ClosedJaxpr) -> str:
-    """16 digits of a SHA-256 of what is computed: operations, parameters, constants, shapes; no names and addresses."""
-    return hashlib.sha256("\n".join(_lines(jaxpr)).encode()).hexdigest()[:16]
-
-
-_NAMES = {"name", "debug_info"}  # parameters of equations that only people read
-
-
-def _lines(jaxpr: Any) -> Iterator[str]:
-    inner, consts = opened(jaxpr)
-    numbers: dict[Any, int] = {}
-    new = lambda variables: " ".join(f"{numbers.setdefault(x, len(numbers))}:{x.aval}" for x in variables)
-    read = lambda x: "".join(_content(x.val)) if isinstance(x, core.Literal) else str(numbers[x])
-    yield new([*inner.constvars, *inner.invars])
-    for const in consts:
-        yield from _content(const)
-    for eqn in inner.eqns:
-        yield f"{eqn.primitive.name} {' '.join(map(read, eqn.invars))}"
-        for name in sorted(eqn.params.keys() - _NAMES):
-            yield name
-            yield from _content(eqn.params[name])
-        yield new(eqn.outvars)
-    yield " ".join(map(read, inner.outvars))
-
-
-def _content(value: Any) -> Iterator[str]:
-    """A constant or a parameter of an equation as text that is the same in every process."""
-    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-        yield from _lines(value)
-    elif isinstance(value, tuple | list):
-        yield f"{len(value)}"
-        for part in value:
-            yield from _content(part)
-    elif isinstance(value, jax.Array | np.ndarray | np.generic):
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(jax.numpy.asarray(value)) if is_key else value)
-        yield f"{value.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
-    elif hasattr(value, "callback_func"):
-        yield _host_code(value.callback_func)
-    elif callable(value):  # of a rule for derivatives, which are equations where they are used
-        yield type(value).__name__
-    else:
-        yield _ADDRESS.sub("", repr(value))
-
-
-def _host_code(function: Any) -> str:
-    """A callback on the host, which no trace shows, by its content, or as an object that is no other."""
-    content = io.BytesIO()
-    try:
-        _Parts(content).dump(function)
-    except Exception:  # of whatever cannot be pickled
-        return repr(function)
-    return hashlib.sha256(content.getvalue()).hexdigest()
-
-
-class _Parts(pickle.Pickler):
-    """Pickles functions that no module holds by their content, and no such classes."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        is_loose = getattr(obj, "__module__", "") == "__main__" or "<" in getattr(obj, "__qualname__", "")
-        if isinstance(obj, types.ModuleType):
-            return object, (), obj.__name__
-        if isinstance(obj, types.CodeType):
-            return object, (), (obj.co_code, obj.co_names, obj.co_consts)
-        if isinstance(obj, types.FunctionType) and is_loose:
-            read = {name: obj.__globals__.get(name) for name in _names(obj.__code__)}
-            closed_over = [cell.cell_contents for cell in obj.__closure__ or ()]
-            return object, (), (obj.__code__, obj.__defaults__, obj.__kwdefaults__, closed_over, read)
-        if isinstance(obj, type) and is_loose:
-            raise pickle.PicklingError("a later class of this name may be another")
-        return NotImplemented
-
-
-def _names(code: types.CodeType) -> list[str]:
-    """The global names in a function's code and in the functions inside."""
-    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
-    return sorted({*code.co_names, *inner})
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+|(?<==)0x[0-9a-f]+")

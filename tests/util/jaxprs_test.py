@@ -9,7 +9,8 @@ import pytest
 
 from depthmup_flax.models import ViT
 from depthmup_flax.util import primitives
-from depthmup_flax.util.jaxprs import Interpreter, all_equations, count_flops
+from depthmup_flax.util.flops import count_flops
+from depthmup_flax.util.jaxprs import Interpreter, all_equations
 
 
 class Inputs(Interpreter[frozenset]):

@@ -19,7 +19,7 @@ from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.trainer.engine.from_config import abstract_batch
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.jaxprs import count_flops
+from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.types import Batch
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import ANOTHER, code_version
+from depthmup_flax.config.fields import ANOTHER, code_version, make_parametrization
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -251,7 +251,7 @@ class _Runner:
                 lanes=cohort.program.per_device,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
                 versions=self.versions,
-                audit=group.experiment.audit(configs.make_parametrization(run.config)),
+                audit=group.experiment.audit(make_parametrization(run.config)),
                 commit=self.commit,
                 **outcome,
             )

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.auditing.audit_report import places, summary
-from depthmup_flax.auditing.parameter_trees import grouped
 from depthmup_flax.data import Dataset
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
@@ -35,6 +34,7 @@ from depthmup_flax.trainer.engine.task import (
     step_key,
 )
 from depthmup_flax.trainer.engine.user_task import UserTask
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.types import Batch, InfoTree
 
 

@@ -17,8 +17,8 @@ from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import batch_shapes
 from depthmup_flax.trainer.engine.task import Hyper, new_state
-from depthmup_flax.util import jaxprs
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.program_digest import digest
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Json
 
@@ -52,7 +52,7 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
     # Execution changes the program alone; so may a later version of this package.
     known = versions()
     named = (known["depthmup-flax"], known["jax"], jax.default_backend(), *execution, which)
-    return {" ".join(named).strip(): jaxprs.digest(traced)}
+    return {" ".join(named).strip(): digest(traced)}
 
 
 def require_same(directory: pathlib.Path, now: Json, holds: str, *, compare: bool) -> None:

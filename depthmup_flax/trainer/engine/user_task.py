@@ -17,7 +17,7 @@ from depthmup_flax.networks.user_code import calling
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.trainer.engine.task import Hyper, Metrics, Task
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.jaxprs import digest
+from depthmup_flax.util.program_digest import digest
 from depthmup_flax.util.types import ArrayTree, Scalar
 
 

@@ -13,9 +13,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.auditing.graph import CONST, INPUT, PARAM, STATE, Graph, Node, folded
-from depthmup_flax.auditing.streams import ResidualSum
-from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, Uses
+from depthmup_flax.trace.constants import folded
+from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
+from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.residual_sums import ResidualSum
+from depthmup_flax.trace.uses import ENTRYWISE, Uses
 from depthmup_flax.util import primitives
 
 
@@ -214,7 +216,7 @@ class ForwardFactors:
         self.before: dict[int, float] = {}
         self.parts: dict[int, Terms] = {}
         self.of_param: dict[int, float] = {}
-        needed, at = graph.needed(), uses.by_node()
+        needed, at = graph.needed(), uses.by_node
         for i, node in enumerate(graph.nodes):
             if not needed[i]:
                 continue

@@ -15,11 +15,15 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.auditing.factors import Homogeneity, Terms, common, forward_factors, scaled
-from depthmup_flax.auditing.graph import INPUT, PARAM, Graph, Node, Place, called_names, source_line
-from depthmup_flax.auditing.parameter_trees import grouped, series
-from depthmup_flax.auditing.streams import ResidualSum, StreamPaths, residual_streams
-from depthmup_flax.auditing.uses import ACTIVATION, ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
+from depthmup_flax.trace.equations import called_names, source_line
+from depthmup_flax.trace.factors import Homogeneity, Terms, common, forward_factors, scaled
+from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node, Place
+from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.trace.paths import new_paths
+from depthmup_flax.trace.residual_sums import ResidualSum, find_sums
+from depthmup_flax.trace.streams import residual_streams
+from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, PRODUCT, Use, parameter_uses
+from depthmup_flax.util.groups import grouped, series
 from depthmup_flax.util.primitives import SCALES, SUMS, is_understood
 
 
@@ -143,11 +147,12 @@ class Traced:
         self.graph, self._uses = graph, parameter_uses(graph, growing)
         self._shape = Homogeneity(graph, self._uses)
         normalized = {i: self._shape.roots[j] for i, j in self._shape.norms.items()}
-        paths = StreamPaths(graph, self._uses, self._shape.degrees, normalized, plain, alike)
-        self._streams = residual_streams(graph, paths, plain)
+        paths = new_paths(graph, self._uses, self._shape.degrees)
+        finder = find_sums(paths, self._uses, normalized, plain, alike)
+        self._streams = residual_streams(graph, finder)
         sums = self._streams.sums
         self._forward = forward_factors(graph, self._uses, {s.node: s for s in sums}, self._shape)
-        self._at, self.uses, self._terms = self._uses.by_node(), self._uses.by_path(), self._forward.terms
+        self._at, self.uses, self._terms = self._uses.by_node, self._uses.by_path, self._forward.terms
         self.kinds, self.has_tokens, self.asked = self._uses.kinds, self._uses.has_tokens, self._streams.asked
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.nodes, self.ends = {s.node for s in sums}, frozenset(s.ends for s in sums)

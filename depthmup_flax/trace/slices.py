@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from depthmup_flax.auditing.graph import PARAM, Graph, Node, Place
+from depthmup_flax.trace.graph import PARAM, Graph, Node, Place
 from depthmup_flax.util.primitives import ENTRYWISE
 
 # Which entries are read along each axis, a byte for each, 0 or 1; ``None``: all.

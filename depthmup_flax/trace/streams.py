@@ -1,0 +1,281 @@
+"""The streams of a forward pass, their branches, and which arrays are inside of branches.
+
+A stream is what is carried from block to block. A model has several streams if it carries several
+arrays, as an encoder and a decoder or the nodes and edges of a graph; a sum inside a branch is of
+no stream that leaves the branch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from depthmup_flax.trace.graph import INPUT, Graph, rounds
+from depthmup_flax.trace.paths import Paths, positions
+from depthmup_flax.trace.residual_sums import ResidualSum, SumFinder
+from depthmup_flax.util.primitives import CARRIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """The residual sums of a graph, and what is inside their branches. Nodes of sums name them.
+
+    Attributes:
+      sums: in the order of the forward pass.
+      nested: a sum inside branches -> the sums that these end in.
+      inside: an array in branches -> the sums that these branches end in.
+      shared: the same of arrays that several branches read, and that belong to none.
+      parallel: a sum -> the number of its stream; a stream that starts from another's end is that
+        one.
+      unread_sums: the most that one stream has outside of branches, and the last of them.
+      asked: `ResidualSum.ends` of other layers that would decide.
+    """
+
+    sums: Sequence[ResidualSum]
+    nested: Mapping[int, frozenset[int]]
+    inside: Mapping[int, frozenset[int]]
+    shared: Mapping[int, frozenset[int]]
+    parallel: Mapping[int, int]
+    unread_sums: tuple[float, int]
+    asked: Collection[frozenset[str]]
+
+
+def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
+    """Decides which sums are residual, and what is inside their branches."""
+    paths = finder.paths
+    sums, avoid = _decided(graph, finder)
+    nodes = {residual.node for residual in sums}
+    ordered = sorted(sums, key=lambda residual: residual.node)
+    nested = _nested(graph, paths, sums, avoid)
+    outermost = [residual for residual in ordered if residual.node not in nested]
+    inside, shared = _inside(graph, paths, ordered)
+    return Streams(
+        sums=ordered,
+        nested=nested,
+        inside=inside,
+        shared=shared,
+        parallel=_parallel(graph, outermost),
+        unread_sums=_unread_sums(graph, paths, nodes, avoid),
+        asked=finder.asked,
+    )
+
+
+def _decided(graph: Graph, finder: SumFinder) -> tuple[list[ResidualSum], list[int]]:
+    """The residual sums, the last first; and, for each node, those that a path to the output avoids
+    the branch of.
+
+    The second are sets of positions in the first, as bits; all bits of a node outside of branches
+    are set.
+    """
+    nodes = graph.nodes
+    avoid = [0] * len(nodes)
+    for i in graph.results:
+        avoid[i] = -1
+    sums: list[ResidualSum] = []
+    starts: set[int] = set()  # of the sums
+    leaving: dict[int, int] = {}  # loop -> what paths from its results avoid
+    loops_of: dict[int, list[int]] = {}  # what a loop carries to its next round -> the loops
+    for _, end in graph.carries():
+        loops_of.setdefault(end, []).append(nodes[end].loops[-1][0])
+    for i in reversed(range(len(nodes))):
+        if not finder.paths.needed[i]:
+            continue
+        for loop in loops_of.get(i, ()):
+            avoid[i] |= leaving.get(loop, 0)
+        residual = finder.sums.get(i)
+        if residual is None and avoid[i] == -1:
+            residual = finder.later(i, starts)
+        if residual is not None and finder.is_repeated(residual):
+            residual = None
+        if residual is not None:
+            starts.add(residual.start)
+            sums.append(residual)
+        if nodes[i].op == "stop_gradient":
+            continue
+        for j in nodes[i].inputs:
+            bits = avoid[i]
+            if residual is not None and j == residual.branch:
+                bits &= ~(1 << len(sums) - 1)
+            avoid[j] |= bits
+            for loop, _ in nodes[j].loops[len(nodes[i].loops) :]:
+                leaving[loop] = leaving.get(loop, 0) | bits
+    return sums, avoid
+
+
+def _nested(
+    graph: Graph,
+    paths: Paths,
+    sums: Sequence[ResidualSum],
+    avoid: Sequence[int],
+) -> dict[int, frozenset[int]]:
+    """`Streams.nested`: the sums in whose branches a sum, or its stream, starts.
+
+    These branches alone read it.
+    """
+    stream_of = _parallel(graph, sorted(sums, key=lambda residual: residual.node))
+    seen_outside = dict.fromkeys(stream_of.values(), 0)  # what ``avoid`` is of all sums of a stream
+    for node, stream in stream_of.items():
+        seen_outside[stream] |= avoid[node]
+    shortcut_of = {residual.node: residual.shortcut for residual in sums}
+    batch = {i for i, node in enumerate(graph.nodes) if node.op == INPUT}
+    all_sums = (1 << len(sums)) - 1
+    result: dict[int, frozenset[int]] = {}
+    for inner in sums:
+        stream = stream_of[inner.node]
+        # A stream of learned tokens; not one whose branches read others alone, which other layers
+        # read, too.
+        is_of_tokens = not inner.is_apart and not _sums_before(graph, shortcut_of[stream], batch)
+        around = set()
+        for n in positions(all_sums & ~avoid[inner.node]):
+            outer = sums[n]
+            if outer == inner:
+                continue
+            is_unseen = is_of_tokens and not seen_outside[stream] >> n & 1
+            is_around = paths.is_after(inner.shortcut, outer.start)
+            if is_around or (is_unseen and _starts_after(graph, stream, outer.start)):
+                around.add(outer.node)
+        if around:
+            result[inner.node] = frozenset(around)
+    return result
+
+
+def _starts_after(graph: Graph, stream: int, start: int) -> bool:
+    return start < stream and bool(_sums_before(graph, stream, {start}))
+
+
+def _carries_sums(graph: Graph, paths: Paths, sums: Collection[int]) -> list[bool]:
+    """Whether each node is a sum, or made of sums without a product, as by a norm."""
+    result = [False] * len(graph.nodes)
+    for i in range(len(graph.nodes)):
+        reads = paths.activations.reads(i)
+        is_made_of_sums = bool(reads) and i not in paths.products and all(result[j] for j in reads)
+        result[i] = i in sums or is_made_of_sums
+    return result
+
+
+def _unread_sums(
+    graph: Graph,
+    paths: Paths,
+    sums: Collection[int],
+    avoid: Sequence[int],
+) -> tuple[float, int]:
+    """`Streams.unread_sums`: of gates, of stacked arrays, or of the stream's first value."""
+    count = [0.0] * len(graph.nodes)
+    most = 0.0
+    last = -1
+    for i, node in enumerate(graph.nodes):
+        reads = paths.activations.reads(i)
+        if not paths.needed[i] or not reads or i in paths.products or node.op not in CARRIES:
+            continue
+        before = [count[j] * rounds(graph.nodes[j].loops[len(node.loops) :]) for j in reads]
+        count[i] = max(before)
+        if i not in sums and avoid[i] == -1 and _adds_learned(paths, i):
+            count[i] += 1
+            most, last = max((most, last), (count[i], i))
+        most = max(most, count[i])
+    return most, last
+
+
+def _adds_learned(paths: Paths, i: int) -> bool:
+    """Whether a node adds two arrays that depend on parameters; a norm's mean is not added."""
+    terms = paths.activations.added(i)
+    if not terms or not all(paths.learned[j] for j in terms):
+        return False
+    return not paths.activations.centers(i)
+
+
+def _parallel(graph: Graph, sums: Sequence[ResidualSum]) -> dict[int, int]:
+    """`Streams.parallel`: the number of a stream is the node of its first sum."""
+    result: dict[int, int] = {}
+    for residual in sums:
+        before = _sums_before(graph, residual.shortcut, result)
+        result[residual.node] = result[max(before)] if before else residual.node
+    return result
+
+
+def _sums_before(graph: Graph, node: int, sums: Collection[int]) -> set[int]:
+    """The last sums, or other arrays, that an array depends on."""
+    return {i for i in graph.upstream(node, sums.__contains__) if i in sums}
+
+
+def _followed(graph: Graph, i: int) -> Sequence[int]:
+    """The arrays that a node reads, without numbers of places, which have no gradient."""
+    node = graph.nodes[i]
+    if node.op == "gather":
+        return node.inputs[:1]
+    if node.op.startswith("scatter"):
+        return (*node.inputs[:1], *node.inputs[2:])
+    return node.inputs
+
+
+def _inside(
+    graph: Graph,
+    paths: Paths,
+    sums: Sequence[ResidualSum],
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """`Streams.inside` and `Streams.shared`: an encoder's output, which many read, is shared."""
+    reached = _reached(graph, paths, sums)
+    carries_sums = _carries_sums(graph, paths, {residual.node for residual in sums})
+    inside: dict[int, frozenset[int]] = {}
+    shared: dict[int, frozenset[int]] = {}
+    for i in reversed(range(len(graph.nodes))):
+        if not paths.needed[i] or reached.outside[i] or not reached.ends[i]:
+            continue
+        numbers = list(positions(reached.ends[i]))
+        nodes = frozenset(sums[n].node for n in numbers)
+        in_front = [n for n in numbers if reached.shortcuts[i] >> n & 1]  # of their shortcuts
+        is_after = any(paths.is_after(i, sums[n].start) for n in numbers if n not in in_front)
+        if is_after or (not in_front and _is_of_one_layer(graph, i, [sums[n] for n in numbers])):
+            inside[i] = nodes
+        elif not carries_sums[i]:  # an encoder's last norm is of its stream
+            shared[i] = nodes
+    return inside, shared
+
+
+def _is_of_one_layer(graph: Graph, i: int, sums: Sequence[ResidualSum]) -> bool:
+    """Whether the branches that read an array are in its loops, or one branch reads it alone."""
+    loops = graph.nodes[i].loops
+    for residual in sums:
+        if loops[: len(residual.loops)] != residual.loops:
+            return False
+        if not residual.loops and len(sums) > 1:
+            return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reached:
+    """What is reached from each node, downstream.
+
+    Attributes:
+      outside: whether the output is, without passing the end of a branch.
+      ends: the branches whose end is reached first, as bits.
+      shortcuts: the sums whose shortcut is, as bits.
+    """
+
+    outside: list[bool]
+    ends: list[int]
+    shortcuts: list[int]
+
+
+def _reached(graph: Graph, paths: Paths, sums: Sequence[ResidualSum]) -> _Reached:
+    size = len(graph.nodes)
+    reached = _Reached([False] * size, [0] * size, [0] * size)
+    for i in graph.results:
+        reached.outside[i] = True
+    number_of = {}
+    for n, residual in enumerate(sums):
+        number_of[residual.branch, residual.node] = n
+        reached.shortcuts[residual.shortcut] |= 1 << n
+    for i in reversed(range(size)):
+        if not paths.needed[i]:
+            continue
+        for j in _followed(graph, i):
+            ended = number_of.get((j, i))
+            if ended is None:
+                reached.ends[j] |= reached.ends[i]
+                reached.outside[j] |= reached.outside[i]
+            else:
+                reached.ends[j] |= 1 << ended
+            reached.shortcuts[j] |= reached.shortcuts[i]
+    return reached
