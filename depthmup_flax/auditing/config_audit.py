@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import flax.linen as nn
 import jax
 import numpy as np
 
 from depthmup_flax.auditing.audit_report import Audit, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
+from depthmup_flax.networks.adapters import Linen, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
@@ -30,6 +33,11 @@ _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 PROBE = Parametrization(alpha=0.618, gamma=0.382, width=np.float64(0.847), gamma0_width_exponent=0.271)
 
 
+# The same for models of this package. A tied readout has the initial scale of weights as a factor, which is no power of
+# the width ratio between muP and the standard parametrization.
+_OUR_PROBE = PROBE.replace(width="mup")
+
+
 class Audited(NamedTuple):
     """What the audit says about a network."""
 
@@ -45,6 +53,7 @@ def audited(
     *,
     output: Output = None,
     count: Callable[[ModelFunctions], float] | None = None,
+    probe: Parametrization = PROBE,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
@@ -59,6 +68,7 @@ def audited(
       output: see `depthmup_flax.audit`.
       count: network -> the depth ratio of its own code, which is taken as given: then roles are read at a depth where
         every stage grows. By default residual sums are counted, see `_by_their_count`.
+      probe: the rule that the networks have, if they take one.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -72,7 +82,7 @@ def audited(
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
         def with_ratio(ratio: float | None) -> Audit:
-            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=(PROBE,))
+            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=(probe,))
 
         if count is not None:
             return with_ratio(count(network))
@@ -92,14 +102,15 @@ def audited(
         reason = f", because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's" if same else ""
         note = f"audited at {at}{reason}."
         result = dataclasses.replace(result, notes=(note, *result.notes))
-    return Audited(info, dataclasses.replace(result, record=_of_code(result.record)))
+    return Audited(info, dataclasses.replace(result, record=_of_code(result.record, probe)))
 
 
-def _of_code(record: AuditRecord) -> AuditRecord:
+def _of_code(record: AuditRecord, probe: Parametrization) -> AuditRecord:
     """What the code of a network has of a rule, without what it has of the one that it was given."""
-    if record.alpha == PROBE.alpha:
+    if record.alpha == probe.alpha:
         record = dataclasses.replace(record, alpha=None)
-    if record.width_power == PROBE.width_power:
+    of_width = record.width_power, record.gamma0_width_exponent
+    if of_width == (probe.width_power, probe.gamma0_width_exponent):
         record = dataclasses.replace(record, width_power=None, gamma0_width_exponent=0.0)
     return record
 
@@ -216,3 +227,43 @@ def _counterparts(result: Audit, shapes: ArrayTree, *, same_names: bool) -> dict
 
 def _shapes(shapes: ArrayTree) -> dict[str, tuple[int, ...]]:
     return {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+
+
+def of_module(model: nn.Module) -> ModelFunctions:
+    """A model of this package, which is traced once in this process unless numbers of its rule are traced."""
+    try:
+        return _of_known_module(model)
+    except TypeError:  # a traced number has no hash
+        return ModelFunctions("", Linen(model))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_known_module(model: nn.Module) -> ModelFunctions:
+    return ModelFunctions("", Linen(model))
+
+
+def audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    """The audit of a model of `depthmup_flax.models` against its base, once in this process for all rules.
+
+    ``inputs``: a batch, arrays or shapes.
+    """
+    return _audited_model(model.resized(model.width, model.depth).clone(rule=_OUR_PROBE), inputs)
+
+
+@once_for_shapes
+def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    # What is read does not depend on the nonlinearity; linear branches would look like the shortcuts beside them.
+    if hasattr(model, "nonlinearity"):
+        model = model.clone(nonlinearity="gelu")
+    # In a batch of one, images of one pixel would have statistics of a single number.
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), inputs)
+
+    def at(width: int, depth: int) -> ModelFunctions:
+        return of_module(model.resized(width, depth))
+
+    def count(functions: ModelFunctions) -> float:
+        sized: Any = functions.linen
+        return float(sized.depth_ratio)
+
+    own, base = (model.width, model.depth), (model.base_width, model.base_depth)
+    return audited(at, own, base, inputs, count=count, probe=_OUR_PROBE)

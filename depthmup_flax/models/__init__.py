@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from depthmup_flax.models.mlp import ResMLP
-from depthmup_flax.models.resnet import ResNet, SimpleResNet, stages_of_depth
+from depthmup_flax.models.resnet import ResNet, SimpleResNet
 from depthmup_flax.models.transformers import GPT, ViT
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -36,14 +36,4 @@ def create_model(name: str, *, num_classes: int, rule: Parametrization, **fields
     return MODELS[name](**{outputs: num_classes}, rule=rule, **fields)
 
 
-def resized(model: Any, width: int, depth: int) -> Any:
-    """A model of `MODELS` at another size, with the same base."""
-    changes: dict[str, Any] = {"width": width, "depth": depth}
-    changes["base_width"] = model.base_width or model.width
-    changes["base_depth"] = model.base_depth or model.depth
-    if isinstance(model, ResNet):
-        changes["stage_sizes"] = stages_of_depth(tuple(model.stage_sizes), depth)
-    return model.clone(**changes)
-
-
-__all__ = ["GPT", "MODELS", "ResMLP", "ResNet", "SimpleResNet", "ViT", "create_model", "model_fields", "resized"]
+__all__ = ["GPT", "MODELS", "ResMLP", "ResNet", "SimpleResNet", "ViT", "create_model", "model_fields"]

@@ -186,20 +186,6 @@ def even_stages(depth: int) -> tuple[int, ...]:
     return tuple(size + (place < extra) for place in (3, 1, 0, 2))
 
 
-def stages_of_depth(stages: tuple[int, ...], depth: int) -> tuple[int, ...]:
-    """As many stages, with branches in the same proportions as far as whole numbers of at least 1 allow."""
-    if not stages or sum(stages) == depth:
-        return stages
-    wanted = [depth * size / sum(stages) for size in stages]
-    sizes = [max(1, int(size)) for size in wanted]
-    lacking = lambda i: wanted[i] - sizes[i]
-    while sum(sizes) < depth:
-        sizes[max(range(len(sizes)), key=lacking)] += 1
-    while sum(sizes) > depth and max(sizes) > 1:
-        sizes[min((i for i, size in enumerate(sizes) if size > 1), key=lacking)] -= 1
-    return tuple(sizes)
-
-
 class _TwoConvBlock(nn.Module):
     """One residual block of `ResNet`; carries the stream and records it in ``intermediates``.
 

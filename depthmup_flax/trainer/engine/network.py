@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import PROBE, Audited, audited
+from depthmup_flax.auditing.config_audit import PROBE, Audited, audited, audited_model, of_module
 from depthmup_flax.auditing.rescaled_init import init_factors
 from depthmup_flax.devices.host import drawn
-from depthmup_flax.models import MODELS, create_model, resized
-from depthmup_flax.networks.adapters import Linen, once_for_shapes
+from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
@@ -76,7 +75,7 @@ class ConfigNetwork:
             make = _bound(self.named, self.config, self.num_classes, rule, width, depth)
             return model_functions(make, self.config.name)
         model = create_model(num_classes=self.num_classes, rule=rule, **self.config)
-        return _of_module(model if sizes is None else resized(model, width, depth))
+        return of_module(model if sizes is None else model.resized(width, depth))
 
     @functools.cached_property
     def functions(self) -> Callable[..., ModelFunctions]:
@@ -90,7 +89,7 @@ class ConfigNetwork:
         """What the audit says of the network of these sizes, by default its own, under every rule."""
         if self.is_ours:
             model = create_model(num_classes=self.num_classes, rule=PROBE, **self.config)
-            return audited_model(model if sizes is None else resized(model, *sizes), inputs)
+            return audited_model(model if sizes is None else model.resized(*sizes), inputs)
         at = lambda width, depth: self.functions(PROBE, (width, depth))
         try:
             return audited(at, sizes or self.sizes, self.base_sizes, inputs, output=self.config.audited_output)
@@ -140,36 +139,3 @@ def _bound(
             )
     taken = {name: value for name, value in passed.items() if name in known}
     return functools.partial(named, **given | taken)
-
-
-def _of_module(model: nn.Module) -> ModelFunctions:
-    """A model of this package, which is traced once in this process if its rule is not traced."""
-    try:
-        return _of_known_module(model)
-    except TypeError:  # a traced number has no hash
-        return ModelFunctions("", Linen(model))
-
-
-@functools.lru_cache(maxsize=64)
-def _of_known_module(model: nn.Module) -> ModelFunctions:
-    return ModelFunctions("", Linen(model))
-
-
-def audited_model(model: Any, inputs: ArrayTree) -> Audited:
-    """The audit of a model of `depthmup_flax.models` against its base, once in this process for all rules.
-
-    ``inputs``: a batch, arrays or shapes.
-    """
-    return _audited_model(resized(model, model.width, model.depth).clone(rule=PROBE), inputs)
-
-
-@once_for_shapes
-def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
-    # What is read does not depend on the nonlinearity; linear branches would look like the shortcuts beside them.
-    if hasattr(model, "nonlinearity"):
-        model = model.clone(nonlinearity="gelu")
-    # In a batch of one, images of one pixel would have statistics of a single number.
-    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), inputs)
-    at = lambda width, depth: _of_module(resized(model, width, depth))
-    count = lambda functions: functions.linen.depth_ratio
-    return audited(at, (model.width, model.depth), (model.base_width, model.base_depth), inputs, count=count)
