@@ -140,7 +140,8 @@ def exponents(
     bounds = {
         name: interval(draw[i] for draw in found) if len(found) > 100 else nowhere for i, name in enumerate(regressors)
     }
-    return Exponents(of, len(cells), dict(zip(regressors, map(float, slopes), strict=True)), bounds, _collinear(x, groups))
+    values = dict(zip(regressors, map(float, slopes), strict=True))
+    return Exponents(of, len(cells), values, bounds, _collinear(x, groups))
 
 
 def _centered(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -186,7 +187,7 @@ def step_law_curves(runs: Sequence[Run]) -> list[Curve]:
 
 
 def step_law_pairs(curves: Sequence[Curve]) -> dict[str, list[Pair]]:
-    """From the smallest shape to each larger one at the same batch size and at least as many tokens, by target shape."""
+    """From the smallest shape to larger ones at the same batch size, never to fewer tokens, by the target's shape."""
     pairs: dict[str, list[Pair]] = {}
     bases = [curve for curve in curves if (curve.width, curve.depth) == STEP_LAW_BASE]
     for target in curves:
@@ -241,9 +242,9 @@ def marin_lengths(curves: Sequence[Curve]) -> dict[str, list[Pair]]:
     pairs: dict[str, list[Pair]] = {}
     for base in curves:
         for target in curves:
-            if (base.series, base.width, ratio(base)) == (target.series, 512, 1) and target.width == 512:
-                if ratio(target) > 1:
-                    pairs.setdefault(base.series, []).append((base, target))
+            same = (base.series, base.width, ratio(base)) == (target.series, 512, 1)
+            if same and target.width == 512 and ratio(target) > 1:
+                pairs.setdefault(base.series, []).append((base, target))
     return pairs
 
 

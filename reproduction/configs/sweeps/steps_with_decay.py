@@ -23,7 +23,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         for steps in at_scale(scale, smoke=(15, 30), other=(300, 600, 1200, 2400)):
             grid = flatten_dict(parent.grids[f"steps_{steps}"].to_dict(), sep=".")
             grid["optimizer.weight_decay"] = decay
-            grids[f"decay_{decay:g}_steps_{steps}"] = grid
+            grids[f"decay_{100 * decay:.0f}_percent_steps_{steps}"] = grid
     return sweep_config(
         parent.base,
         grids,
