@@ -56,8 +56,8 @@ class Fit:
     left_out_error: float  # root mean square of the errors of log loss for each rung, by the law of the others
     loss: float  # of the target
     # Standard deviation of the log loss of one run of the target: from how much its forecast changes without each rung
-    # (jackknife) and by the seeds' noise of each, the errors for left-out rungs and for the most costly ones by the
-    # others, and its own seed
+    # (jackknife) and by the seeds' noise of each, the errors for left-out rungs and for costly ones by much cheaper
+    # ones, and its own seed
     deviation: float
 
 
@@ -129,21 +129,27 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
         ratios.append((moved / loss, without / loss, mean / own))
     by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
     left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
-    beyond = error_beyond(axes, rungs)
+    beyond = error_beyond(axes, rungs, target)
     return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, beyond, seed_spread, *by_seeds))
 
 
-def error_beyond(axes: Sequence[str], rungs: Sequence[Rung]) -> float:
-    """Root mean square of the errors of log loss for the most costly quarter of rungs, by the law of the others.
+def error_beyond(axes: Sequence[str], rungs: Sequence[Rung], target: Rung) -> float:
+    """Root mean square of the errors of log loss for the costly half of rungs, by the law of much cheaper ones.
 
-    0 if the others are no more than the law has unknowns.
+    They are cheaper than that half by the factor by which the target costs more than every rung, as far as one more
+    than the law has unknowns remain. 0 if no rung remains to forecast.
     """
     ordered = sorted(rungs, key=_cost)
-    count = max(1, round(len(ordered) / 4))
-    cheap, costly = ordered[:-count], ordered[-count:]
-    if len(cheap) < 2 + 2 * len(axes):
+    costly = ordered[len(ordered) // 2 :]
+    gap = max(1.0, target.cost / ordered[-1].cost)
+    cheap = [rung for rung in ordered if rung.cost * gap < costly[0].cost]
+    fewest = 2 + 2 * len(axes)
+    cheap = cheap if len(cheap) >= fewest else ordered[:fewest]
+    costly = [rung for rung in costly if rung not in cheap]
+    varied = _varying(axes, cheap)
+    if not costly or not varied:
         return 0.0
-    _, forecasts = _fitted(axes, cheap, costly)
+    _, forecasts = _fitted(varied, cheap, costly)
     losses = [np.mean(rung.losses) for rung in costly]
     return float(np.sqrt(np.mean(np.log(np.divide(losses, forecasts)) ** 2)))
 
