@@ -263,3 +263,105 @@ def covered(pairs: Sequence[Pair], factor: Callable[[Pair], Factor]) -> tuple[in
         inside += abs(error) <= quantile * math.hypot(OWN_SPREAD, DISTANCE_SPREAD * (abs(m) + abs(r)))
         errors.append(error)
     return inside, len(errors), float(np.sqrt(np.mean(np.square(errors)))) if errors else math.nan
+
+
+_DIVERGED = 0.5  # nats above the lowest loss of a cell
+
+
+def trained(curve: Curve) -> Curve:
+    """The curve without diverged runs: not what was registered, which has them in its parabolas."""
+    kept = [i for i, loss in enumerate(curve.y) if loss < min(curve.y) + _DIVERGED]
+    return dataclasses.replace(curve, x=tuple(curve.x[i] for i in kept), y=tuple(curve.y[i] for i in kept))
+
+
+def marin_fitted(curves: Sequence[Curve]) -> Factor | None:
+    """N^a D^b, fitted to one optimizer's best rates; ``None`` if its cells do not determine it."""
+    sizes = {"parameters": lambda c: 2 * math.log2(c.width), **TOKENS}
+    try:
+        fit = exponents("N^a D^b", curves, sizes, lambda c: 0, draws=0).values
+    except ValueError:
+        return None
+    return power(2 * fit["parameters"], 0.0, fit["tokens"])
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerRegret:
+    """Mean regrets of the factors of registration.md for one optimizer of ``marin_optimizers``."""
+
+    optimizer: str
+    pairs: int
+    none: float
+    rule: float
+    quarter: float  # the rule times d^-1/4
+    half: float
+    fitted: float  # nan: not determined
+    outside: int  # rates of the rule beyond the target's grid
+
+
+def marin_regrets(curves: Sequence[Curve]) -> list[OptimizerRegret]:
+    """A row for each optimizer with a wider cell."""
+    rows = []
+    for name, pairs in marin_pairs(curves).items():
+        width = WIDTH_EXPONENTS[name]
+        factors = {"none": NONE, "rule": power(width, 0)}
+        factors |= {"quarter": power(width, 0, -0.25), "half": power(width, 0, -0.5)}
+        fitted = marin_fitted([curve for curve in curves if curve.series == name])
+        if fitted is not None:
+            factors["fitted"] = fitted
+        found = {row.factor: row for row in regrets({name: pairs}, factors)}
+        means = {factor: found[factor].mean if factor in found else math.nan for factor in (*factors, "fitted")}
+        rows.append(OptimizerRegret(optimizer=name, pairs=len(pairs), outside=found["rule"].outside, **means))
+    return rows
+
+
+def batch_pairs(curves: Sequence[Curve], most: float = 8.0) -> dict[str, list[Pair]]:
+    """Cells that differ in their batch size alone, by up to ``most`` times, by series, shape, tokens and direction."""
+    pairs: dict[str, list[Pair]] = {}
+    for base in curves:
+        for target in curves:
+            same = all(getattr(base, f) == getattr(target, f) for f in ("series", "width", "depth", "tokens"))
+            k = target.batch / base.batch
+            if same and base.inner and 1 < max(k, 1 / k) <= most:
+                way = "larger" if k > 1 else "smaller"
+                pairs.setdefault(f"{way}, {base.series}, {base.width}, {base.tokens:g}", []).append((base, target))
+    return pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRegret:
+    """Mean regret of carrying a rate to another batch size at equal tokens, with the factor k^power."""
+
+    power: float
+    pairs: int
+    mean: float
+    bounds: tuple[float, float]  # 95 %, cells of one shape and length resampled together
+
+
+def batch_regrets(pairs: Mapping[str, Sequence[Pair]], powers: Sequence[float]) -> list[BatchRegret]:
+    """A row for each power."""
+    rows = []
+    for exponent in powers:
+        groups = []
+        for group in pairs.values():
+            moved = [(b.best + exponent * math.log2(t.batch / b.batch), t) for b, t in group]
+            groups.append([target.regret(at) for at, target in moved])
+        every = [value for group in groups for value in group]
+        rows.append(BatchRegret(exponent, len(every), float(np.mean(every)), resampled(groups)))
+    return rows
+
+
+def moe_curves(runs: Sequence[Run]) -> list[Curve]:
+    """One for each mixture of experts, number of tokens and batch size."""
+    return [curve_of(cell) for cell in grouped(runs, "series", "tokens", "batch").values()]
+
+
+def moe_half(curve: Curve) -> str:
+    """Open or closed, as registration.md has it."""
+    return "open" if curve.series.startswith("moeh 352,") else "closed"
+
+
+def difference(pairs: Mapping[str, Sequence[Pair]], factor: Factor, other: Factor = NONE) -> tuple[float, float, float]:
+    """Mean of regret(factor) - regret(other) and its 95 % interval, groups resampled."""
+    groups = [[regret(pair, factor) - regret(pair, other) for pair in group] for group in pairs.values()]
+    low, high = resampled(groups)
+    return float(np.mean([value for group in groups for value in group])), low, high
