@@ -135,6 +135,33 @@ def duration_rows(cases: dict[str, dict[str, list[rates.Pair]]]) -> list[Row]:
     return rows
 
 
+def own_duration_rows() -> list[Row]:
+    """The same of the package's own records: means over all pairs of lengths."""
+    from reproduction.pages import batch_and_steps as own  # reads the command line
+
+    lengths = (300, 600, 1200, 2400)
+    mlp, sgd, gpt = (own.curves(f"batch_and_steps{kind}-cpu") for kind in ("", "_sgd", "_gpt"))
+    families = {
+        "MLP, Adam": {n: mlp[128, n, 0.9] for n in lengths},
+        "MLP, Adam, averages as parts of the run": {n: mlp[128, n, round(1 - 0.1 * 600 / n, 6)] for n in lengths},
+        "MLP, SGD": {n: sgd[128, n, None] for n in lengths},
+        "GPT, Adam": {n: gpt[16, n, 0.9] for n in (150, 300, 600, 1200)},
+    }
+    for decay in own.DECAYS:
+        decayed = own.curves("steps_with_decay-cpu", decay=decay)
+        families[f"MLP, AdamW, decay {decay:g}"] = {n: decayed[128, n, 0.9] for n in lengths}
+    rows: list[Row] = [("own runs", "none", "d^-1/4", "d^-1/2", "best rate ~ steps^", "pairs")]
+    for name, found in families.items():
+        pairs = [(base, target) for base in found for target in found if base < target]
+        means = []
+        for exponent in rates.DURATIONS.values():
+            moved = [(found[b].optimum.at.value + exponent * math.log2(t / b), found[t]) for b, t in pairs]
+            costs = [cost.value for at, curve in moved if (cost := curve.regret(at)) is not None]
+            means.append(f"{sum(costs) / len(costs):.4f}" if len(costs) == len(pairs) else "")
+        rows.append((name, *means, own.exponent(found).partition(",")[0], str(len(pairs))))
+    return rows
+
+
 def batch_rows(cases: dict[str, dict[str, list[rates.Pair]]]) -> list[Row]:
     """Regrets over the batch size alone."""
     powers = (0.0, 0.25, 0.333, 0.5, 1.0)
@@ -255,6 +282,7 @@ def main() -> None:
         "regrets": regret_rows(carried),
         "optimizers": marin_rows({name: rates.marin_regrets(curves) for name, curves in readings.items()}),
         "durations": duration_rows(lengths),
+        "own durations": own_duration_rows(),
         "batches": batch_rows(batches),
         "distance": distance_rows(step, marin),
         "registered forecasts": forecast_rows(forecasts.read(forecasts.REGISTERED)),
