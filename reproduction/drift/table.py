@@ -1,0 +1,2 @@
+def text(r):
+    return ""
