@@ -17,6 +17,7 @@ RANDOM, ZERO, SMALL = "random", "zero", "small"
 STARTS = (RANDOM, ZERO, SMALL)
 EIGHTH = 8.0  # by how much the small start's readout is smaller than the random one's
 WIDER, DEEPER, BOTH = (WIDTH * TIMES, DEPTH), (WIDTH, DEPTH * TIMES), (WIDTH * TIMES, DEPTH * TIMES)
+MUON_SEEDS = 3
 EXTENSIONS = 2  # values that may be added at each end of the grid of rates
 
 _CIFAR = {"name": "tfds:cifar10", "image_size": 16, "train_examples": 9600, "test_examples": 500}
@@ -35,12 +36,13 @@ class Network:
     seeds: int
     sizes: Sequence[tuple[int, int]] = (WIDER, DEEPER)  # beside the base
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the model
+    schedule: str = "constant"
 
 
 _MLP = Network(
     model="res_mlp",
     data=_CIFAR,
-    rates={"adam": (-13, -6), "sgd": (-9, -2), "muon": (-9, -3), "adamh": (-8, -2)},
+    rates={"adam": (-13, -6), "sgd": (-9, -2), "muon": (-8, -4), "adamh": (-8, -2)},
     steps=150,
     batch_size=64,
     seeds=5,
@@ -55,15 +57,15 @@ NETWORKS: Mapping[str, Network] = {
         rates={"adam": (-9, -5), "sgd": (-4, 1), "muon": (-8, -4), "adamh": (-7, -3)},
         steps=200,
         batch_size=8,
-        seeds=3,
+        seeds=2,
     ),
     "vit": Network(
         model="vit",
         data=_CIFAR,
-        rates={"adam": (-12, -7), "sgd": (-6, -1), "muon": (-9, -4), "adamh": (-8, -3)},
+        rates={"adam": (-12, -8), "sgd": (-6, -1), "muon": (-9, -4), "adamh": (-8, -3)},
         steps=200,
         batch_size=16,
-        seeds=3,
+        seeds=2,
         fields={"patch_size": 4},
     ),
     "conv": Network(
@@ -72,9 +74,46 @@ NETWORKS: Mapping[str, Network] = {
         rates={"adam": (-10, -6), "sgd": (-6, -2), "muon": (-9, -5), "adamh": (-8, -4)},
         steps=200,
         batch_size=32,
-        seeds=3,
+        seeds=2,
     ),
 }
+
+
+_BENCHMARK = "python:reproduction.rules.version2.data:"
+
+
+def _registered(model: str, data: str, optimizer: str, rates: tuple[int, int], **others: Any) -> Network:
+    """A network of the ten cells: other data and a decay to zero, at base and at both times four."""
+    usual = {"steps": 400, "batch_size": 64, "seeds": 5, "sizes": (BOTH,), "schedule": "cosine"}
+    return Network(model, {"name": data}, {optimizer: rates}, **{**usual, **others})
+
+
+_SMALL = {"num_heads": 2, "mlp_ratio": 2}
+_LARGER = {"steps": 200, "batch_size": 8, "seeds": 3}
+# One optimizer for each; ``transfer.md`` registers them.
+TEN: Mapping[str, Network] = {
+    "ten, digits": _registered("res_mlp", f"{_BENCHMARK}digits", "adam", (-10, -4)),
+    "ten, digits, nonlinearity first": _registered(
+        "res_mlp", f"{_BENCHMARK}digits", "adam", (-10, -4), fields={"pre_nonlin": True}
+    ),
+    "ten, digits, sgd": _registered("res_mlp", f"{_BENCHMARK}digits", "sgd", (-7, -1)),
+    "ten, digits, muon": _registered("res_mlp", f"{_BENCHMARK}digits", "muon", (-8, -4), steps=200),
+    "ten, teacher": _registered("res_mlp", f"{_BENCHMARK}teacher", "adam", (-10, -4)),
+    "ten, teacher, adamh": _registered("res_mlp", f"{_BENCHMARK}teacher", "adamh", (-8, -2)),
+    "ten, teacher, two matrices": _registered(
+        "res_mlp", f"{_BENCHMARK}teacher", "adam", (-10, -4), fields={"block_depth": 2, "norm": "layer"}
+    ),
+    "ten, characters": _registered(
+        "res_mlp", "python:reproduction.depth.text:load", "adam", (-10, -4), schedule="constant"
+    ),
+    "ten, waves, vit": _registered(
+        "vit", f"{_BENCHMARK}gratings", "adam", (-11, -5), fields={**_SMALL, "patch_size": 4}, **_LARGER
+    ),
+    "ten, pairs, gpt": _registered("gpt", f"{_BENCHMARK}pairs", "adam", (-10, -5), fields=_SMALL, **_LARGER),
+}
+
+
+KNOWN = {**NETWORKS, **TEN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +131,20 @@ class Cell:
         length = f"-x{self.times}" if self.times > 1 else ""
         return f"{self.network.replace(', ', '-').replace(' ', '-')}-{self.optimizer}{length}-{self.start}"
 
+    @property
+    def seeds(self) -> int:
+        """Their number: at most `MUON_SEEDS` with Muon, whose step takes ten times as long on a CPU."""
+        seeds = KNOWN[self.network].seeds
+        return min(seeds, MUON_SEEDS) if self.optimizer == "muon" else seeds
+
     def base(self) -> ConfigDict:
         """The config of the base: a constant rate after a tenth of warm-up; the loss is the mean of the last tenth."""
-        network, steps = NETWORKS[self.network], NETWORKS[self.network].steps * self.times
+        network = KNOWN[self.network]
+        steps = network.steps * self.times
         config = default_config(network.model)
         config.model.update(width=WIDTH, depth=DEPTH, base_width=WIDTH, base_depth=DEPTH, **network.fields)
         config.data.update(network.data)
-        config.optimizer.update(name=self.optimizer, warmup_steps=steps // 10)
+        config.optimizer.update(name=self.optimizer, warmup_steps=steps // 10, schedule=network.schedule)
         tenth = steps // 10
         config.train.same_code = True  # the list of cells may grow; the data's checksum is in the records
         config.train.update(steps=steps, batch_size=network.batch_size, average_steps=tenth, log_every=tenth)
@@ -109,14 +155,14 @@ class Cell:
 
     def sweep(self) -> ConfigDict:
         """The config of the sweep."""
-        network = NETWORKS[self.network]
-        rates = {
-            LEARNING_RATE: powers_of_two(*network.rates[self.optimizer]),
-            SEED: tuple(range(network.seeds)),
-        }
+        network = KNOWN[self.network]
+        cheap = self.optimizer != "muon" or self.network in TEN
+        exponents = network.rates[self.optimizer]
+        rates = {LEARNING_RATE: powers_of_two(*exponents), SEED: tuple(range(self.seeds))}
         grids = {
             f"{width} x {depth}": {"model.width": (width,), "model.depth": (depth,), **rates}
             for width, depth in ((WIDTH, DEPTH), *network.sizes)
+            if cheap or width * depth <= WIDTH * DEPTH * TIMES
         }
         title = f"{self.network}, {self.optimizer}, {self.start} readout"
         return sweep_config(self.base(), grids, figure="drift", title=title, scale="cpu", extend=EXTENSIONS)
@@ -137,25 +183,28 @@ def _cells(network: str, optimizers: Sequence[str], starts: Sequence[str], times
     return [Cell(network, optimizer, start, times) for optimizer in optimizers for start in starts]
 
 
-_OTHERS = ("sgd", "muon", "adamh")
 _PAIR = (RANDOM, ZERO)
 # In the order in which they are run: what decides a default first.
 CELLS: Sequence[Cell] = (
-    *_cells("mlp", ("adam", *_OTHERS), _PAIR),
+    *_cells("mlp", ("adam", "sgd", "adamh", "muon"), _PAIR),
     *_cells("gpt", ("adam",), _PAIR),
     *_cells("vit", ("adam",), _PAIR),
-    *_cells("conv", ("sgd", "adam"), _PAIR),
+    *_cells("conv", ("sgd",), _PAIR),
     *_cells("mlp", ("adam",), (SMALL,)),
-    *_cells("gpt", ("muon", "adamh"), _PAIR),
-    *_cells("mlp", ("adam",), _PAIR, times=4),
-    *_cells("vit", ("muon",), _PAIR),
     *_cells("mlp, nonlinearity first", ("adam",), _PAIR),
-    *_cells("mlp", _OTHERS, (SMALL,)),
+    *_cells("mlp", ("adam",), _PAIR, times=4),
+    *_cells("conv", ("adam",), _PAIR),
+    *_cells("gpt", ("adamh", "muon"), _PAIR),
+    *_cells("vit", ("adamh", "muon"), _PAIR),
+    *_cells("mlp", ("sgd", "adamh", "muon"), (SMALL,)),
     *_cells("gpt", ("adam",), (SMALL,)),
     *_cells("vit", ("adam",), (SMALL,)),
     *_cells("conv", ("sgd",), (SMALL,)),
-    *_cells("vit", ("adamh", "sgd"), _PAIR),
-    *_cells("conv", ("muon", "adamh"), _PAIR),
+    *_cells("conv", ("adamh", "muon"), _PAIR),
     *_cells("gpt", ("sgd",), _PAIR),
+    *_cells("vit", ("sgd",), _PAIR),
     *_cells("mlp", ("adam",), _PAIR, times=20),
+)
+TEN_CELLS: Sequence[Cell] = tuple(
+    Cell(name, optimizer, start) for name, network in TEN.items() for optimizer in network.rates for start in _PAIR
 )

@@ -9,6 +9,7 @@ Rerunning continues, in the middle of a cell if need be; a finished cell is copi
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import pathlib
 import time
@@ -16,9 +17,13 @@ from collections.abc import Sequence
 
 from depthmup_flax.commands import console
 from depthmup_flax.data import LoadOnce
+from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.start import excess_at_start
+from depthmup_flax.storage.sweep_records import read_sweep
+from depthmup_flax.trainer.engine.from_config import build
 from reproduction.drift import table
-from reproduction.drift.cells import CELLS, Cell
+from reproduction.drift.cells import CELLS, TEN_CELLS, Cell
 from reproduction.rules.runs import begun, ship
 
 log = logging.getLogger(__name__)
@@ -30,7 +35,9 @@ def train(cells: Sequence[Cell], workdir: pathlib.Path, hours: float) -> None:
     """Trains the cells that the records lack, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
     for cell in cells:
-        if (RECORDS / cell.name / "sweep.json").exists():
+        if is_done(cell):
+            if not (RECORDS / cell.name / table.START).exists():
+                measure_start(cell, load)
             continue
         if time.process_time() - start > 3600 * hours:
             log.warning("%g processor hours are used; the same command continues", hours)
@@ -38,7 +45,24 @@ def train(cells: Sequence[Cell], workdir: pathlib.Path, hours: float) -> None:
         directory = begun(workdir / cell.name, RECORDS / cell.name)
         sweep(cell.sweep(), directory, load=load)
         ship(directory, RECORDS / cell.name)
+        measure_start(cell, load)
         log.warning("%s: done, %.0f processor seconds so far", cell.name, time.process_time() - start)
+
+
+def is_done(cell: Cell) -> bool:
+    """Whether the committed records have all runs of a cell; seeds may be added to `cells`."""
+    directory = RECORDS / cell.name
+    if not (directory / "sweep.json").exists():
+        return False
+    known = {record.run for record in read_sweep([directory]).records}
+    return all(run.hash in known for run in expand(cell.sweep()))
+
+
+def measure_start(cell: Cell, load: LoadOnce) -> None:
+    """Writes how far the base's loss before the first step is above a constant guess, as `tune` measures it."""
+    experiment = build(cell.base(), load=load)
+    excess = excess_at_start(experiment, range(cell.seeds))
+    (RECORDS / cell.name / table.START).write_text(json.dumps({"excess": excess}) + "\n")
 
 
 def main() -> None:
@@ -52,7 +76,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0, help="Processor hours after which no further cell starts.")
     parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/drift"))
     args = parser.parse_args()
-    known = {cell.name: cell for cell in CELLS}
+    known = {cell.name: cell for cell in (*CELLS, *TEN_CELLS)}
     names = list(known) if args.cells is None else args.cells.split(",")
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--cells has {unknown[0]!r}: use {', '.join(known)}")
