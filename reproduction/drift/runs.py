@@ -72,12 +72,13 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cells", help="Names with commas; default: all, in the order of what decides.")
+    parser.add_argument("--cells", help="Names with commas, or ten: those of transfer.md; default: all.")
     parser.add_argument("--hours", type=float, default=1.0, help="Processor hours after which no further cell starts.")
     parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/drift"))
     args = parser.parse_args()
     known = {cell.name: cell for cell in (*CELLS, *TEN_CELLS)}
-    names = list(known) if args.cells is None else args.cells.split(",")
+    groups = {None: list(known), "ten": [cell.name for cell in TEN_CELLS]}
+    names = groups[args.cells] if args.cells in groups else args.cells.split(",")
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--cells has {unknown[0]!r}: use {', '.join(known)}")
     console.show()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import scipy.special
@@ -15,7 +15,19 @@ from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import Row, Variant, analyze
 from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.table import Table
-from reproduction.drift.cells import BOTH, CELLS, DEEPER, KNOWN, NETWORKS, RANDOM, WIDER, ZERO, Cell
+from reproduction.drift.cells import (
+    BOTH,
+    CELLS,
+    DEEPER,
+    KNOWN,
+    NETWORKS,
+    RANDOM,
+    STARTS,
+    TEN_CELLS,
+    WIDER,
+    ZERO,
+    Cell,
+)
 
 START = "start.json"  # of a cell: the loss above a constant guess before the first step
 NOT_RUN = "not run"
@@ -83,59 +95,118 @@ def read(records: pathlib.Path, cell: Cell) -> Result | None:
     return dataclasses.replace(result, excess=excess / result.learned)
 
 
+HEADER = (
+    "network", "optimizer", "readout", "best rate", "drift: width", "depth", "both", "worst regret",
+    "lowest loss: base", "wide", "deep", "start", "n",
+)  # fmt: skip
+TEN_HEADER = ("cell", "optimizer", "readout", "best rate", "drift", "regret", "lowest loss: base", "both", "start", "n")
+
+
+def results(records: pathlib.Path, cells: Sequence[Cell] = CELLS) -> dict[Cell, Result]:
+    """The results of the cells that were run, network by network."""
+    found = {cell: result for cell in cells if (result := read(records, cell)) is not None}
+    return dict(sorted(found.items(), key=_order))
+
+
 def text(records: pathlib.Path) -> str:
-    """The table, the cells that were not run, and what is decided."""
-    results = {cell: result for cell in CELLS if (result := read(records, cell)) is not None}
-    left = [cell.name for cell in CELLS if cell not in results]
-    header = (
-        "network", "optimizer", "readout", "best rate", "drift, width", "drift, depth", "drift, both", "worst regret",
-        "lowest loss: base", "wide", "deep", "start", "n",
-    )  # fmt: skip
-    rows = [_row(cell, result) for cell, result in sorted(results.items(), key=_order)]
-    lines = Table(header, rows, "<<<" + ">" * (len(header) - 3)).lines
-    decisions = [decision(cell, results) for cell in results if cell.start == ZERO]
-    return "\n".join([*lines, "", *filter(None, decisions), "", f"Not run: {', '.join(left) or 'none'}."])
+    """The tables, what is decided, and the cells that were not run."""
+    found, ten = results(records), results(records, TEN_CELLS)
+    tables = [
+        *Table(HEADER, list(map(row, found, found.values())), "<<<" + ">" * (len(HEADER) - 3)).lines,
+        "",
+        *Table(TEN_HEADER, list(map(ten_row, ten, ten.values())), "<<<" + ">" * (len(TEN_HEADER) - 3)).lines,
+    ]
+    return "\n".join([*tables, "", *decisions(found), "", not_run(records)])
+
+
+def decisions(found: Mapping[Cell, Result]) -> list[str]:
+    """A sentence for each network and optimizer of which both starts were run."""
+    return [decision(cell, found) for cell in found if cell.start == ZERO and _random(cell) in found]
+
+
+def not_run(records: pathlib.Path) -> str:
+    """A sentence with the cells that the records lack."""
+    names = [cell.name for cell in (*CELLS, *TEN_CELLS) if not (records / cell.name / "sweep.json").exists()]
+    return f"Not run: {', '.join(names) or 'none'}."
 
 
 def _order(pair: tuple[Cell, Result]) -> tuple[object, ...]:
     cell = pair[0]
-    return (list(NETWORKS).index(cell.network), cell.times, list(NETWORKS["mlp"].rates).index(cell.optimizer))
+    of_optimizer = list(NETWORKS["mlp"].rates).index(cell.optimizer)
+    return (list(KNOWN).index(cell.network), cell.times, of_optimizer, STARTS.index(cell.start))
 
 
-def _row(cell: Cell, result: Result) -> tuple[str, ...]:
+def _random(cell: Cell) -> Cell:
+    return dataclasses.replace(cell, start=RANDOM)
+
+
+def row(cell: Cell, result: Result) -> tuple[str, ...]:
+    """A cell's line below `HEADER`."""
     network = KNOWN[cell.network]
     length = f", {network.steps * cell.times} steps" if cell.times > 1 else ""
-    worst = result.worst
     sizes = [result.at(size) for size in (WIDER, DEEPER, BOTH)]
-    rate = f"{result.base.optimum.at.value:.1f}" if result.base.optimum else "diverges"
     return (
         cell.network + length,
         cell.optimizer,
         cell.start,
-        rate + _edge(result.base),
+        _best(result.base),
         *map(_drift, sizes),
-        f"{_share(result.regret(worst))}{_interval(result.regret_interval(worst))} at {_size(worst.size)}",
-        *(f"{lowest(row):.3f}" if row else NOT_RUN for row in (result.base, *sizes[:2])),
-        NOT_RUN if math.isnan(result.excess) else f"{result.excess:.2f}",
-        str(len(result.base.curve.seeds)),
+        f"{_regret(result, result.worst)} at {_size(result.worst.size)}",
+        *map(_lowest, (result.base, *sizes[:2])),
+        _start(result),
+        _seeds(result),
     )
+
+
+def ten_row(cell: Cell, result: Result) -> tuple[str, ...]:
+    """A registered cell's line below `TEN_HEADER`."""
+    both = result.at(BOTH)
+    return (
+        cell.network.removeprefix("ten, "),
+        cell.optimizer,
+        cell.start,
+        _best(result.base),
+        _drift(both),
+        NOT_RUN if both is None else _regret(result, both),
+        _lowest(result.base),
+        _lowest(both),
+        _start(result),
+        _seeds(result),
+    )
+
+
+def _best(base: Row) -> str:
+    rate = f"{base.optimum.at.value:.1f}" if base.optimum else "diverges"
+    return rate + (" (edge)" if base.edge else "")
+
+
+def _regret(result: Result, at: Row) -> str:
+    return _share(result.regret(at)) + _interval(result.regret_interval(at))
+
+
+def _lowest(at: Row | None) -> str:
+    return NOT_RUN if at is None else f"{lowest(at):.3f}"
+
+
+def _start(result: Result) -> str:
+    return NOT_RUN if math.isnan(result.excess) else f"{abs(result.excess):.2f}"
+
+
+def _seeds(result: Result) -> str:
+    return str(len(result.base.curve.seeds))
 
 
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _edge(row: Row) -> str:
-    return {"lowest of the grid": " (edge)", "highest of the grid": " (edge)"}.get(row.edge, "")
-
-
-def _drift(row: Row | None) -> str:
-    if row is None:
+def _drift(at: Row | None) -> str:
+    if at is None:
         return NOT_RUN
-    if row.shift is None:
+    if at.shift is None:
         return "unknown"
-    half = row.shift.half_width
-    return f"{row.bound}{row.shift.value:+.1f}" + ("" if half is None else f" ± {half:.1f}")
+    half = at.shift.half_width
+    return f"{at.bound}{at.shift.value:+.1f}" + ("" if half is None else f" ± {half:.1f}")
 
 
 def _share(value: float) -> str:
@@ -146,20 +217,17 @@ def _interval(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f" ({ends[0]:.3f} to {ends[1]:.3f})"
 
 
-def decision(cell: Cell, results: dict[Cell, Result]) -> str:
-    """Whether zero drifts less than random, and where it costs, for a network and optimizer; "" without a pair."""
-    random = results.get(dataclasses.replace(cell, start=RANDOM))
-    if random is None:
-        return ""
-    zero = results[cell]
-    less = drifts_less(random, zero)
-    costs = [f"{_size(size)} by {share:.3f} (± {half:.3f})" for size, share, half in costs_of(random, zero)]
-    gains = [f"{_size(size)} by {share:.3f} (± {half:.3f})" for size, share, half in costs_of(zero, random)]
+def decision(cell: Cell, found: Mapping[Cell, Result]) -> str:
+    """Whether zero drifts less than random, and where it costs or gains."""
+    random, zero = found[_random(cell)], found[cell]
+    less = "less" if drifts_less(random, zero) else "not less"
     name = cell.name.removesuffix(f"-{ZERO}")
-    return (
-        f"{name}: zero drifts less: {'yes' if less else 'no'}; "
-        f"costs: {', '.join(costs) or 'nowhere'}; gains: {', '.join(gains) or 'nowhere'}."
-    )
+    return f"{name}: zero drifts {less}; costs {_sizes(random, zero)}; gains {_sizes(zero, random)}."
+
+
+def _sizes(first: Result, second: Result) -> str:
+    listed = [f"{share:.3f} ± {half:.3f} at {_size(size)}" for size, share, half in costs_of(first, second)]
+    return ", ".join(listed) or "nowhere"
 
 
 def drifts_less(random: Result, zero: Result) -> bool:
