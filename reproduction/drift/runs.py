@@ -36,17 +36,17 @@ def train(cells: Sequence[Cell], workdir: pathlib.Path, hours: float) -> None:
     load, start = LoadOnce(), time.process_time()
     for cell in cells:
         if is_done(cell):
-            if not (RECORDS / cell.name / table.START).exists():
-                measure_start(cell, load)
             continue
         if time.process_time() - start > 3600 * hours:
             log.warning("%g processor hours are used; the same command continues", hours)
-            return
+            break
         directory = begun(workdir / cell.name, RECORDS / cell.name)
         sweep(cell.sweep(), directory, load=load)
         ship(directory, RECORDS / cell.name)
-        measure_start(cell, load)
         log.warning("%s: done, %.0f processor seconds so far", cell.name, time.process_time() - start)
+    for cell in cells:
+        if is_done(cell) and not (RECORDS / cell.name / table.START).exists():
+            measure_start(cell, load)
 
 
 def is_done(cell: Cell) -> bool:
@@ -59,7 +59,7 @@ def is_done(cell: Cell) -> bool:
 
 
 def measure_start(cell: Cell, load: LoadOnce) -> None:
-    """Writes how far the base's loss before the first step is above a constant guess, as `tune` measures it."""
+    """Writes how far the base's loss before the first step is above that of equal logits, as `tune` measures it."""
     experiment = build(cell.base(), load=load)
     excess = excess_at_start(experiment, range(cell.seeds))
     (RECORDS / cell.name / table.START).write_text(json.dumps({"excess": excess}) + "\n")

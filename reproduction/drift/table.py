@@ -29,7 +29,7 @@ from reproduction.drift.cells import (
     Cell,
 )
 
-START = "start.json"  # of a cell: the loss above a constant guess before the first step
+START = "start.json"  # of a cell: the loss above that of equal logits before the first step
 NOT_RUN = "not run"
 LESS = 0.01  # of what is learned: the smallest difference that decides
 

@@ -1,9 +1,10 @@
-"""Whether a proxy starts near a constant guess: the loss of its random start beside what it learns."""
+"""Whether a proxy starts near equal logits: the loss of its random start beside what it learns."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -11,22 +12,27 @@ import numpy as np
 from depthmup_flax.data.dataset import chance_loss, spaced
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment
+from depthmup_flax.util.types import HostBatch
 
 EXAMPLES = 2048  # on which the start is measured: its loss is then known to about 0.02
-SHARE = 0.1  # of what is learned, by which a start may be above the constant guess
+SHARE = 0.1  # of what is learned, by which a start may be above equal logits
 
 
 def excess_at_start(experiment: Experiment, seeds: Sequence[int]) -> float | None:
-    """The loss before the first step minus that of the best constant guess, in nats, mean over seeds.
+    """The loss before the first step minus that of equal logits, ``log(classes)``, in nats, mean over seeds.
 
-    It is measured on training examples. Of logits that start with a small variance s^2 it is about s^2 / 2, and it
-    falls with the width where the rule divides the readout by it. ``None`` where no constant guess is known
-    (`chance_loss`).
+    It is measured on training examples. Of logits that start with a small variance s^2 it is about s^2 / 2, and a
+    readout at zero has none. ``None`` where `_chance` is.
     """
-    chance = _chance(experiment)
-    if chance is None:
+    if _chance(experiment) is None:
         return None
-    return statistics.fmean(_loss_at_start(experiment, seed) for seed in seeds) - chance
+    init, evaluate = jax.jit(experiment.init), jax.jit(experiment.evaluate({}))
+    losses = [
+        evaluate(state, batch).means()["loss"]
+        for state in (init({SEED: seed}) for seed in seeds)
+        for batch in _batches(experiment)
+    ]
+    return statistics.fmean(losses) - math.log(experiment.dataset.num_classes)
 
 
 def _chance(experiment: Experiment) -> float | None:
@@ -35,23 +41,19 @@ def _chance(experiment: Experiment) -> float | None:
     return chance_loss(experiment.dataset) if classifies else None
 
 
-def _loss_at_start(experiment: Experiment, seed: int) -> float:
-    """The mean loss of a fresh network on `EXAMPLES` training examples."""
+def _batches(experiment: Experiment) -> Iterator[HostBatch]:
+    """`EXAMPLES` training examples, spaced evenly, in batches of one size; those that are left are left out."""
     split, most = experiment.dataset.train, experiment.config.train.eval_batch_size
     rows = spaced(len(split), EXAMPLES)
     size = min(most, len(rows))
-    state = jax.jit(experiment.init)({SEED: seed})
-    evaluate = jax.jit(experiment.evaluate({}))
-    losses = []
     for start in range(0, len(rows) // size * size, size):
-        batch = split.read(rows[start : start + size])
-        mask = np.ones(size, np.float32)
-        losses.append(evaluate(state, {**batch, "mask": mask}).means()["loss"])
-    return statistics.fmean(losses)
+        yield {**split.read(rows[start : start + size]), "mask": np.ones(size, np.float32)}
 
 
 def start_warning(experiment: Experiment, seeds: Sequence[int], lowest: float) -> str:
-    """A sentence where the start is above the constant guess by more than `SHARE` of what is learned; else "".
+    """A sentence where the start is above equal logits by more than `SHARE` of what is learned; else "".
+
+    What is learned is the loss of the best constant guess minus the lowest one.
 
     Args:
       experiment: of the proxy with its best hyperparameters.
@@ -71,8 +73,7 @@ def large_start(excess: float, learned: float) -> str:
     if excess <= SHARE * learned:
         return ""
     return (
-        f"before training the proxy's loss is {excess:.2g} above that of a constant guess, and it learns "
-        f"{learned:.2g}: the best learning rate also undoes a random start that is smaller in wider networks, where "
-        "another rate may be best. Start the readout at zero (model.zero_init_readout=True), or use a wider base or "
-        "more steps."
+        f"before training the proxy's loss is {excess:.2g} above that of equal logits, and it learns {learned:.2g}: "
+        "the best learning rate may also undo a random start that is smaller in wider networks, where another rate is "
+        "then best. Try a readout at zero (model.zero_init_readout=True), a wider base, or more steps."
     )

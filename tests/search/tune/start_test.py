@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small_runs import small_base
 
+from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.start import excess_at_start, large_start
@@ -11,7 +12,7 @@ from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.trainer.engine.from_config import build
 
 RATE = "optimizer.learning_rate"
-SENTENCE = "above that of a constant guess"
+SENTENCE = "above that of equal logits"
 
 
 def with_readout(zero):
@@ -21,7 +22,7 @@ def with_readout(zero):
     return base
 
 
-def test_the_excess_is_the_mean_cross_entropy_of_fresh_networks_minus_the_entropy_of_the_labels():
+def test_the_excess_is_the_mean_cross_entropy_of_fresh_networks_minus_that_of_equal_logits():
     experiment = build(with_readout(zero=False), load=LoadOnce())
     batch = experiment.dataset.train.read(np.arange(128))
     inputs, labels = experiment.prepare(None, batch)
@@ -31,19 +32,27 @@ def test_the_excess_is_the_mean_cross_entropy_of_fresh_networks_minus_the_entrop
         logits = np.asarray(experiment.model.apply({"params": params}, inputs), np.float64)
         own = np.take_along_axis(logits, np.asarray(labels)[:, None], 1)[:, 0]
         losses.append(np.mean(np.log(np.exp(logits).sum(1)) - own))
-    shares = np.bincount(np.asarray(labels), minlength=10) / 128
-    entropy = -(shares * np.log(shares)).sum() + 9 / (2 * 128)  # Miller's correction
-    assert excess_at_start(experiment, (3, 4)) == pytest.approx(np.mean(losses) - entropy, abs=1e-4)
+    assert excess_at_start(experiment, (3, 4)) == pytest.approx(np.mean(losses) - np.log(10), abs=1e-4)
 
 
-def test_a_readout_at_zero_starts_at_a_constant_guess_and_a_random_one_does_not():
+def test_a_readout_at_zero_starts_at_equal_logits_and_a_random_one_does_not():
     excess = [excess_at_start(build(with_readout(zero), load=LoadOnce()), (0, 1, 2)) for zero in (True, False)]
-    assert abs(excess[0]) < 0.05 < 0.2 < excess[1]
+    assert abs(excess[0]) < 1e-5 < 0.2 < excess[1]
 
 
 def test_a_tenth_of_what_is_learned_is_the_limit():
     assert large_start(excess=0.041, learned=0.4)
     assert not large_start(excess=0.039, learned=0.4)
+
+
+def test_a_readout_at_zero_is_no_large_start_where_classes_are_not_equally_frequent(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("aaaaaaabaaaaaaac" * 64)
+    base = small_base("gpt", num_heads=2, zero_init_readout=True)
+    base.data = default_config("gpt").data
+    base.data.update(name=f"text:{text}", context=8)
+    base.train.eval_batch_size = 32
+    assert abs(excess_at_start(build(base, load=LoadOnce()), (0,))) < 1e-5
 
 
 @pytest.mark.parametrize(("zero", "warns"), [(False, True), (True, False)])
