@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from depthmup_flax.data.dataset import chance_loss, spaced
 from depthmup_flax.storage.sweep_records import SEED
@@ -65,15 +66,25 @@ def start_warning(experiment: Experiment, seeds: Sequence[int], lowest: float) -
         return ""
     excess = excess_at_start(experiment, seeds)
     assert excess is not None
-    return large_start(excess, chance - lowest)
-
-
-def large_start(excess: float, learned: float) -> str:
-    """The sentence of `start_warning` for an excess at the start and what is learned, both in nats."""
-    if excess <= SHARE * learned:
+    learned = chance - lowest
+    if not is_large(excess, learned):
         return ""
     return (
         f"before training the proxy's loss is {excess:.2g} above that of equal logits, and it learns {learned:.2g}: "
         "the best learning rate may also undo a random start that is smaller in wider networks, where another rate is "
-        "then best. Try a readout at zero (model.zero_init_readout=True), a wider base, or more steps."
+        f"then best. Try {_zero_readout(experiment.config)}a wider base, or more steps."
     )
+
+
+def is_large(excess: float, learned: float) -> bool:
+    """Whether a start is above equal logits by more than `SHARE` of what is learned; both in nats."""
+    return excess > SHARE * learned
+
+
+def _zero_readout(config: ConfigDict) -> str:
+    """The first remedy; "" where the readout cannot start at zero: with it frozen, no gradient reaches other layers."""
+    if config.optimizer.frozen or config.model.get("tied"):
+        return ""
+    if "zero_init_readout" in config.model:
+        return "a readout at zero (model.zero_init_readout=True), "
+    return "zeros as initial values of the readout, "

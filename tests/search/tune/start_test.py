@@ -7,7 +7,7 @@ from small_runs import small_base
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.tune.searches import Search
-from depthmup_flax.search.tune.start import excess_at_start, large_start
+from depthmup_flax.search.tune.start import excess_at_start, is_large, start_warning
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.trainer.engine.from_config import build
 
@@ -41,8 +41,17 @@ def test_a_readout_at_zero_starts_at_equal_logits_and_a_random_one_does_not():
 
 
 def test_a_tenth_of_what_is_learned_is_the_limit():
-    assert large_start(excess=0.041, learned=0.4)
-    assert not large_start(excess=0.039, learned=0.4)
+    assert is_large(excess=0.041, learned=0.4)
+    assert not is_large(excess=0.039, learned=0.4)
+
+
+@pytest.mark.parametrize(("frozen", "advised"), [((), True), (("readout",), False)])
+def test_zero_is_not_advised_for_a_readout_that_may_be_frozen(frozen, advised):
+    base = with_readout(zero=False)
+    base.optimizer.frozen = frozen
+    warning = start_warning(build(base, load=LoadOnce()), (0,), lowest=1.0)
+    assert SENTENCE in warning
+    assert ("zero_init_readout" in warning) == advised
 
 
 def test_a_readout_at_zero_is_no_large_start_where_classes_are_not_equally_frequent(tmp_path):
