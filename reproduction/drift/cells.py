@@ -39,6 +39,7 @@ class Network:
     schedule: str = "constant"
 
 
+SCHEDULES = ("cosine", "linear", "wsd", "rsqrt")  # those of today.md, beside the constant rate
 _MLP = Network(
     model="res_mlp",
     data=_CIFAR,
@@ -51,6 +52,7 @@ _MLP = Network(
 NETWORKS: Mapping[str, Network] = {
     "mlp": _MLP,
     "mlp, nonlinearity first": dataclasses.replace(_MLP, fields={"pre_nonlin": True}),
+    **{f"mlp, {one}": dataclasses.replace(_MLP, schedule=one, sizes=(BOTH,)) for one in SCHEDULES},
     "gpt": Network(
         model="gpt",
         data=_TEXT,
@@ -191,6 +193,7 @@ CELLS: Sequence[Cell] = (
     *_cells("vit", ("adam",), _PAIR),
     *_cells("conv", ("sgd",), _PAIR),
     *_cells("mlp", ("adam",), (SMALL,)),
+    *(cell for one in SCHEDULES for cell in _cells(f"mlp, {one}", ("adam",), (ZERO,))),
     *_cells("mlp, nonlinearity first", ("adam",), _PAIR),
     *_cells("mlp", ("adam",), _PAIR, times=4),
     *_cells("conv", ("adam",), _PAIR),
