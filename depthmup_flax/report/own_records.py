@@ -20,6 +20,8 @@ _OPTIONAL = ("steps", "batch_size", "parameters")
 _NUMBERS = (*_NEEDED, "initial_loss", *_OPTIONAL)
 _WHOLE = ("width", "depth")
 _FEWEST_RUNS = 6  # of a setting's value: two sizes with three rates
+# Columns of trackers that no training depends on.
+_NO_SETTINGS = ("state", "status", "host", "hostname", "user", "tags", "notes", "created", "commit", "device", "gpu")
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -232,6 +234,8 @@ def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> l
         distinct = len(set(values))
         if name == rule:
             settings["rule"] = values
+        elif name.lower() in _NO_SETTINGS:
+            continue
         elif distinct > max(2, len(runs) / _FEWEST_RUNS):
             own_value.append(name)
         elif distinct > 1:
@@ -266,15 +270,12 @@ def _once(runs: Sequence[Run], has_seeds: bool, notes: list[str]) -> list[Run]:
     """Each run once: the later row of two. Without a column of seeds, rows of other losses are other seeds."""
     result, repeated, numbered = list[Run](), 0, 0
     for same in _grouped(runs, lambda run: (run.point, run.seed)).values():
-        losses = {run.loss if run.loss == run.loss else None: run for run in same}
-        if has_seeds or len(losses) == 1:
-            result.append(same[-1])
-            repeated += len(same) - 1
-        else:
-            result += [dataclasses.replace(run, seed=seed) for seed, run in enumerate(losses.values())]
-            repeated += len(same) - len(losses)
-            numbered += 1
-    if repeated:
+        losses = {run.loss if math.isfinite(run.loss) else None: run for run in same}
+        own = [same[-1]] if has_seeds or len(losses) == 1 else list(losses.values())
+        result += own if has_seeds else [dataclasses.replace(run, seed=seed) for seed, run in enumerate(own)]
+        repeated += sum(math.isfinite(run.loss) for run in same) - sum(math.isfinite(run.loss) for run in own)
+        numbered += len(own) > 1
+    if repeated > 0:
         notes.append(f"{_rows(repeated)} repeated: the later one of a run counts.")
     if numbered:
         notes.append("There is no column of seeds: rows that differ in the loss alone count as seeds.")
@@ -282,8 +283,11 @@ def _once(runs: Sequence[Run], has_seeds: bool, notes: list[str]) -> list[Run]:
 
 
 def _equally_many_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
-    """As many seeds at each rate of a size, as keeps most runs; numbered anew where they differ between rates."""
-    result = list[Run]()
+    """As many seeds at each rate of a size, as keeps most runs; numbered anew where they differ between rates.
+
+    A rate at which a run diverged stays so with any number of seeds.
+    """
+    result, dropped = list[Run](), 0
     for group in _grouped(runs, lambda run: (run.size, run.settings)).values():
         at_rate = _grouped(group, lambda run: run.rate)
         counts = [len(own) for own in at_rate.values()]
@@ -291,9 +295,15 @@ def _equally_many_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
         seeds = max(kept_by, key=lambda count: kept_by[count])
         equal = len({frozenset(run.seed for run in own) for own in at_rate.values()}) == 1
         for own in at_rate.values():
-            if len(own) >= seeds:
-                ordered = sorted(own, key=lambda run: run.seed)[:seeds]
-                result += ordered if equal else [dataclasses.replace(run, seed=i) for i, run in enumerate(ordered)]
-    if dropped := len(runs) - len(result):
+            ordered = sorted(own, key=lambda run: run.seed)
+            diverged = next((run for run in own if not math.isfinite(run.loss)), None)
+            if not equal and diverged:
+                ordered = [diverged] * seeds
+            if len(ordered) >= seeds:
+                result += (
+                    ordered if equal else [dataclasses.replace(run, seed=i) for i, run in enumerate(ordered[:seeds])]
+                )
+            dropped += 0 if diverged else len(own) - seeds if len(own) >= seeds else len(own)
+    if dropped:
         notes.append(f"Rates of a size have unequal numbers of seeds: {_rows(dropped)} left out to make them equal.")
     return result

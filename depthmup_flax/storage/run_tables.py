@@ -81,12 +81,9 @@ def read_table(path: pathlib.Path) -> TextTable:
     source = repr(str(path))
     text = io.StringIO(_decoded(content, source), newline=None)
     lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
-    comments = [line for _, line in lines if line.lstrip().startswith("#")]
     lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     if lines and lines[0][1].lower().startswith("sep="):  # of a spreadsheet
         lines = lines[1:]
-    if lines and comments and _has_numbers_alone(lines[0][1]):
-        lines = [(0, comments[-1].lstrip("# ")), *lines]  # as NumPy writes a header
     if len(lines) < 2:
         raise InputError(f"{source} has no line of a run: it needs a header line, and a line for each run.")
     delimiter = _delimiter(lines[0][1])
@@ -144,13 +141,6 @@ def _decoded(content: bytes, source: str) -> str:
         return content.decode(encoding)
     except UnicodeDecodeError:
         return content.decode("latin-1")
-
-
-def _has_numbers_alone(line: str) -> bool:
-    try:
-        return bool([float(cell) for cell in re.split(r"[,;\s]+", line.strip())])
-    except ValueError:
-        return False
 
 
 def _delimiter(header: str) -> str | None:

@@ -243,7 +243,11 @@ def ladder_of(
     notes = list(own.notes)
     runs, rule = _of_one_series(own.runs, rule, notes)
     law = _law(rule, optimizer)
-    searched = _searched(runs, law, initial_loss, notes)
+    initial = initial_loss or _initial(runs)
+    if initial is not None and initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
+        notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
+        initial = None
+    searched = _searched(runs, law, initial, notes)
     if tuned:
         tuned_there = dataclasses.replace(searched[-1].search, rate=math.log2(tuned[0]))
         searched[-1] = dataclasses.replace(searched[-1], search=tuned_there)
@@ -255,8 +259,8 @@ def ladder_of(
         if given and not in_table:
             notes.append(f"The table has no {name}: target.{name} is left out.")
     prediction = law.predict([one.search for one in searched], goal)
-    learned = large.curve.most - large.lowest if initial_loss or _initial(runs) else math.nan
-    unit = learned if learned > 0 else abs(large.lowest)
+    learned = math.nan if initial is None else initial - large.lowest
+    unit = learned if learned > 0 else abs(large.lowest) or 1.0
     regret = expected_regret(large.curve, prediction, unit, math.log2(tuned[1]) if tuned else None)
     return Ladder(
         target=goal,
@@ -316,14 +320,14 @@ def _of_one_series(runs: Sequence[Run], rule: str | None, notes: list[str]) -> t
     return finite[best], rule
 
 
-def _searched(runs: Sequence[Run], law: Law, initial_loss: float | None, notes: list[str]) -> list[Searched]:
+def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[str]) -> list[Searched]:
     """The sizes with a best rate inside of their grid, by cost; `InputError` if there is none."""
     by_size: dict[tuple[int, int, int, int], list[Run]] = defaultdict(list)
     for run in runs:
         by_size[run.size].append(run)
     result, left_out = list[Searched](), list[str]()
     for size, own in by_size.items():
-        curve = _curve(own, initial_loss or _initial(own))
+        curve = _curve(own, initial)
         search = curve.search(Size(*size), law.one_seed)
         if isinstance(search, str):
             left_out.append(f"{size[0]} x {size[1]} ({search})")
@@ -333,20 +337,18 @@ def _searched(runs: Sequence[Run], law: Law, initial_loss: float | None, notes: 
     if left_out:
         notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
     if not result:
-        raise InputError(
-            f"no size has its best rate inside of its rates ({'; '.join(left_out[:4])}): add runs beyond that end."
-        )
+        reasons = "; ".join(left_out[:4])
+        raise InputError(f"no size has its best rate inside of its rates ({reasons}): add lower and higher ones.")
     return sorted(result, key=lambda one: _work(one.search.size))
 
 
-def _curve(runs: Sequence[Run], initial_loss: float | None) -> Curve:
+def _curve(runs: Sequence[Run], initial: float | None) -> Curve:
     rates, seeds = sorted({run.rate for run in runs}), sorted({run.seed for run in runs})
     losses = np.full((len(seeds), len(rates)), np.nan)
     row, column = ({value: i for i, value in enumerate(values)} for values in (seeds, rates))
     for run in runs:
         losses[row[run.seed], column[run.rate]] = run.loss
-    most = math.inf if initial_loss is None else initial_loss
-    return Curve(np.log2(rates), losses, most)
+    return Curve(np.log2(rates), losses, math.inf if initial is None else initial)
 
 
 def _work(size: Size) -> float:
@@ -357,8 +359,8 @@ def _work(size: Size) -> float:
 def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction, unit: float) -> list[Next]:
     """Sizes between the largest one and the target that cost less than its run, with what a search there would tell."""
     large, searches = searched[-1], [one.search for one in searched]
-    count = _RATES if now.interval[1] - now.mean < 2 * _APART else _RATES_IF_WIDE
-    runs = count * len(large.curve.losses)
+    runs = _RATES if now.interval[1] - now.mean < 2 * _APART else _RATES_IF_WIDE  # of one seed
+    error = large.search.error * math.sqrt(len(large.curve.losses))
     result = list[Next]()
     at, sizes = large.search.size, {(one.size.width, one.size.depth) for one in searches}
     for shares in itertools.product((0.0, *_SHARES, 1.0), repeat=2):
@@ -371,8 +373,8 @@ def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction,
             continue
         sizes.add((width, depth))
         there = law.predict(searches, size)
-        after = law.predict([*searches, Search(size, there.mean, large.search.error)], target)
-        rates = tuple(2.0 ** (there.mean + apart * _APART) for apart in range(-(count // 2), count // 2 + 1))
+        after = law.predict([*searches, Search(size, there.mean, error)], target)
+        rates = tuple(2.0 ** (there.mean + apart * _APART) for apart in range(-(runs // 2), runs // 2 + 1))
         if (cost := runs * _work(size) / _work(target)) < 1:
             result.append(Next(size, rates, runs, cost, expected_regret(large.curve, after, unit)))
     ordered, kept = sorted(result, key=lambda one: (one.cost, one.regret.mean)), list[Next]()

@@ -33,6 +33,9 @@ class Curve:
         best = find_optimum(self.rates, self.losses, most=self.most)
         if best is None:
             return "all diverged"
+        means = self.losses.mean(0)
+        if len(means) > 1 and np.ptp(means[np.isfinite(means)]) == 0:
+            return "equal losses"
         if len(self.rates) < _FEWEST or best.flag in (*EDGES, ONE_VALUE):
             return best.flag or "too few rates"
         error = one_seed if len(self.losses) == 1 else best.at.standard_error

@@ -196,6 +196,33 @@ def test_unequal_seeds_drop_the_fewest_runs():
     assert any("unequal numbers" in note for note in runs.notes)
 
 
+def test_a_rate_at_which_runs_diverge_stays_with_fewer_seeds():
+    rows = [{name: value for name, value in row.items() if name != "seed"} for row in plain(seeds=(0, 1, 2))]
+    runs = read_runs(rows).runs
+    diverged = [run for run in runs if run.rate > 0.05]
+    assert len(diverged) == 3 * len(SIZES)
+    assert all(math.isnan(run.loss) for run in diverged)
+
+
+def test_columns_of_trackers_are_no_settings():
+    rows = [
+        {**row, "State": "ab"[i % 2], "host": "cd"[i % 3 % 2], "kind": "ef"[i % 2]} for i, row in enumerate(plain())
+    ]
+    assert {name for run in read_runs(rows).runs for name, _ in run.settings} == {"kind"}
+    assert {run.settings for run in read_runs(rows, ignored=["kind"]).runs} == {()}
+
+
+def test_a_rate_that_does_not_matter_has_no_best_value():
+    with pytest.raises(InputError, match="equal losses"):
+        ladder([{**row, "val_loss": 2.0} for row in plain()], TARGET)
+
+
+def test_an_initial_loss_below_all_others_is_left_out():
+    found = ladder(plain(), TARGET, rule="mup", initial_loss=0.5)
+    assert found.rate == ladder(plain(), TARGET, rule="mup").rate
+    assert any("initial loss" in note for note in found.notes)
+
+
 def test_runs_of_a_log_that_have_not_ended_are_left_out():
     rows = of_log(plain())
     cut = [row for row in rows if not (row["iter"] == 1000 and row["lr"] == RATES[0])]
