@@ -12,8 +12,11 @@ from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.relative_factors import BranchFactors, DepthRatios, ProductFactors, close, ratio_of
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.trace.facts import ROUNDING, Branch, Scores, Traced, Unread
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.graph import Place
+from depthmup_flax.trace.scores import Scores
+from depthmup_flax.trace.unread import ROUNDING, Unread
 from depthmup_flax.trace.uses import LOOKUP, PRODUCT
 from depthmup_flax.util.groups import grouped, series
 

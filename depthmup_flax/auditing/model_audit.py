@@ -33,7 +33,8 @@ from depthmup_flax.rule.parametrization import (
     Role,
     require_parametrization,
 )
-from depthmup_flax.trace.facts import Traced, traced_pair
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.pairs import traced_pair
 from depthmup_flax.trace.uses import LOOKUP, PRODUCT
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.groups import series

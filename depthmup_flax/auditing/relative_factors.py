@@ -13,7 +13,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from itertools import product
 from typing import TypeAlias
 
-from depthmup_flax.trace.facts import Branch, OfPaths, Traced, joined
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.reading import OfPaths
+from depthmup_flax.trace.terms import joined
 from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.groups import grouped, series

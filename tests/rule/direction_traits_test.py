@@ -14,6 +14,7 @@ import pytest
 from drawn import updated
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.direction_traits import homogeneity, matrix_updates
 from depthmup_flax.rule.directions import DIRECTIONS, direction, direction_eps
 
@@ -161,7 +162,7 @@ def small_model():
     rule = dm.get_parametrization("depth_mup")
     model = dm.ResMLP(3, width=32, depth=4, base_width=16, base_depth=2, rule=rule, use_bias=True)
     x = jax.random.normal(jax.random.key(1), (16, 8))
-    info = dm.param_info(model, model.base(), x)
+    info = audited_model(model, x).info
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
     return model, params, info, rule, x
 
@@ -357,6 +358,7 @@ def test_building_optimizers_compiles_and_allocates_nothing():
     """In a process of its own: no backend is started by any constructor, nor a heavy library imported with the data."""
     program = """
 import sys, depthmup_flax as dm, depthmup_flax.data, optax, jax._src.xla_bridge as bridge
+from depthmup_flax.auditing.config_audit import audited_model
 assert not sys.modules.keys() & {"tensorflow", "tensorflow_datasets", "grain", "sklearn", "PIL"}
 rule = dm.get_parametrization("depth_mup")
 info = {"w": dm.ParamInfo(dm.Role.HIDDEN, (8, 8), 2.0, 2.0, True, 4.0)}

@@ -10,6 +10,7 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.direction_traits import geometry_of
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.muon import muon_geometry
@@ -42,7 +43,7 @@ def orthogonal(matrix):
 
 def gpt(width=32, **fields):
     model = dm.GPT(50, width=width, depth=2, base_width=32, base_depth=2, **fields)
-    return model, dm.param_info(model, model.base(), TOKENS)
+    return model, audited_model(model, TOKENS).info
 
 
 @pytest.mark.parametrize("consistent_rms", [0.2, None])
@@ -80,7 +81,7 @@ def test_layers_of_a_stack_are_orthogonalized_one_by_one_and_explicit_heads_belo
 
 def test_a_convolution_is_a_matrix_from_windows_to_channels():
     model = dm.SimpleResNet(10, width=32, depth=3)
-    leaves = flatten_info(dm.param_info(model, model.base(), jnp.zeros((1, 8, 8, 3))))
+    leaves = flatten_info(audited_model(model, jnp.zeros((1, 8, 8, 3))).info)
     info = {"k": leaves["widen_1/conv/kernel"]}  # 3 x 3 x 4 x 8
     grads = noise(info["k"].shape)
     update = step(dm.muon(1.0, info, RULE), {"k": grads}, {"k": grads})["k"]

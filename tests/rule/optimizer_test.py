@@ -14,6 +14,7 @@ from drawn import descend, updated
 from flax import nnx
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
@@ -80,7 +81,7 @@ def net(*, width=16, depth=4, preset="depth_mup", **fields):
     rule = dm.get_parametrization(preset)
     model = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=4, rule=rule, **fields)
     params = nn.unbox(jax.jit(model.init)(KEY, X))["params"]
-    return model, params, dm.param_info(model, model.base(), X)
+    return model, params, audited_model(model, X).info
 
 
 def loss_fn(model):
@@ -282,7 +283,7 @@ def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer)
         ours = lambda info, rule: dm.sgd(eta, info, rule, momentum=beta or None)
     expected = mean_field_losses(weights, x, y, depth, gamma0, update, steps)
 
-    info = dm.param_info(model, model.base(), x)
+    info = audited_model(model, x).info
     loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()
     curve = jax.jit(lambda params: descend(loss, ours(info, rule), params, steps))(params)
     assert expected[-1] < 0.8 * expected[0]
