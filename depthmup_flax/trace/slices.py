@@ -1,5 +1,4 @@
-"""The slices of parameters that a forward pass reads apart, as queries, keys and values of one
-fused matrix.
+"""The slices of parameters that a forward pass reads apart, as those of a fused matrix.
 
 A slice of a product is the product with a slice of its weights, and a slice of a sum is a sum of
 slices. So what is read of each array is followed up to the parameters. A row of `_READS` tells
