@@ -1,21 +1,13 @@
-"""Annotations: a layer declares every parameter once, with its logical axes.
+"""The axes of a parameter by name, for what a trace does not tell: they say which dimensions grow, hence its `Role`."""
 
-    kernel = self.param("kernel", annotated(nn.initializers.lecun_normal(), ("width_in", "width_out")), shape)
-
-The axes say which dimensions grow, hence the parameter's `Role`; sharding rules refer to them.
-"""
-
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import flax.linen as nn
-import jax
 from flax import struct
 
-from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.util.errors import InputError, require_number, shown
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
 
 AxisNames = tuple[str | None, ...]
@@ -58,58 +50,6 @@ class AnnotatedParam(nn.LogicallyPartitioned):
     def from_nnx_metadata(cls, metadata: dict[str, Any]) -> Self:
         """The inverse."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
-
-
-# Of the running residual branch. JAX contexts are part of the key of JAX's trace cache, so equal modules inside and
-# outside branches do not share a trace.
-_branch_depth_ratio = jax.make_user_context(None)
-
-
-@contextlib.contextmanager
-def residual_scope(depth_ratio: float) -> Iterator[None]:
-    """Parameters that are initialized inside belong to a residual branch with this depth ratio.
-
-    `ResidualBranch` enters it. Use it around ``self.param`` in ``setup``, which runs before the branch.
-    """
-    require_number("depth_ratio", depth_ratio, above=0)
-    with _branch_depth_ratio(float(depth_ratio)):
-        yield
-
-
-def require_in_branch(module: str, params: ArrayTree) -> None:
-    """Raises `InputError` if a parameter of a branch's ``module`` was created outside of the branch."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]:
-        if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
-            raise InputError(f"'{module}/{path_name(path)}' of a branch was created outside: call the branch first.")
-
-
-def annotated(
-    init: Callable[..., jax.Array],
-    axes: AxisNames,
-    *,
-    init_std: float | None = None,
-    decay: bool | None = None,
-    width_ratio: float | None = None,
-) -> Callable[..., AnnotatedParam]:
-    """Wraps any Flax initializer so that the parameter carries its logical axes.
-
-    Args:
-      init: ``(key, shape, dtype) -> array``.
-      axes: one name of `AXES` per dimension, in the order of the shape; `InputError` for another name.
-      init_std: standard deviation of ``init``, for the printed table; ``None`` prints what the rule wants.
-      decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
-      width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` checks it against the shapes.
-    """
-    require_axis_names(axes)
-    declared: dict[str, Any] = {"init_std": init_std, "decay": decay, "width_ratio": width_ratio}
-
-    def init_annotated(key: jax.Array, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> AnnotatedParam:
-        # flax.linen.DenseGeneral passes a flattened shape here, so the number of axes is checked later.
-        ratio = _branch_depth_ratio.value
-        place: dict[str, Any] = {"in_branch": ratio is not None, "depth_ratio": 1.0 if ratio is None else float(ratio)}
-        return AnnotatedParam(init(key, shape, *args, **kwargs), names=axes, **place, **declared)
-
-    return init_annotated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,30 +24,10 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
-def param_info(
-    model: nn.Module, base_model: nn.Module, *inputs: Any, overrides: Mapping[str, Axes] | None = None, **kwargs: Any
-) -> InfoTree:
-    """The `ParamInfo` of every parameter of ``model``: a pytree with the structure of its ``"params"`` collection.
-
-    Args:
-      model: the model that will be trained. Nothing is computed or allocated.
-      base_model: the same model **at the same depth** with the tuned proxy's width (``model.base()`` for ours);
-        its shapes give the width ratios. Depth ratios come from the residual branches themselves.
-      *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
-      **kwargs: static arguments of the call, such as ``train=False``.
-      overrides: glob of a path (``"encoder/*/kernel"``) -> `Axes`, to add or correct annotations; each must match.
-
-    Raises:
-      InputError: a parameter has no role, or the two models have different trees.
-    """
-    shapes, base_shapes = (init_shapes(m, *inputs, **kwargs) for m in (model, base_model))
-    return info_from_annotations(shapes, base_shapes, overrides)
-
-
 def info_from_annotations(
     params: ArrayTree, base_params: ArrayTree, overrides: Mapping[str, Axes] | None = None
 ) -> InfoTree:
-    """`param_info` from two trees of annotated parameters (arrays or shapes), the model's and the base model's."""
+    """`ParamInfo` from two trees of annotated parameters (arrays or shapes), the model's and the base model's."""
     require_axes("overrides", overrides or {})
     leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=is_annotated)[0])
@@ -66,8 +45,7 @@ def info_from_annotations(
             raise InputError(f"parameter {name!r} is in the model but not in the base model: give both the same depth.")
         if not isinstance(leaf, AnnotatedParam):
             raise InputError(
-                f"parameter {name!r} of shape {tuple(nn.unbox(leaf).shape)} has no role: build it with a layer of "
-                "depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
+                f"parameter {name!r} of shape {tuple(nn.unbox(leaf).shape)} has no role: pass "
                 f"overrides={{{name!r}: Axes(names, in_branch=...)}} with one of {AXIS_NAMES} per dimension."
             )
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
@@ -84,23 +62,6 @@ def model_width(infos: Collection[ParamInfo], tied: Iterable[ParamInfo] = ()) ->
     if len(widths) > 1:
         raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
     return widths.pop() if widths else max((leaf.width_out for leaf in infos), default=1.0)
-
-
-def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
-    """Path -> logical axes of every annotated parameter (arrays or shapes), for `devices.sharding`."""
-    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]
-    return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
-
-
-def init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> ArrayTree:
-    """The annotated shapes of a model's parameters; arguments as in `param_info`."""
-    return variable_shapes(model, *inputs, **kwargs)["params"]
-
-
-def variable_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, ArrayTree]:
-    """The shapes of all collections that ``model.init`` returns, those of parameters annotated."""
-    # The key is created inside the traced function, so no device is touched.
-    return dict(jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs))
 
 
 def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -> ParamInfo:
