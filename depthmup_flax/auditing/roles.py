@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.expert_axes import expert_axes
 from depthmup_flax.auditing.given_model import Model
 from depthmup_flax.auditing.parameter_trees import Leaf, abstract
 from depthmup_flax.auditing.relative_factors import DepthRatios
@@ -162,6 +163,7 @@ def traced_infos(
 
     ``base`` are the base model's shapes at the model's depth.
     """
+    experts = expert_axes(traced.graph, traced.kinds)
     infos, unread, layers = dict[str, ParamInfo](), dict[str, str](), layer_axes(traced.uses)
     readout_parents = {path.rpartition("/")[0] for path in traced.readouts if "/" in path}
     for path, leaf in model.leaves.items():
@@ -188,7 +190,7 @@ def traced_infos(
         if reading.role is None:
             unread[path] = reading.why_not
             continue
-        role, (into, out) = reading.role, matrix_axes(reading.role, uses)
+        role, (into, out) = reading.role, matrix_axes(reading.role, uses, experts.get(path, frozenset()))
         decayed = role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay
         widths = reading.width_in, reading.width_out
         leaf_info = ParamInfo(role, shape, *widths, box.in_branch, box.depth_ratio, decay=decayed)
@@ -208,10 +210,18 @@ def traced_infos(
     return infos, unread
 
 
-def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a hidden matrix that every use contracts, and those that it keeps; none if uses differ."""
-    sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in uses if use.kind != ENTRYWISE}
-    into, out = next(iter(sides)) if role is Role.HIDDEN and len(sides) == 1 else ((), ())
+def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of a hidden matrix that every use contracts, and those that it keeps; none if uses differ.
+
+    ``experts`` are those that count matrices.
+    """
+    sides = set[tuple[tuple[int, ...], tuple[int, ...]]]()
+    for use in uses:
+        if use.kind != ENTRYWISE:
+            sides.add((tuple(sorted(use.into - experts)), tuple(sorted(use.out - experts))))
+    if role is not Role.HIDDEN or len(sides) != 1:
+        return (), ()
+    into, out = sides.pop()
     return (into, out) if into and out else ((), ())
 
 
