@@ -35,6 +35,7 @@ def climb(
     *,
     budget: float,
     objective: str,
+    chance: float | None = None,
     tolerance: float = TOLERANCE,
     **options: Any,
 ) -> Ladder:
@@ -49,12 +50,13 @@ def climb(
       directory: of the search.
       budget: of all rungs, in runs of the target.
       objective: the loss that is compared.
+      chance: the loss before learning; ``None``: that of the runs' first steps.
       tolerance: the regret at which it ends, as a share of what is learned.
       options: of `depthmup_flax.sweep`.
     """
     runs, spent, tried = list(runs), 0.0, set()
     while True:
-        found = ladder_of_runs(runs, target, steps[1])
+        found = ladder_of_runs(runs, target, steps[1], initial_loss=chance)
         log.info("%s", "\n".join(found.statement), extra=messages.RESULT)
         useful = [one for one in found.steps if one.regret.mean < _GAIN * found.regret.mean and one.size not in tried]
         within = [one for one in useful if spent + one.cost <= budget]

@@ -14,26 +14,24 @@ from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES
 from depthmup_flax.search.ladder.ladder import Ladder, ladder
 from depthmup_flax.search.ladder.law import known_laws
 from depthmup_flax.search.tune.choice import best_choice
-from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Record
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Record, Sweep
 from depthmup_flax.util.errors import InputError
 
 _RULE = "depth_mup"  # whose law stands for other presets
 
 
-def ladder_of_search(
-    records: Sequence[Record], proxy: ConfigDict, target: ConfigDict, steps: tuple[int, int], objective: str
-) -> Ladder | None:
+def ladder_of_search(searched: Sweep, proxy: ConfigDict, target: ConfigDict, steps: tuple[int, int]) -> Ladder | None:
     """What a search says about the target at its rate; ``None`` without several rates and a best one inside of them.
 
     Args:
-      records: of the search.
+      searched: the search's records.
       proxy, target: configs with the tuned values, rescaled for the target's batch size and steps.
       steps: of a run of the proxy, and of the target.
-      objective: the loss that the search compared.
     """
-    runs = runs_of_search(records, proxy, steps[0], objective)
+    runs = runs_of_search(searched, proxy, steps[0])
+    kept, chance = target.optimizer.learning_rate, searched.info.chance
     try:
-        return ladder_of_runs(runs, target, steps[1], kept=target.optimizer.learning_rate) if runs else None
+        return ladder_of_runs(runs, target, steps[1], kept=kept, initial_loss=chance) if runs else None
     except InputError:  # a best rate at the grid's edge, of which the search warns
         return None
 
@@ -52,11 +50,12 @@ def ladder_of_runs(runs: Sequence[Run], target: ConfigDict, steps: int, **option
     )
 
 
-def runs_of_search(records: Sequence[Record], proxy: ConfigDict, steps: int, objective: str) -> list[Run]:
+def runs_of_search(searched: Sweep, proxy: ConfigDict, steps: int) -> list[Run]:
     """The runs of a search's grid of rates; none if it has no rates.
 
     Where other values were tuned, too, the rates are moved so that the grid's best is the tuned one.
     """
+    records, objective = searched.records, searched.info.objective
     others = lambda record: tuple((k, v) for k, v in record.point.items() if k not in (LEARNING_RATE, SEED))
     if not all(LEARNING_RATE in record.point for record in records):
         return []

@@ -93,7 +93,7 @@ def tune_target(
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
     searched = read_sweep([best.directory])
     lengths = steps[0], large.train.steps or steps[1]
-    if carried := ladder_of_search(searched.records, proxy, large, lengths, searched.info.objective):
+    if carried := ladder_of_search(searched, proxy, large, lengths):
         summary += "\n\n" + "\n".join(carried.statement)
     if ladder is not None and not carried:
         log.warning("No ladder: the proxy's best rate is not inside of the rates that were tried. Search wider.")
@@ -101,10 +101,9 @@ def tune_target(
         rung = proxy.copy_and_resolve_references()
         rung.data.validation_fraction = searched.info.base["data"]["validation_fraction"]
         rung.train.steps = steps[0]
-        objective = searched.info.objective
-        runs = runs_of_search(searched.records, proxy, steps[0], objective)
-        options: Any = {"lanes": lanes, "load": load}
-        found = climb(runs, rung, large, lengths, best.directory, budget=ladder, objective=objective, **options)
+        runs, info = runs_of_search(searched, proxy, steps[0]), searched.info
+        options: Any = {"objective": info.objective, "chance": info.chance, "lanes": lanes, "load": load}
+        found = climb(runs, rung, large, lengths, best.directory, budget=ladder, **options)
         large.optimizer.learning_rate = float(f"{found.rate:.4g}")
         summary += "\n\nAfter the ladder, whose rate is taken:\n" + "\n".join(found.statement)
     large.train.update(record_course=True, reference=absolute(best.directory))

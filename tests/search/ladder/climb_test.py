@@ -1,9 +1,10 @@
 """A ladder trains what it can pay, ends when it knows enough, and takes the trend along."""
 
+import dataclasses
 import math
 
 import pytest
-from planted_sweeps import RATES, X, record
+from planted_sweeps import RATES, X, record, sweep_of
 
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.ladder import climb as climbing
@@ -40,10 +41,12 @@ def climbed(tmp_path, budget, tolerance=1e-6):
     proxy, target = default_config(), default_config()
     for config, width in ((proxy, 16), (target, 256)):
         config.model.update(width=width, depth=4, base_width=16, base_depth=4)
-    points = [{X: rate, "seed": seed} for rate in RATES for seed in (0, 1, 2)]
-    records = [record("run", point, loss_of(16, point[X], point["seed"]), width=16, depth=4) for point in points]
+    planted = lambda point: loss_of(16, point[X], point["seed"])
+    searched = sweep_of(planted, {X: RATES, "seed": (0, 1, 2)}, model={"width": 16, "depth": 4})
+    records = [dataclasses.replace(one, width=16, depth=4) for one in searched.records]
+    searched = dataclasses.replace(searched, records=records)
     proxy.optimizer.learning_rate = target.optimizer.learning_rate = 2.0**-7.3
-    runs = runs_of_search(records, proxy, STEPS, "train")
+    runs = runs_of_search(searched, proxy, STEPS)
     options = {"budget": budget, "objective": "train", "tolerance": tolerance}
     return climbing.climb(runs, proxy, target, (STEPS, STEPS), tmp_path, **options)
 
@@ -69,8 +72,10 @@ def test_other_tuned_values_move_the_rates_of_the_grid():
     proxy.optimizer.learning_rate = 2.0**-6.3
     grid = [record("run", {X: rate, "gamma": 1.0}, loss_of(16, rate)) for rate in RATES]
     point = record("run", {X: 2.0**-6.3, "gamma": 2.0}, 0.5)
-    runs = runs_of_search([*grid, point], proxy, STEPS, "train")
+    empty = sweep_of(lambda point: 1.0, {X: RATES[:1]})
+    runs = runs_of_search(dataclasses.replace(empty, records=[*grid, point]), proxy, STEPS)
     assert len(runs) == len(grid)
     best = min(runs, key=lambda run: run.loss)
     assert best.rate == pytest.approx(2.0**-6.3, rel=0.3)
-    assert runs_of_search([record("run", {"gamma": 1.0}, 1.0)], proxy, STEPS, "train") == []
+    without = dataclasses.replace(empty, records=[record("run", {"gamma": 1.0}, 1.0)])
+    assert runs_of_search(without, proxy, STEPS) == []

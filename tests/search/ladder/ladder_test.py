@@ -105,14 +105,15 @@ def test_a_tuned_proxy_says_what_its_rate_costs_at_the_target():
     proxy.optimizer.learning_rate, target.optimizer.learning_rate = 2.0**-7.3, 2.0**-5
     target.model.update(width=256, depth=16)
     loss = lambda point: loss_of(64, 4, point[X]) + 0.001 * math.sin(9 * point["seed"] + math.log2(point[X]))
-    records = sweep_of(loss, {X: RATES, "seed": (0, 1, 2)}).records
-    far = ladder_of_search(records, proxy, target, (20, 20), "train")
+    searched = sweep_of(loss, {X: RATES, "seed": (0, 1, 2)})
+    far = ladder_of_search(searched, proxy, target, (20, 20))
     assert far.target == Size(256, 16, 20, target.train.batch_size)
     assert f"of the tuned {2.0**-5:.2g}" in far.statement[0]
     target.optimizer.learning_rate = far.rate
-    assert ladder_of_search(records, proxy, target, (20, 20), "train").regret.mean < far.regret.mean
-    edge = [dataclasses.replace(record, train_loss_avg=record.point[X]) for record in records]
-    assert ladder_of_search(edge, proxy, target, (20, 20), "train") is None
+    assert ladder_of_search(searched, proxy, target, (20, 20)).regret.mean < far.regret.mean
+    at_edge = [dataclasses.replace(record, train_loss_avg=record.point[X]) for record in searched.records]
+    edge = dataclasses.replace(searched, records=at_edge)
+    assert ladder_of_search(edge, proxy, target, (20, 20)) is None
 
 
 def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
