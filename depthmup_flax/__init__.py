@@ -1,7 +1,7 @@
 """Depth-muP for Flax and Optax: tune a small network once, train a deeper, wider one with the same hyperparameters.
 
-The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. `audit` or `param_info` says what
-each parameter is, `depthmup`, `adamw` and others are optimizers that follow the rule, and `Study` tunes, sweeps and
+The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. `audit` says what each
+parameter is, `depthmup`, `adamw` and others are optimizers that follow the rule, and `Study` tunes, sweeps and
 trains a network of yours. Importing this package starts no device and imports no TensorFlow.
 """
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.report.sweep_report import Report, make_report
-    from depthmup_flax.rule.annotations import annotated, residual_scope
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.direction_traits import entrywise
     from depthmup_flax.rule.hyperball import adamh, muonh
@@ -35,7 +34,6 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
         Role,
         get_parametrization,
     )
-    from depthmup_flax.rule.roles import param_info
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.study import Study
@@ -53,11 +51,11 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
 __all__ = [
     "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "LadderPlan", "Network",
     "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch", "Role", "Search",
-    "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw", "annotated",
+    "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw", 
     "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "compare_runs",
     "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run",
-    "make_report", "measures", "muon", "muon_geometry", "muonh", "param_info", "param_table", "powers_of_two",
-    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", "residual_scope",
+    "make_report", "measures", "muon", "muon_geometry", "muonh", "param_table", "powers_of_two",
+    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", 
     "scale_by_depthmup", "search_of", "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def coordinate_check():
 
     def build(width, depth):
         model = dm.ResMLP(3, width=width, depth=depth, base_width=16, base_depth=2, rule=rule)
-        info = dm.param_info(model, model.base(), x)
+        info = dm.audit(model, model.base(), x).info
         return dm.checked_network(model, x, info=info, optimizer=dm.adamw(1e-3, info, rule))
 
     widths, labels = (16, 32, 64), jnp.arange(4) % 3

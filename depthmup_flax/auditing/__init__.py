@@ -2,16 +2,15 @@
 
 In the order in which `model_audit.audit` calls them:
 
-1. trace: `graph` traces a forward pass, `uses` says how it uses each parameter, `streams` finds the streams
-   and their branches, `factors` the constants that multiply each array, and `facts` puts them together for one model.
+1. trace: the room `trace` reads a forward pass, without any rule: uses of parameters, streams and their branches, and
+   the constants that multiply each array. `trace.facts` has all of it for one model.
 2. roles: `counterparts` pairs the parameters of a model and its base; `roles` gives each its role.
 3. factors: `relative_factors` divides those of the model by those of its base.
 4. verdict: `findings` compares them with the rule, and `audit_report` holds and prints the result.
 
 `config_audit` audits what a config names, at sizes that show its factors; `rescaled_init` corrects initial values.
 
-A new primitive is a row of `util.primitives`; arithmetic of its own goes to `factors`, ``_of_operation``, and a kernel
-with a name to `graph.KNOWN`.
+`depthmup_flax.trace` says how to add a primitive, and how to mend a false verdict.
 """
 
 from depthmup_flax.auditing.audit_report import Audit, Finding

@@ -13,7 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from depthmup_flax.auditing.depth_ratios import in_products
 from depthmup_flax.auditing.relative_factors import all_close, by_series, close, ratio_of
-from depthmup_flax.trace.facts import Branch, OfPaths, Traced
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.reading import OfPaths
 from depthmup_flax.util.groups import grouped, series
 
 

@@ -17,7 +17,7 @@ from depthmup_flax.auditing.comparison import Comparison
 from depthmup_flax.auditing.finding_places import lacking, product_places
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.rule.factor import ONE
-from depthmup_flax.trace.facts import Branch
+from depthmup_flax.trace.branches import Branch
 from depthmup_flax.util.groups import grouped
 
 MISSING = "missing_branch_multiplier"

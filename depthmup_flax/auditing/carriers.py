@@ -12,7 +12,8 @@ import numpy as np
 from depthmup_flax.auditing.audit_report import Finding
 from depthmup_flax.auditing.carrier_search import Carriers, CarrierSearch
 from depthmup_flax.rule.factor import ONE, Factor, in_blocks
-from depthmup_flax.trace.facts import Branch, Traced
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.graph import Graph
 from depthmup_flax.trace.slices import Slices
 from depthmup_flax.trace.uses import PRODUCT

@@ -20,7 +20,9 @@ from depthmup_flax.auditing.relative_factors import close, ratio_of
 from depthmup_flax.auditing.score_factors import ScoreFactors
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.trace.facts import Branch, Traced, Unread
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.unread import Unread
 from depthmup_flax.trace.uses import LOOKUP
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import flax.linen as nn
 import jax
+import numpy as np
 
-from depthmup_flax.auditing.audit_report import Audit, Finding, Row
+from depthmup_flax.auditing.audit_report import Audit, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.networks.adapters import arguments_of, training_flags
+from depthmup_flax.networks.adapters import Linen, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
-from depthmup_flax.rule.annotations import AnnotatedParam, is_annotated
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
-from depthmup_flax.rule.roles import param_info
+from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -27,13 +28,21 @@ Sizes: TypeAlias = tuple[int, int]  # width, depth
 _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 
 
+# The rule under which networks that take one are built to be audited. Its numbers belong to no preset: where the code
+# has its factors, the code follows any rule; where it has those of a preset, they are written into it.
+PROBE = Parametrization(alpha=0.618, gamma=0.382, width=np.float64(0.847), gamma0_width_exponent=0.271)
+
+
+# The same for models of this package. A tied readout has the initial scale of weights as a factor, which is no power of
+# the width ratio between muP and the standard parametrization.
+_OUR_PROBE = PROBE.replace(width="mup")
+
+
 class Audited(NamedTuple):
     """What the audit says about a network."""
 
     info: InfoTree  # in the structure of the parameters of `ModelFunctions.init`
-    # Of the network itself or, where that has a base size, of a larger one; without rows if one is not traced, which is
-    # annotated.
-    audit: Audit
+    audit: Audit  # of the network itself or, where that has a base size, of a larger one
 
 
 def audited(
@@ -43,19 +52,23 @@ def audited(
     inputs: ArrayTree,
     *,
     output: Output = None,
-    in_code: Sequence[Parametrization] = (),
+    count: Callable[[ModelFunctions], float] | None = None,
+    probe: Parametrization = PROBE,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
-    At the base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger
-    in that respect, with ratios of 1. A Linen network whose parameters are all annotated keeps its annotations. Factors
-    that the code lacks are carried, see `depthmup_flax.audit`.
+    A network that takes a rule is built under `PROBE`, so that what the audit says holds under every rule. At the
+    base's width or depth nothing shows what grows with it. Then the roles are those of a network that is larger in that
+    respect, with ratios of 1. Factors that the code lacks are carried, see `depthmup_flax.audit`.
 
     Args:
       functions: (width, depth) -> the network.
       sizes, base_sizes: of the network and of the base network.
       inputs: a batch, arrays or shapes; a tuple is several arguments.
-      output, in_code: see `depthmup_flax.audit`.
+      output: see `depthmup_flax.audit`.
+      count: network -> the depth ratio of its own code, which is taken as given: then roles are read at a depth where
+        every stage grows. By default residual sums are counted, see `_by_their_count`.
+      probe: the rule that the networks have, if they take one.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -65,31 +78,41 @@ def audited(
     own, base = functions(*sizes), functions(*base_sizes)
     base.outputs(inputs)  # fails with the user's error
     shapes, _ = own.shapes(inputs)
-    annotated_info = _annotated_info(own, lambda: functions(base_sizes[0], sizes[1]), inputs)
-    larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
+    larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs, deeper=count is not None)
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
-        with_ratio = lambda ratio: audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=in_code)
+        def with_ratio(ratio: float | None) -> Audit:
+            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=(probe,))
+
+        if count is not None:
+            return with_ratio(count(network))
         return _by_their_count(with_ratio, sizes[1] / base_sizes[1])
 
-    try:
-        result = of(larger, larger_sizes)
-        info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
-        rows = result.rows
-        if sizes != larger_sizes and any(row.info and row.info.carries for row in rows):  # by other factors there
-            rows = () if sizes == base_sizes else of(own, sizes).rows
-        info = _carrying(info, rows, _counterparts(result, shapes))
-    except InputError as error:
-        if annotated_info is None:
-            raise
-        place = Finding("forward pass", (), f"it cannot be audited: {error}", "measure with dm.coord_check")
-        return Audited(annotated_info, Audit((), (), (place,), (), 1.0, 1.0, jax.tree.structure(None)))
+    result = of(larger, larger_sizes)
+    result.require_roles()
+    others = _counterparts(result, shapes, same_names=count is not None)
+    info = _transferred(others, shapes, sizes, larger_sizes, count(own) if count is not None else 1.0)
+    rows = result.rows
+    if sizes != larger_sizes and any(row.info and row.info.carries for row in rows):  # by other factors there
+        rows = () if sizes == base_sizes else of(own, sizes).rows
+    info = _carrying(info, rows, others)
     if larger_sizes != sizes:
         same = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
         at = f"width {larger_sizes[0]}, depth {larger_sizes[1]}"
-        note = f"audited at {at}, because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's."
+        reason = f", because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's" if same else ""
+        note = f"audited at {at}{reason}."
         result = dataclasses.replace(result, notes=(note, *result.notes))
-    return Audited(info, result)
+    return Audited(info, dataclasses.replace(result, record=_of_code(result.record, probe)))
+
+
+def _of_code(record: AuditRecord, probe: Parametrization) -> AuditRecord:
+    """What the code of a network has of a rule, without what it has of the one that it was given."""
+    if record.alpha == probe.alpha:
+        record = dataclasses.replace(record, alpha=None)
+    of_width = record.width_power, record.gamma0_width_exponent
+    if of_width == (probe.width_power, probe.gamma0_width_exponent):
+        record = dataclasses.replace(record, width_power=None, gamma0_width_exponent=0.0)
+    return record
 
 
 def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo]) -> InfoTree:
@@ -121,28 +144,12 @@ def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -
         return carries or any(finding.name == "missing_branch_multiplier" for finding in result.findings)
 
     if lacks(result):
-        annotated = {row.info.depth_ratio for row in result.rows if row.info is not None and row.info.in_branch}
-        for other in sorted({ratio, *annotated} - {result.depth_ratio}):
+        of_branches = {row.info.depth_ratio for row in result.rows if row.info is not None and row.info.in_branch}
+        for other in sorted({ratio, *of_branches} - {result.depth_ratio}):
             again = audit_with(other)
             if not lacks(again):
                 return again
     return result
-
-
-def _annotated_info(
-    own: ModelFunctions, of_base_width: Callable[[], ModelFunctions], inputs: ArrayTree
-) -> InfoTree | None:
-    """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
-    if own.linen is None:
-        return None
-    leaves = jax.tree.leaves(own.boxed_shapes(inputs)[0], is_leaf=is_annotated)
-    if not all(isinstance(leaf, AnnotatedParam) for leaf in leaves):
-        return None
-    base = of_base_width().linen
-    if base is None:
-        return None
-    flags = training_flags(type(own.linen).__call__, False)
-    return param_info(own.linen, base, *arguments_of(inputs), **flags)
 
 
 def _larger(
@@ -151,51 +158,112 @@ def _larger(
     sizes: Sizes,
     base_sizes: Sizes,
     inputs: ArrayTree,
+    *,
+    deeper: bool,
 ) -> tuple[Sizes, ModelFunctions]:
-    """The network itself if it differs from the base in width and depth, else a larger one that can be built."""
+    """The network itself if it differs from the base in width and depth, else a larger one that can be built.
+
+    With ``deeper``, one that is deeper in any case.
+    """
     (width, depth), (base_width, base_depth) = sizes, base_sizes
-    if width != base_width and depth != base_depth:
+    if deeper:
+        depth = base_depth = max(depth, base_depth)
+    elif width != base_width and depth != base_depth:
         own.outputs(inputs)
         return sizes, own
     failures: dict[str, Exception] = {}
-    # Sizes that differ from the base's, at the network's own where that differs.
-    grown = lambda times, size, base: size if size != base else times * size
-    for larger in dict.fromkeys(tuple(map(grown, times, sizes, base_sizes)) for times in _MULTIPLES):
+    for width_times, depth_times in _MULTIPLES:
+        # Sizes that differ from the base's, at the network's own where that differs.
+        larger = (
+            width if width != base_width else width_times * width,
+            depth if depth != base_depth else depth_times * depth,
+        )
+        if str(larger) in failures:
+            continue
         try:
             model = functions(*larger)
             model.outputs(inputs)
             return larger, model
         except (UserCodeError, InputError) as error:
-            failures[f"{larger[0]} x {larger[1]}"] = error
+            failures[str(larger)] = error
     last = list(failures.values())[-1]
     raise InputError(
-        f"model.width is {width} and model.depth is {depth}: roles are read from a larger network, but "
-        f"{own.name} fails at width x depth {', '.join(failures)} ({last}). Make one of these sizes work."
+        f"model.width is {sizes[0]} and model.depth is {sizes[1]}: roles are read from a larger network, but "
+        f"{own.name} fails at (width, depth) {', '.join(failures)} ({last}). Make one of these sizes work."
     ) from last
 
 
-def _transferred(result: Audit, shapes: ArrayTree, sizes: Sizes, larger: Sizes) -> InfoTree:
-    """The infos of an audited network for one that is smaller: without the ratios in which it is the base's."""
-    result.require_roles()
-    infos, own = _counterparts(result, shapes), _shapes(shapes)
+def _transferred(
+    infos: Mapping[str, ParamInfo], shapes: ArrayTree, sizes: Sizes, larger: Sizes, depth_ratio: float
+) -> InfoTree:
+    """The infos of an audited network for one that is smaller, with its own ``depth_ratio``, and the base's width."""
+    own = _shapes(shapes)
     if missing := own.keys() - infos.keys():
         raise InputError(
             f"parameter {min(missing)!r} has no counterpart at width {larger[0]}, depth {larger[1]}: build all sizes "
             "from the same code."
         )
-    changed: dict[str, Any] = {"width_in": 1.0, "width_out": 1.0, "model_width": 1.0} if sizes[0] != larger[0] else {}
-    changed |= {"depth_ratio": 1.0} if sizes[1] != larger[1] else {}
-    new = [dataclasses.replace(infos[path], shape=shape, **changed) for path, shape in own.items()]
+    new = []
+    for path, shape in own.items():
+        leaf = dataclasses.replace(infos[path], shape=shape)
+        if sizes[0] != larger[0]:
+            leaf = dataclasses.replace(leaf, width_in=1.0, width_out=1.0, model_width=1.0)
+        if sizes[1] != larger[1]:
+            leaf = dataclasses.replace(leaf, depth_ratio=depth_ratio if leaf.in_branch else 1.0)
+        new.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(shapes), new)
 
 
-def _counterparts(result: Audit, shapes: ArrayTree) -> dict[str, ParamInfo]:
-    """Path of a parameter -> the info of the audited network's, which is larger."""
+def _counterparts(result: Audit, shapes: ArrayTree, *, same_names: bool) -> dict[str, ParamInfo]:
+    """Path of a parameter -> the info of the audited network's, which is larger.
+
+    ``same_names``: layers of one name have one role at every depth.
+    """
     infos = {row.path: row.info for row in result.rows if row.info is not None}
-    if _shapes(shapes).keys() == infos.keys():
+    if same_names or _shapes(shapes).keys() == infos.keys():
         return infos
     return {other: infos[path] for path, other in result.pairs.items() if path in infos}  # at the base's depth
 
 
 def _shapes(shapes: ArrayTree) -> dict[str, tuple[int, ...]]:
     return {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+
+
+def of_module(model: nn.Module) -> ModelFunctions:
+    """A model of this package, which is traced once in this process unless numbers of its rule are traced."""
+    try:
+        return _of_known_module(model)
+    except TypeError:  # a traced number has no hash
+        return ModelFunctions("", Linen(model))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_known_module(model: nn.Module) -> ModelFunctions:
+    return ModelFunctions("", Linen(model))
+
+
+def audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    """The audit of a model of `depthmup_flax.models` against its base, once in this process for all rules.
+
+    ``inputs``: a batch, arrays or shapes.
+    """
+    return _audited_model(model.resized(model.width, model.depth).clone(rule=_OUR_PROBE), inputs)
+
+
+@once_for_shapes
+def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
+    # What is read does not depend on the nonlinearity; linear branches would look like the shortcuts beside them.
+    if hasattr(model, "nonlinearity"):
+        model = model.clone(nonlinearity="gelu")
+    # In a batch of one, images of one pixel would have statistics of a single number.
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), inputs)
+
+    def at(width: int, depth: int) -> ModelFunctions:
+        return of_module(model.resized(width, depth))
+
+    def count(functions: ModelFunctions) -> float:
+        sized: Any = functions.linen
+        return float(sized.depth_ratio)
+
+    own, base = (model.width, model.depth), (model.base_width, model.base_depth)
+    return audited(at, own, base, inputs, count=count, probe=_OUR_PROBE)

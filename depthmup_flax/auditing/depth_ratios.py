@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.auditing.relative_factors import all_close, close
-from depthmup_flax.trace.facts import Branch, Traced
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.groups import grouped

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 
 from depthmup_flax.auditing.counterparts import Layers, Shapes, base_sizes, matched
 from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.trace.facts import Traced, traced_pair
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.pairs import traced_pair
 from depthmup_flax.trace.uses import Use
 
 
@@ -40,6 +41,8 @@ class MatchedModels:
 
     def without(self, kinds: Collection[frozenset[str]]) -> MatchedModels:
         """The same with the branches of some kinds taken for parts of the stream."""
+        if not kinds:
+            return self
         return dataclasses.replace(
             self,
             facts=_without(self.facts, kinds),

@@ -10,7 +10,7 @@ from depthmup_flax.auditing.comparison import Comparison
 from depthmup_flax.auditing.parameter_rows import ParameterRows
 from depthmup_flax.auditing.score_factors import ScoreFactors
 from depthmup_flax.rule.parametrization import Role
-from depthmup_flax.trace.facts import ROUNDING, Unread
+from depthmup_flax.trace.unread import ROUNDING, Unread
 from depthmup_flax.util.groups import grouped
 
 _BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from depthmup_flax.auditing.relative_factors import by_series, ratio_of
-from depthmup_flax.trace.facts import OfPaths, Traced
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.reading import OfPaths
 from depthmup_flax.util.groups import series
 
 

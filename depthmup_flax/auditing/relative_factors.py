@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Iterable
 
-from depthmup_flax.trace.facts import OfPaths, joined
+from depthmup_flax.trace.reading import OfPaths
+from depthmup_flax.trace.terms import joined
 from depthmup_flax.util.groups import series
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16

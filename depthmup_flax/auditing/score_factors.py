@@ -9,7 +9,8 @@ from collections.abc import Hashable, Sequence
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.trace.facts import Scores, Traced
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.scores import Scores
 from depthmup_flax.util.groups import grouped, series
 
 

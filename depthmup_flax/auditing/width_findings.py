@@ -13,7 +13,7 @@ from depthmup_flax.auditing.finding_places import lacking, product_places, start
 from depthmup_flax.auditing.relative_factors import close, ratio_of
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.trace.facts import Scores
+from depthmup_flax.trace.scores import Scores
 
 TWICE = "readout_scaled_twice"
 NOT_SCALED = "readout_not_scaled"

@@ -1,29 +1,32 @@
 """The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
 The mesh has two axes, which split batches. ``fsdp`` also splits parameters and optimizer state; a device gathers those
-of the layer that it computes. `param_spec` derives the sharding of a parameter from its logical axes
-(`depthmup_flax.annotated`). GSPMD inserts the communication. Results equal those of one device up to the order of sums,
-which are rounded to the dtype of the layers.
+of the layer that it computes. `param_spec` derives the sharding of a parameter from its logical axes, which Flax keeps
+in a box around it (``flax.linen.with_logical_partitioning``). GSPMD inserts the communication. Results equal those of
+one device up to the order of sums, which are rounded to the dtype of the layers.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from depthmup_flax.rule.annotations import AXES, AxisNames
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, HostBatch
 
 MESH_AXES = BATCH_AXES = ("data", "fsdp")
 
-# Logical axes: the first of them that a parameter has, and that `fsdp` divides, is split.
+AxisNames = tuple[str | None, ...]  # logical axes of a parameter, one for each dimension
+
+# Of the logical axes the first that a parameter has, and that `fsdp` divides, is split. The others count matrices: the
+# layers of a stack, the window of a convolution.
 _SPLIT = ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out", "vocab_in", "vocab_out")
 
 
@@ -102,11 +105,18 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
 def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The sharding of a parameter with these logical axes: of at most one axis, over ``fsdp``; of a vector none."""
     split: list[str | None] = [None] * len(shape)
-    if mesh.shape["fsdp"] > 1 and sum(AXES[name][0] is not None for name in names) > 1:
+    if mesh.shape["fsdp"] > 1 and sum(name in _SPLIT for name in names) > 1:
         dimensions = (names.index(name) for name in _SPLIT if name in names)
         if fitting := [d for d in dimensions if shape[d] % mesh.shape["fsdp"] == 0]:
             split[fitting[0]] = "fsdp"
     return PartitionSpec(*split)
+
+
+def logical_axes(params: ArrayTree) -> dict[str, AxisNames]:
+    """Path -> logical axes of every parameter, array or shape, that is in one of Flax's boxes."""
+    is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_box)
+    return {path_name(path): tuple(leaf.names) for path, leaf in leaves if is_box(leaf)}
 
 
 def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh | AbstractMesh) -> ArrayTree:
@@ -114,7 +124,7 @@ def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh 
 
     Arrays whose path ends with the path of a parameter, and that have its rank, are sharded like it: the parameter, and
     the optimizer's momentum, second moments and averages. All other arrays are replicated. ``axes`` maps paths of
-    parameters to their logical axes (`depthmup_flax.rule.roles.axes_from_annotations`).
+    parameters to their `logical_axes`.
     """
 
     def place(path: jax.tree_util.KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:

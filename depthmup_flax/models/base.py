@@ -99,9 +99,18 @@ class ResidualNetwork(nn.Module):
             require(value in names, f"{name} is {value!r}: {did_you_mean(value, names)}")
         super().__post_init__()
 
+    def resized(self, width: int, depth: int) -> Self:
+        """The same network at another size, with the same base."""
+        changes: dict[str, Any] = {"width": width, "depth": depth}
+        changes["base_width"] = self.base_width or self.width
+        changes["base_depth"] = self.base_depth or self.depth
+        if stages := getattr(self, "stage_sizes", ()):  # of a ResNet
+            changes["stage_sizes"] = stages_of_depth(tuple(stages), depth)
+        return self.clone(**changes)
+
     def base(self) -> Self:
-        """The same network at the base width and this depth, whose shapes define the width ratios."""
-        return self.clone(width=self.base_width or self.width)
+        """The base model: the same network of the base width and depth."""
+        return self.resized(self.base_width or self.width, self.base_depth or self.depth)
 
     @property
     def width_ratio(self) -> float:
@@ -232,7 +241,7 @@ class TransformerNetwork(ResidualNetwork):
         rows = count if stored is None else nn.unbox(stored).shape[0]
         if count > rows:
             raise InputError(f"the sequence has {count} tokens: use at most {rows}, the length at initialization.")
-        init = normal(self.embedding_std, STEM, decay=False)
+        init = normal(self.embedding_std, STEM)
         return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 
     def transform(self, h: jax.Array, *, grid: tuple[int, ...], train: bool, causal: bool) -> jax.Array:
@@ -252,3 +261,17 @@ class TransformerNetwork(ResidualNetwork):
             train=train,
         )
         return Transformer(config, name="transformer")(h)
+
+
+def stages_of_depth(stages: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """As many stages, with branches in the same proportions as far as whole numbers of at least 1 allow."""
+    if not stages or sum(stages) == depth:
+        return stages
+    wanted = [depth * size / sum(stages) for size in stages]
+    sizes = [max(1, int(size)) for size in wanted]
+    lacking = lambda i: wanted[i] - sizes[i]
+    while sum(sizes) < depth:
+        sizes[max(range(len(sizes)), key=lacking)] += 1
+    while sum(sizes) > depth and max(sizes) > 1:
+        sizes[min((i for i, size in enumerate(sizes) if size > 1), key=lacking)] -= 1
+    return tuple(sizes)

@@ -148,6 +148,10 @@ class ResNet(ConvNetwork, Classifier):
             f"stage_sizes is {sizes}: use numbers of at least 1 that sum to model.depth, {depth}, or ().",
         )
         require(bool(sizes) or depth >= STAGES, f"depth is {depth}: four stages need a depth of at least 4.")
+        base, stages = self.base_depth, len(sizes) or STAGES
+        require(
+            base == 0 or base >= stages, f"base_depth is {base}: {stages} stages need a depth of at least {stages}."
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:

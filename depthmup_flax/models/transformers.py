@@ -45,7 +45,7 @@ class ViT(TransformerNetwork, Classifier):
         if self.positions != "rotary":
             h = h + self.position_table(rows * columns)
         if self.pool == "token":
-            init = normal(self.embedding_std, (None, None, "width_out"), decay=False)
+            init = normal(self.embedding_std, (None, None, "width_out"))
             token = self.param("class_token", init, (1, 1, self.width), self.param_dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(h), 1, self.width)), h], axis=1)
         h = self.transform(stream(h), grid=(rows, columns), train=train, causal=False)

@@ -10,9 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.sharding import target_platform
+from depthmup_flax.devices.sharding import AxisNames, target_platform
 from depthmup_flax.nn.layers import HIDDEN, NONLINEARITIES, Dense, Norm, ResidualBranch
-from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.types import Dtype
 

@@ -1,4 +1,6 @@
-"""Annotated layers: Flax modules that declare every parameter once, with its logical axes.
+"""Layers as plain Flax modules, with the factors of the rule where the papers have them.
+
+Parameters are in Flax's boxes with logical axes, by which `depthmup_flax.devices.sharding` splits them over devices.
 
 Layers compute in ``dtype``: float32 with full precision (`depthmup_flax.util.precision`), or ``bfloat16`` for speed.
 Parameters stay in ``param_dtype``, float32. The residual stream keeps its own dtype, by default float32 in our models:
@@ -10,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -18,9 +19,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.devices.sharding import gathered, gathers, stream, target_platform
+from depthmup_flax.devices.sharding import AxisNames, gathered, gathers, stream, target_platform
 from depthmup_flax.nn.cpu_convolution import conv_same, convolve
-from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.precision import IN_BFLOAT16, Precision, product_precision, readout_precision
@@ -50,13 +50,11 @@ def mean_subtraction(x: jax.Array) -> jax.Array:
     return x - jnp.mean(x, axis=-1, keepdims=True)
 
 
-def normal(
-    std: Scalar, axes: AxisNames, *, decay: bool | None = None, width_ratio: float | None = None
-) -> nn.initializers.Initializer:
-    """An `annotated` N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
-    known = std if isinstance(std, numbers.Real) else None
-    init = nn.initializers.zeros_init() if known == 0 else nn.initializers.normal(std)
-    return annotated(init, axes, init_std=known, decay=decay, width_ratio=width_ratio)
+def normal(std: Scalar, axes: AxisNames) -> nn.initializers.Initializer:
+    """N(0, std^2) with logical axes (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
+    is_zero = isinstance(std, (int, float)) and std == 0
+    init = nn.initializers.zeros_init() if is_zero else nn.initializers.normal(std)
+    return nn.with_logical_partitioning(init, axes)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -151,8 +149,7 @@ class Readout(nn.Module):
         require_parametrization(rule)
         std = self.sigma and self.sigma / rule.readout_fan_in(x.shape[-1], self.width_ratio) ** 0.5
         axes = ("width_in", self.out_axis)
-        init = normal(std, axes, width_ratio=self.width_ratio)
-        kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
+        kernel = self.param("kernel", normal(std, axes), (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, self.out_axis)
         precision = readout_precision(x.dtype if self.dtype is None else self.dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
@@ -165,8 +162,6 @@ class Readout(nn.Module):
 class ResidualBranch(nn.Module):
     """``shortcut(h) + a r^-alpha branch(h)``: the only residual connection (TP6 Def. 6.2, 10.2; B24 Eq. 1, Table 1).
 
-    Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
-    them. A parameter that already exists (from ``setup`` or an earlier call) keeps its record (`residual_scope`).
     A norm belongs inside ``branch``: after the multiplier, it would cancel it.
     """
 
@@ -184,16 +179,13 @@ class ResidualBranch(nn.Module):
             raise InputError(
                 f"branch is {shown(self.branch)}: use an instance of a module, or a function h -> increment."
             )
-        with residual_scope(self.depth_ratio):
-            increment = self.branch(h)
+        increment = self.branch(h)
         skip = h if self.shortcut is None else self.shortcut(h)
         if increment.shape != skip.shape:
             raise InputError(
                 f"the residual branch maps shape {h.shape} to {increment.shape}, and the shortcut to {skip.shape}: "
                 "they must agree. Give ResidualBranch a projection as shortcut, or a branch that keeps the shape."
             )
-        if self.is_initializing() and isinstance(self.branch, nn.Module):
-            require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         wide = jnp.promote_types(skip.dtype, jnp.float32)  # in bfloat16 the multiplier itself would be 0.4 % off
         multiplier = jnp.asarray(self.rule.residual_multiplier(self.depth_ratio), wide)
         h = (skip.astype(wide) + multiplier * increment.astype(wide)).astype(skip.dtype)
@@ -202,7 +194,7 @@ class ResidualBranch(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm (no mean, no bias) over channels, BatchNorm over batch and space, or ``none``; annotated.
+    """LayerNorm or RMSNorm (no mean, no bias) over channels, BatchNorm over batch and space, or ``none``.
 
     BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch it averages
     over the whole batch, on all devices.
@@ -221,11 +213,11 @@ class Norm(nn.Module):
         scale: dict[str, Any] = {
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
-            "scale_init": annotated(init.ones_init(), ("width_out",), init_std=0.0),
+            "scale_init": nn.with_logical_partitioning(init.ones_init(), ("width_out",)),
         }
         if self.kind == "rms":
             return nn.RMSNorm(**scale, name="rms")(x)
-        affine = scale | {"bias_init": annotated(init.zeros_init(), ("width_out",), init_std=0.0)}
+        affine = scale | {"bias_init": nn.with_logical_partitioning(init.zeros_init(), ("width_out",))}
         if self.kind == "layer":
             return nn.LayerNorm(**affine, name="layer")(x)
         if self.kind == "batch":  # the momentum is of the running averages; PyTorch writes 0.1

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from depthmup_flax.rule.direction_traits import described
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
@@ -69,7 +70,7 @@ def muon(
     )
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
     return depthmup(
-        by_role(info, orthogonal, adam),
+        described(by_role(info, orthogonal, adam), 0),
         info,
         rule,
         learning_rate,

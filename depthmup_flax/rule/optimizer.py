@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule import info_trees
-from depthmup_flax.rule.direction_traits import check_direction
+from depthmup_flax.rule.direction_traits import check_direction, described, scaled_updates
 from depthmup_flax.rule.info_trees import is_info, map_info
 from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number
@@ -138,7 +138,8 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
     if momentum is None and nesterov:
         raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
     require_ranges({"momentum": momentum})
-    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    inner = optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    return described(inner, 1, Geometry.LINEAR)
 
 
 def adamw(
@@ -164,7 +165,7 @@ def adamw(
     require_ranges({"b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root})
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return depthmup(
-        inner,
+        described(inner, 0, Geometry.SIGN),
         info,
         rule,
         learning_rate,
@@ -304,14 +305,15 @@ def _scale_by_info(
     def factor_of(path: str, leaf_info: ParamInfo) -> Scalar:
         return scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
 
-    def init(params: ArrayTree) -> optax.EmptyState:
+    def init(params: ArrayTree) -> ArrayTree:
         map_info(_require_match, info, params)
-        if geometries is not None:
-            info_trees.require_rescaled(info, params, rule)
-            _warn_of_coarse(info, params, factor_of)
-        return optax.EmptyState()
+        if geometries is None:
+            return optax.EmptyState()
+        info_trees.require_rescaled(info, params, rule)
+        _warn_of_coarse(info, params, factor_of)
+        return scaled_updates(geometries, info, params)
 
-    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+    def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
 
         def scale(path: str, leaf_info: ParamInfo, g: jax.Array) -> jax.Array:

@@ -19,14 +19,11 @@ from depthmup_flax.check.networks import Network, checked_network
 from depthmup_flax.check.report import Report
 from depthmup_flax.config.fields import PYTHON, validate
 from depthmup_flax.networks.import_paths import is_import_path
-from depthmup_flax.rule.annotations import is_annotated
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.network_training import NetworkTraining, starts_under
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -83,9 +80,9 @@ def check_config(
     if is_import_path(model.name):
         model.audit = False  # the check itself says what is missing
     experiment = build_experiment(config)
-    if not isinstance(experiment, NetworkExperiment):
+    if experiment.network is None:
         raise InputError(f"model.name is {model.name!r}, a training step: give dm.coord_check the network inside.")
-    dataset, loss = experiment.dataset, experiment.loss
+    dataset, loss = experiment.dataset, experiment.network.loss
     if not 1 <= batch_size <= len(dataset.train):
         raise InputError(f"batch_size is {batch_size}: use between 1 and the {len(dataset.train)} training examples.")
     batch = dataset.train.read(np.arange(batch_size))
@@ -93,7 +90,7 @@ def check_config(
     of_outputs: dict[str, Any] = {"labels": targets}
     if loss is not CROSS_ENTROPY:
         of_outputs = {"loss": lambda outputs: loss.metrics(outputs, targets)["loss"].mean()}
-    build = functools.partial(_network, experiment, inputs)
+    build = functools.partial(_network, experiment.network, inputs)
     with claimed(workdir, COORD_CHECK) if workdir else contextlib.nullcontext() as claim:
         report = coord_check(build, **of_outputs, rule=experiment.rule, **plan)
         if claim is not None:
@@ -101,19 +98,13 @@ def check_config(
     return report
 
 
-def _network(experiment: NetworkExperiment, inputs: ArrayTree, width: int, depth: int) -> Network:
+def _network(training: NetworkTraining, inputs: ArrayTree, width: int, depth: int) -> Network:
     """The network of another size on ``inputs`` [B, ...], in training, with the optimizer of the config."""
-    config, rule, model = experiment.config, experiment.rule, experiment.model
-    if not isinstance(model, UserNetwork):
-        sized: Any = model.clone(width=width, depth=depth)
-        info = param_info(sized, sized.base(), experiment.dataset.input_spec)
-        optimizer = make_optimizer(config, info, rule)
-        of_base = model.clone(width=model.base_width, depth=model.base_depth)
-        return checked_network(sized, inputs, info=info, optimizer=optimizer, base=of_base, train=True)
-    functions, info = model.functions(rule, width, depth), model.audited(inputs, rule, (width, depth)).info
-    # Layers are annotated for this base: no other one can be that of the audit.
-    annotated = any(map(is_annotated, jax.tree.leaves(functions.boxed_shapes(inputs)[0], is_leaf=is_annotated)))
-    base = model.functions(rule, *model.base_sizes) if annotated else None
-    network = checked_network(functions, inputs, info=info, optimizer=make_optimizer(config, info, rule), base=base)
-    factors = model.init_factors(inputs, rule, info, (width, depth))
-    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), factors))
+    named, rule, sizes = training.named, training.rule, (width, depth)
+    functions, info = named.functions(rule, sizes), named.audited(inputs, sizes).info
+    optimizer = make_optimizer(training.config, info, rule)
+    # Our layers know their base: no other one can be that of the audit.
+    base = named.functions(rule, named.base_sizes) if named.is_ours else None
+    network = checked_network(functions, inputs, info=info, optimizer=optimizer, base=base)
+    starts = starts_under(rule, info, named.init_ratios(inputs, info, sizes))
+    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), starts))

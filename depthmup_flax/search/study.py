@@ -31,7 +31,6 @@ from depthmup_flax.config.fields import (
     validate,
 )
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.models import MODELS
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
@@ -47,7 +46,7 @@ from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_n
 from depthmup_flax.storage.files import absolute, as_path
 from depthmup_flax.storage.sweep_records import AUTO, LEARNING_RATE, SEED, TRAIN
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
-from depthmup_flax.trainer.engine.user_network import UserNetwork
+from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.run_log import Writer
 from depthmup_flax.util.errors import InputError, closest, require_number, shown, without_token
@@ -202,15 +201,11 @@ class Study:
         At the base's width or depth a larger network is audited, because there nothing shows what grows.
         """
         config = self.config(width, depth)
-        rule, name, dataset = make_parametrization(config), config.model.name, self._load(config.data)
-        if name in MODELS:
-            raise InputError(f"build is {name!r}, a model of this package: it has the rule's multipliers.")
-        network = UserNetwork(config.model, dataset.num_classes)
+        rule, dataset = make_parametrization(config), self._load(config.data)
+        network = ConfigNetwork(config.model, dataset.num_classes)
         if network.task(rule) is not None:
             raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
-        found = network.audited(dataset.input_spec, rule).audit
-        if not found.rows:
-            raise InputError(f"the forward pass {found.not_judged[0].text.removeprefix('it ')}")
+        found = network.audited(dataset.input_spec).audit.under(rule)
         # A study gives the initial values itself.
         notes = tuple(note for note in dict.fromkeys(found.notes) if "rescale_init" not in note)
         return dataclasses.replace(found, notes=notes)

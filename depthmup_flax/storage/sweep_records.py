@@ -81,7 +81,7 @@ class Record:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
     # Steps of the first third and what the rule keeps equal there: name -> column (`rule.measures`).
     course: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-    audit: str | None = None  # what a user's network lacks or hides, "" for nothing; None for our networks
+    audit: str | None = None  # what a network lacks or hides, "" for nothing; None for a training step, or older
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
     def loss(self, objective: str) -> float | None:

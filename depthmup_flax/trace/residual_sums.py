@@ -271,6 +271,7 @@ class SumFinder:
         return frozenset(result)
 
     def _is_first(self, stem: int, branch: int) -> bool:
+        """Whether a branch with weights is added to a stem, which is linear, or zeros."""
         paths = self.paths
         is_zeros = paths.activations.kinds[stem] != ACTIVATION
         is_stem = is_zeros or (paths.learned[stem] and not paths.by_nonlinearity[stem])

@@ -271,11 +271,10 @@ def _reached(graph: Graph, paths: Paths, sums: Sequence[ResidualSum]) -> _Reache
         if not paths.needed[i]:
             continue
         for j in _followed(graph, i):
-            ended = number_of.get((j, i))
-            if ended is None:
+            if (j, i) in number_of:
+                reached.ends[j] |= 1 << number_of[j, i]
+            else:
                 reached.ends[j] |= reached.ends[i]
                 reached.outside[j] |= reached.outside[i]
-            else:
-                reached.ends[j] |= 1 << ended
             reached.shortcuts[j] |= reached.shortcuts[i]
     return reached

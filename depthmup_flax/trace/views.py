@@ -76,6 +76,7 @@ def moved(view: View, node: Node, shape: Shape) -> View:
 
 
 def _gathered(view: View, node: Node, shape: Shape) -> View:
+    """Without the axes along which one place is taken; ``offset_dims`` says where others go."""
     numbers = node.params["dimension_numbers"]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     left = [axis for k, axis in enumerate(view.dims) if k not in gone]
@@ -103,6 +104,7 @@ def _scanned(view: View, node: Node, shape: Shape) -> View:
 
 
 def _stacked(view: View, node: Node, shape: Shape) -> View:
+    """A new axis counts the arrays of a stack, or the rounds of a loop."""
     dims = list(view.dims)
     dims.insert(node.params.get("axis", 0), _NONE)
     return view.with_dims(dims)

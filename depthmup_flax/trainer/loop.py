@@ -294,7 +294,7 @@ class _Run:
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
             "versions": versions() | configs.code_version(self._experiment.config),
-            "audit": self._experiment.audit,
+            "audit": self._experiment.audit(),
         }
 
     def write_result(self, result: Json) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.data import Dataset, batch_indices
 from depthmup_flax.models import ResMLP
 from depthmup_flax.report.style import colors
 from depthmup_flax.rule.optimizer import adamw, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Batch
 from reproduction.figure_files import format_slope
@@ -157,7 +157,7 @@ def _run(
 
     Distances and likeness are those before the first and after each round.
     """
-    info = param_info(model, model.base(), dataset.input_spec)
+    info = audited_model(model, dataset.input_spec).info
     optimizer = freeze(adamw(config.learning_rate, info, model.rule), info, ("stem", "readout"))
 
     def step(carry: _State, batch: _Batches) -> tuple[_State, jax.Array]:

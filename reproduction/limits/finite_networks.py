@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.optimizer import freeze, sgd
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.types import ArrayTree
 from reproduction.theory.argument_checks import LAYERS
 
@@ -45,7 +45,7 @@ def mean_field_sgd(
     The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at rate / D.
     """
     rule = model.rule.replace(input_lr_factor=1 / x_BxD.shape[-1])
-    info = param_info(model, model.base(), x_BxD)
+    info = audited_model(model, x_BxD).info
     optimizer = sgd(rate, info, rule, **kwargs)
     frozen = [name for name in LAYERS if name not in trained]
     return freeze(optimizer, info, frozen) if frozen else optimizer

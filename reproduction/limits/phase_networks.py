@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import ParamInfo, Role, get_parametrization
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.types import ArrayTree
 from reproduction.limits import finite_networks as networks
 from reproduction.limits.config_fields import check_fields, require, require_fractions
@@ -176,7 +176,7 @@ def _train(
     The parametrization has no powers of depth; ``rule`` has them, as arguments: one program serves the whole plane.
     """
     model = _model(program, rule)
-    info = param_info(model, model.base(), data.x_BxD)
+    info = audited_model(model, data.x_BxD).info
     inner = optax.chain(optax.scale(rule.gradient), direction(program.optimizer), optax.scale(rule.update))
     optimizer = freeze(depthmup(inner, info, model.rule, rate), info, ("stem", "readout"))
     x_TxBxD, y_TxB = (jnp.broadcast_to(v, (program.steps + 1, *v.shape)) for v in (data.x_BxD, data.y_B))

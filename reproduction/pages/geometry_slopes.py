@@ -28,6 +28,7 @@ import numpy as np
 import optax
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 from depthmup_flax.rule.parametrization import Role
@@ -202,7 +203,7 @@ def changes(model_name, optimizer_name, width, depth, training=FEW):
         "norm_matched" in optimizer_name or "MuonH" in optimizer_name
     )  # queries start at zero, which has no norm to match
     trains = lambda leaf: leaf.role is Role.HIDDEN and not (matched and leaf.init_std == 0)
-    leaves = flatten_info(dm.param_info(model, model.base(), x))
+    leaves = flatten_info(audited_model(model, x).info)
     info = {path: leaf for path, leaf in leaves.items() if trains(leaf)}
     optimizer = optax.with_extra_args_support(build(info))
     wrong = model.width_ratio**power * model.depth_ratio**0.5  # r^-gamma is 1 for one that does not know of it

@@ -16,13 +16,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model, of_module
 from depthmup_flax.config import default_config
 from depthmup_flax.devices import sharding
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu_convolution import conv_same
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
 from depthmup_flax.trainer.engine.device_batches import put_train_data
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.program import ShardedProgram
@@ -58,9 +58,12 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     """The experiment in double precision, with other fields of the model."""
     config = experiment.config.copy_and_resolve_references()
     config.train.accumulate = accumulate
-    model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
-    variables = variable_shapes(model, experiment.dataset.input_spec)
-    replaced = dataclasses.replace(experiment, config=config, model=model, variables=variables)
+    network = experiment.network
+    model = network.made.linen.clone(param_dtype=jnp.float64, dtype="float64", **fields)
+    made = of_module(model)
+    params, collections = made.shapes(experiment.dataset.input_spec)
+    of_model = dataclasses.replace(network, config=config, made=made, params=params, collections=collections)
+    replaced = dataclasses.replace(experiment, config=config, work=of_model)
     return ShardedProgram(replaced, mesh, put_train_data(experiment.dataset, mesh))
 
 
@@ -108,7 +111,7 @@ def muon_updates():
     # A prime number of layers: they divide over no layout.
     model, tokens = dm.GPT(48, width=32, depth=7), jnp.zeros((2, 8), jnp.int32)
     boxed = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
-    info, axes, params = dm.param_info(model, model, tokens), axes_from_annotations(boxed), nn.unbox(boxed)
+    info, axes, params = audited_model(model, tokens).info, sharding.logical_axes(boxed), nn.unbox(boxed)
     rule = dm.get_parametrization("depth_mup")
     grads = jax.tree.map(lambda p: np.random.default_rng(p.size).normal(size=p.shape).astype(p.dtype), params)
     plain = dm.muon(1.0, info, rule)

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -48,7 +49,7 @@ def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS, times=TIMES) -
     """
     indices = [jnp.array(GROUPS.index(group)) for group in groups]
     y = x if jnp.issubdtype(x.dtype, jnp.integer) else jax.random.randint(jax.random.key(101), x.shape[:1], 0, 10)
-    info = dm.param_info(model, model.base(), x)
+    info = audited_model(model, x).info
     opt = optimizer(name, info, model.rule)
 
     def forward(params):

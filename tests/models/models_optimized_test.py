@@ -12,6 +12,7 @@ import pytest
 from drawn import descend
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -61,7 +62,7 @@ def test_depth_1024_still_learns_in_bfloat16():
     for dtype in (None, "bfloat16"):
         model = dm.ResMLP(10, width=16, depth=1024, base_depth=8, dtype=dtype)
         params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
-        info = dm.param_info(model, model.base(), x)
+        info = audited_model(model, x).info
         optimizer = dm.adamw(3e-3, info, model.rule)
         loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(
             model.apply({"params": p}, x), y

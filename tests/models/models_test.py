@@ -11,6 +11,7 @@ import pytest
 from drawn import descend, drawn
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.models import create_model
 from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES
@@ -233,7 +234,7 @@ def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, ze
 def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone():
     model, x = dict(zip(NAMES, EACH, strict=True))["ResMLP"]  # lanes of other models: search/sweep/
     model = model.clone(width=8, depth=4)
-    info = dm.param_info(model, model.base(), x)
+    info = audited_model(model, x).info
     labels = jnp.arange(4)
 
     def train(learning_rate, seed):
@@ -255,17 +256,30 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone():
     assert bool((together[:, -1] < together[:, 0]).all())
 
 
-def test_every_parameter_is_annotated_with_its_initial_standard_deviation(network):
+def initial_std(path, leaf, model):
+    """``1/sqrt(fan_in)``, of the base width for readout and positions; see the docstrings of the layers."""
+    name, is_stacked = path.split("/"), leaf.shape[0] == model.depth and len(leaf.shape) > 2
+    if name[-1] in ("bias", "scale") or "query" in name:
+        return 0.0
+    if name[-1] == "embedding":
+        return 1.0
+    if name[-1] in ("positions", "class_token"):
+        return 1 / math.sqrt(model.base_width)
+    fan_in = math.prod(leaf.shape[:-1]) / (leaf.shape[0] if is_stacked or "segment" in path or "stage" in path else 1)
+    return 1 / math.sqrt(fan_in / (model.width_ratio if name[0] == "readout" else 1))
+
+
+def test_every_parameter_has_the_initial_standard_deviation_of_the_papers(network):
     model, x, variables = network
     params = jax.device_get(variables["params"])
-    leaves = flatten_info(dm.param_info(model, model.base(), x))
-    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
-        leaf = leaves[path_name(path)]
+    leaves = flatten_info(audited_model(model, x).info)
+    for path, value in ((path_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(params)):
         # 5 standard errors of a standard deviation.
-        assert leaf.init_std == pytest.approx(float(value.std()), rel=5 / math.sqrt(2 * value.size)), path
-        assert leaf.in_branch == any(part in path_name(path) for part in ("blocks", "segment", "stage", "/conv_"))
-    zero = model.clone(zero_init_readout=True)
-    assert flatten_info(dm.param_info(zero, zero.base(), x))["readout/kernel"].init_std == 0
+        expected = initial_std(path, leaves[path], model)
+        assert float(value.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * value.size)), path
+        assert leaves[path].in_branch == any(part in path for part in ("blocks", "segment", "stage", "/conv_"))
+    zero = init(model.clone(zero_init_readout=True), x)["params"]
+    assert not jnp.any(zero["readout"]["kernel"])
 
 
 def test_resnet_is_he_et_al_with_the_activation_first_and_a_scaled_branch():

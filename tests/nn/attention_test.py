@@ -3,6 +3,7 @@
 import functools
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from drawn import drawn
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.attention import SelfAttention, rotary_angles, rotated
 from depthmup_flax.nn.blocks import TransformerConfig
@@ -99,7 +101,7 @@ def test_vit_takes_the_same_blocks_with_positions_in_two_dimensions():
 )
 def test_keys_grow_as_the_width_and_their_norms_scale_as_the_head(fields, kv_shape, scale_ratio):
     model = dm.GPT(7, width=64, base_width=16, depth=1, qk_norm=True, **fields)
-    leaves = dm.param_info(model, model.base(), TOKENS)["transformer"]["blocks"]["attention"]
+    leaves = audited_model(model, TOKENS).info["transformer"]["blocks"]["attention"]
     for name in ("key", "value"):
         leaf = leaves[name]["kernel"]
         assert (leaf.shape[1:], leaf.role, leaf.width_in, leaf.width_out) == (kv_shape, dm.Role.HIDDEN, 4, 4)
@@ -108,12 +110,13 @@ def test_keys_grow_as_the_width_and_their_norms_scale_as_the_head(fields, kv_sha
     assert scale.shape == leaves["query_norm"]["rms"]["scale"].shape == (1, 4 * scale_ratio)
 
 
-@pytest.mark.parametrize(("qk_norm", "query_std"), [(False, 0.0), (True, 0.25)])
+@pytest.mark.parametrize(("qk_norm", "query_std"), [(False, 0.0), (True, 1 / 8)])
 def test_normalized_queries_start_at_random_and_others_at_zero(qk_norm, query_std):
-    model = dm.GPT(7, width=16, depth=1, qk_norm=qk_norm)
-    leaves = dm.param_info(model, model.base(), TOKENS)["transformer"]["blocks"]["attention"]
-    assert leaves["query"]["kernel"].init_std == query_std
-    assert leaves["key"]["kernel"].init_std == 0.25
+    model = dm.GPT(7, width=64, depth=1, qk_norm=qk_norm)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), TOKENS))["params"]
+    kernels = params["transformer"]["blocks"]["attention"]
+    assert float(kernels["query"]["kernel"].std()) == pytest.approx(query_std, rel=0.1)
+    assert float(kernels["key"]["kernel"].std()) == pytest.approx(1 / 8, rel=0.1)
 
 
 @pytest.mark.slow
@@ -137,13 +140,13 @@ def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_missing():
+def test_the_audit_under_the_own_rule_finds_the_same_roles_and_nothing_missing():
     sizes = {"width": 32, "depth": 4, "base_width": 16, "base_depth": 2, "mlp_features": 40}
     model = dm.GPT(7, stream_dtype="bfloat16", dtype="bfloat16", **sizes, **LLAMA)
-    audit = dm.audit(model, model.base().clone(depth=2), TOKENS)
-    assert str(audit).startswith("ok: every factor is in the code.")
-    found, annotated = (flatten_info(info) for info in (audit.info, dm.param_info(model, model.base(), TOKENS)))
-    for path, leaf in annotated.items():
+    audit = dm.audit(model, model.base(), TOKENS)
+    assert str(audit).startswith("ok: every factor is in the code")
+    found, of_any_rule = (flatten_info(info) for info in (audit.info, audited_model(model, TOKENS).info))
+    for path, leaf in of_any_rule.items():
         assert (found[path].role, found[path].width_in, found[path].width_out, found[path].depth_ratio) == (
             leaf.role, leaf.width_in, leaf.width_out, leaf.depth_ratio
         ), path  # fmt: skip

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.info_trees import path_name
 
 IMAGES = jax.random.normal(jax.random.key(1), (16, 8, 8, 3))
@@ -45,7 +46,7 @@ def test_a_stream_of_bfloat16_leaves_parameters_gradients_and_logits_in_float32(
 def losses(model, steps):
     """Of a training on one batch with Adam."""
     x, loss = loss_of(model)
-    optimizer = dm.adamw(3e-3, dm.param_info(model, model.base(), x), model.rule)
+    optimizer = dm.adamw(3e-3, audited_model(model, x).info, model.rule)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
 
     def step(carry, _):

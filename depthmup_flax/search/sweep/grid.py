@@ -29,7 +29,7 @@ from depthmup_flax.storage.sweep_records import (
     Record,
     SweepInfo,
 )
-from depthmup_flax.trainer.engine.experiment import RULE, hyperparameters
+from depthmup_flax.trainer.engine.hyperparameters import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import LaneRun
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 

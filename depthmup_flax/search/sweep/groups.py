@@ -14,15 +14,17 @@ from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
-from depthmup_flax.trainer.engine.experiment import RULE, Experiment, StepExperiment
-from depthmup_flax.trainer.engine.from_config import build, require_read
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.from_config import build, require_followed, require_read
+from depthmup_flax.trainer.engine.hyperparameters import RULE
+from depthmup_flax.trainer.engine.user_task import UserTask
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.table import Table, cell_text
 
 
 @dataclasses.dataclass
 class Group:
-    """Runs that differ only in `depthmup_flax.trainer.engine.experiment.hyperparameters`."""
+    """Runs that differ only in `depthmup_flax.trainer.engine.hyperparameters`."""
 
     experiment: Experiment  # of the first run
     runs: list[Run]  # those of this shard
@@ -40,12 +42,14 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
         label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
         try:
             experiment = build(first.config, load=load)
-            if isinstance(experiment, StepExperiment):
-                require_read(first.config, experiment.user.read, varying - {SEED})
+            if isinstance(experiment.work, UserTask):
+                require_read(first.config, experiment.work.read, varying - {SEED})
             for run in group_runs:
                 schedules.fraction(run.config.optimizer, experiment.total_steps)
             for one in {_optimizer(run): run.config for run in group_runs}.values():
                 require_optimizer(one, make_parametrization(one))
+                if experiment.network is not None:
+                    require_followed(one, experiment.network)
         except InputError as error:
             if not values:
                 raise

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import ANOTHER, code_version
+from depthmup_flax.config.fields import ANOTHER, code_version, make_parametrization
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -35,7 +35,7 @@ from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.experiment import NetworkExperiment, hyperparameters
+from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
@@ -111,7 +111,7 @@ def sweep(
             _delete(path, unfinished)
         info = dataclasses.replace(sweep_info(config), runs=len(runs))
         first = planned[0].experiment
-        classifies = isinstance(first, NetworkExperiment) and first.config.loss == "cross_entropy"
+        classifies = first.network is not None and first.config.loss == "cross_entropy"
         if classifies and not (directory / "sweep.json").exists():  # it may read thousands of examples
             info = dataclasses.replace(info, chance=chance_loss(first.dataset))
         stored = _require_same_sweep(directory, info, kind)
@@ -251,7 +251,7 @@ class _Runner:
                 lanes=cohort.program.per_device,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
                 versions=self.versions,
-                audit=group.experiment.audit,
+                audit=group.experiment.audit(make_parametrization(run.config)),
                 commit=self.commit,
                 **outcome,
             )

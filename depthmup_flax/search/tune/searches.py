@@ -21,8 +21,9 @@ from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.search.sweep.grid import Run, as_tuple, extension, make_run
 from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond
 from depthmup_flax.storage.sweep_records import CONTINUOUS, LEARNING_RATE, ROUNDS, SEED, Record
-from depthmup_flax.trainer.engine.experiment import RULE, Experiment
+from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import abstract_batch
+from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 
 log = logging.getLogger(__name__)

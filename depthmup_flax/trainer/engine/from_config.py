@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,17 +14,21 @@ from depthmup_flax.config.fields import default_config, field_paths, get_field, 
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
+from depthmup_flax.devices.sharding import logical_axes
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
+from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.storage.sweep_records import CONTINUOUS
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, require_optimizer
-from depthmup_flax.trainer.engine.experiment import Experiment, NetworkExperiment, StepExperiment, hyperparameters
+from depthmup_flax.trainer.engine.experiment import Experiment
+from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
 from depthmup_flax.trainer.engine.losses import named_loss
-from depthmup_flax.trainer.engine.user_network import UserNetwork
-from depthmup_flax.trainer.engine.user_task import require_pure, user_task
+from depthmup_flax.trainer.engine.network import ConfigNetwork
+from depthmup_flax.trainer.engine.network_training import NetworkTraining
+from depthmup_flax.trainer.engine.task import Hyper, Task
+from depthmup_flax.trainer.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 
@@ -36,38 +39,22 @@ _READS = {"image": "images", "tokens": "text"}  # `input_kind` of a network -> k
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing."""
     validate(config)
-    rule, name = make_parametrization(config), config.model.name
+    rule = make_parametrization(config)
     require_optimizer(config, rule)
-    if is_import_path(name):
-        return _of_users_code(config, rule, load(config.data))
-    _require_no_hyper(config)
-    new_model = functools.partial(create_model, rule=rule, **config.model)
-    new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
-    reads = MODELS[name].input_kind
-    _require_fit(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
+    if not is_import_path(config.model.name):
+        _require_model(config, rule)  # before the data are opened, which may take minutes
     dataset = load(config.data)
-    _require_fit(config, dataset.input_kind == reads and bool(dataset.num_classes))
-    if isinstance(dataset, UserDataset):
-        dataset.require_labels(dataset.num_classes)
-    model = new_model(num_classes=dataset.num_classes)
-    variables = variable_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
-    shapes = variables["params"]
-    is_base = model.base_width in (0, model.width)
-    info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
     steps = _steps(config.train, dataset)
-    experiment = NetworkExperiment(
-        config=config,
-        dataset=dataset,
-        rule=rule,
-        **steps,
-        model=model,
-        info=info,
-        variables=variables,
-        axes=axes_from_annotations(shapes),
-        optimizer=make_optimizer(config, info, rule, steps["total_steps"]),
-    )
-    if config.loss != "cross_entropy":  # which fits every data set of classes
-        require_pure(*_step(experiment), config.model.name)
+    named, hyper = ConfigNetwork(config.model, dataset.num_classes), hyperparameters(config)
+    _require_fit(config, dataset, named)
+    task = named.task(rule)
+    work: NetworkTraining | UserTask
+    if task is None:
+        work = _network(config, dataset, rule, hyper, named, steps["total_steps"])
+    else:
+        work = _task(config, dataset, hyper, task)
+    experiment = Experiment(config=config, dataset=dataset, rule=rule, hyperparameters=hyper, **steps, work=work)
+    _require_step(experiment)
     return experiment
 
 
@@ -75,9 +62,9 @@ def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset
     """`Experiment.parameters`, of a user's network by its shapes alone: without audit and initial values."""
     if is_import_path(config.model.name):
         dataset, rule = load(config.data), make_parametrization(config)
-        network = UserNetwork(config.model, dataset.num_classes)
-        if network.task(rule) is None:
-            params, _ = network.functions(rule).shapes(dataset.input_spec)
+        named = ConfigNetwork(config.model, dataset.num_classes)
+        if named.task(rule) is None:
+            params, _ = named.functions(rule).shapes(dataset.input_spec)
             return sum(leaf.size for leaf in jax.tree.leaves(params))
     return build(config, load=load).parameters
 
@@ -104,22 +91,74 @@ def require_read(config: ConfigDict, read: Collection[str], paths: Collection[st
             raise _refused(config, path, f"does not read hyper[{name!r}]; it reads {reads}. Read it, or leave it out")
 
 
-def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
-    network, steps, model = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset), config.model
-    common = {"config": config, "dataset": dataset, "rule": rule, **steps}
-    if config.mesh.fsdp not in (1, -1):
-        raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
-    if (task := network.task(rule)) is not None:
-        of_networks = [path for path in field_paths(config) if path.startswith(("optimizer.", "loss"))]
-        unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate"]
-        for path in _changed(config, unread):
-            raise _refused(config, path, "has a training step of its own, which reads only numbers in hyper")
-        user = user_task(task, model.name, hyperparameters(config), abstract_batch(config, dataset))
-        require_read(config, user.read)
-        return StepExperiment(**common, user=user)
+def _task(config: ConfigDict, dataset: Dataset, hyper: Hyper, task: Task) -> UserTask:
+    """A training step of the user's own, checked."""
+    of_networks = [path for path in field_paths(config) if path.startswith(("optimizer.", "loss"))]
+    unread = [path for path in of_networks if path not in CONTINUOUS] + ["train.accumulate"]
+    for path in _changed(config, unread):
+        raise _refused(config, path, "has a training step of its own, which reads only numbers in hyper")
+    user = user_task(task, config.model.name, hyper, abstract_batch(config, dataset))
+    require_read(config, user.read)
+    return user
+
+
+def _network(
+    config: ConfigDict,
+    dataset: Dataset,
+    rule: Parametrization,
+    hyper: Mapping[str, float],
+    named: ConfigNetwork,
+    total_steps: int,
+) -> NetworkTraining:
+    """A network, audited, with its loss and optimizer."""
     _require_no_hyper(config)
-    functions, loss = network.functions(rule), named_loss(config.loss)
-    params, collections = shapes = functions.shapes(dataset.input_spec)
+    example, functions = dataset.input_spec, named.functions(rule)
+    params, collections = functions.shapes(example)
+    if not named.is_ours:
+        _require_pure_forward(config, dataset, functions)
+    found = named.audited(example)
+    network = NetworkTraining(
+        config=config,
+        rule=rule,
+        hyperparameters=hyper,
+        total_steps=total_steps,
+        example=example,
+        named=named,
+        made=functions,
+        info=found.info,
+        audited=found.audit,
+        init_ratios=named.init_ratios(example, found.info),
+        params=params,
+        collections=collections,
+        axes=logical_axes(functions.boxed_shapes(example)[0]),
+        optimizer=make_optimizer(config, found.info, rule, total_steps),
+    )
+    require_followed(config, network)
+    return network
+
+
+def _require_model(config: ConfigDict, rule: Parametrization) -> None:
+    """A model of ours has such fields, and reads what the source of the data holds."""
+    _require_no_hyper(config)
+    create_model(num_classes=1, rule=rule, **config.model)
+    reads = MODELS[config.model.name].input_kind
+    _require_kind(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
+
+
+def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> None:
+    """The network can read the data and be spread over the devices."""
+    if named.is_ours:
+        reads = MODELS[config.model.name].input_kind
+        _require_kind(config, dataset.input_kind == reads and bool(dataset.num_classes))
+        if isinstance(dataset, UserDataset):
+            dataset.require_labels(dataset.num_classes)
+    elif config.mesh.fsdp not in (1, -1):
+        raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
+
+
+def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: ModelFunctions) -> None:
+    """The forward pass and the loss of a user's network depend on their arguments alone, and fit the labels."""
+    loss = named_loss(config.loss)
 
     def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
         inputs, targets = batch
@@ -129,40 +168,39 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         return new, loss.metrics(outputs, targets)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), model.name)
-    found = network.audited(dataset.input_spec, rule)
-    multipliers = (leaf.carried.multiplier for leaf in flatten_info(found.info).values())
-    carries_a = rule.branch_multiplier > 0 and any(multiplier != 0 for multiplier in multipliers)
-    for name in ("gamma0", *(() if carries_a else ("branch_multiplier",))):
-        if config.parametrization[name] is not None and not network.takes_rule:
+    shapes = functions.shapes(dataset.input_spec)
+    require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), config.model.name)
+
+
+def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
+    """The network follows the rule of ``config``, or its parameters carry what the code lacks."""
+    rule, named, section = make_parametrization(config), network.named, config.parametrization
+    carries_a = any(leaf.carried.multiplier != 0 for leaf in flatten_info(network.info).values())
+    unapplied = ["gamma0"] if carries_a and rule.branch_multiplier > 0 else ["gamma0", "branch_multiplier"]
+    for name in unapplied:
+        if section[name] is not None and not named.takes_rule:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
-            raise _refused(
-                config, f"parametrization.{name}", f"does not take the rule, so it cannot apply it: {advice}"
-            )
-    if found.audit.certain and model.audit:
+            path = f"parametrization.{name}"
+            raise _refused(config, path, f"does not take the rule, so it cannot apply it: {advice}")
+    audit = network.audited.under(rule)
+    if audit.certain and config.model.get("audit", True):
         raise InputError(
-            f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
-            f"anyway with model.audit=False.\n\n{found.audit.corrections}"
+            f"model.name is {config.model.name!r}: its forward pass does not follow the rule. Change it as below, or "
+            f"train anyway with model.audit=False.\n\n{audit.corrections}"
         )
-    experiment = NetworkExperiment(
-        **common,
-        model=network,
-        made=functions,
-        info=found.info,
-        variables={"params": params, **collections},
-        optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
-        audited=found.audit,
-        init_factors=network.init_factors(dataset.input_spec, rule, found.info),
-    )
-    step, arguments = _step(experiment)
-    jax.eval_shape(step, *arguments)
-    return experiment
 
 
-def _step(experiment: NetworkExperiment) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A training step and the shapes of its arguments, to be traced: the loss or the gradient may fail."""
+def _require_step(experiment: Experiment) -> None:
+    """The loss and its gradient can be traced, and a loss of the user's own is a pure function."""
+    network = experiment.network
+    if network is None or (network.named.is_ours and experiment.config.loss == "cross_entropy"):
+        return  # a task was traced before, and our networks fit every data set of classes
     batch = abstract_batch(experiment.config, experiment.dataset)
-    return experiment.step({}), (experiment.state_shapes(), batch)
+    step, arguments = experiment.step({}), (experiment.state_shapes(), batch)
+    if network.named.is_ours:
+        require_pure(step, arguments, experiment.config.model.name)
+    else:
+        jax.eval_shape(step, *arguments)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
@@ -177,7 +215,7 @@ def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
     return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
 
 
-def _require_fit(config: ConfigDict, fits: bool) -> None:
+def _require_kind(config: ConfigDict, fits: bool) -> None:
     """The model must read what the data hold."""
     if not fits:
         reads, (source, _) = _READS[MODELS[config.model.name].input_kind], find_source(config.data.name)

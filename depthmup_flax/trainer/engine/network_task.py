@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
 from depthmup_flax.devices.sharding import row_major, target_platform, traced_platform
-from depthmup_flax.networks.adapters import Linen
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.trainer.engine.losses import Loss
 from depthmup_flax.trainer.engine.task import Hyper, Means, Metrics, Task
@@ -25,7 +23,7 @@ GRADIENTS = "gradients"  # among the metrics of a step that is given ``sample``:
 class NetworkState:
     """The state of a network in training."""
 
-    params: ArrayTree  # without annotations
+    params: ArrayTree
     collections: ArrayTree  # what the forward pass updates: {"batch_stats": BatchNorm's averages, ...}
     opt_state: ArrayTree
     ema: Any = ()  # optax.EmaState of the parameters, if they are averaged
@@ -120,17 +118,6 @@ def state_of(
 def averaged(ema: Any, decay: float) -> ArrayTree:
     """The average of an ``optax.EmaState``, without the zeros that it started from."""
     return optax.tree.bias_correction(ema.ema, decay, ema.count)
-
-
-def our_functions(model: nn.Module) -> ModelFunctions:
-    """A model of `depthmup_flax.models`, whose errors are its own."""
-    return ModelFunctions("", Linen(model))
-
-
-def without_boxes(variables: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:
-    """Parameters and other collections of a Linen model's variables."""
-    collections = dict(nn.unbox(variables))
-    return collections.pop("params"), collections
 
 
 def _mean_over_parts(

@@ -71,7 +71,7 @@ class Program(abc.ABC):
             return self._step(values, data, taken[0], jax.tree.map(lambda x: x[i], call.examples))
 
         experiment = self.experiment
-        sample = lambda _, state: experiment.sample(state.carry.params) if experiment.course.names else ()
+        sample = lambda _, state: experiment.recorder.sample(state.carry.params) if experiment.course.names else ()
         before = self._each(values, sample)(state)
         if self.call_length.most == 1:
             after, gradients = self._step(values, data, state, call.examples)
@@ -80,7 +80,7 @@ class Program(abc.ABC):
         if not experiment.course.names:
             return after
         row = experiment.course.records(state.step.ravel()[0]) & (call.count == 1)
-        record = self._each(values, lambda own, *trees: experiment.record(own, row, *trees))
+        record = self._each(values, lambda own, *trees: experiment.recorder.record(own, row, *trees))
         course = jax.lax.cond(row.any(), lambda: record(after, gradients, before), lambda: after.course)
         return dataclasses.replace(after, course=course)
 
@@ -124,7 +124,7 @@ class ShardedProgram(Program):
     def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None) -> None:
         super().__init__(experiment, mesh, data, experiment.periods)
         shapes, size = experiment.state_shapes(), experiment.config.train.batch_size
-        self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
+        self._shardings = sharding.state_shardings(shapes, experiment.network.axes if experiment.network else {}, mesh)
         self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
         streamed = experiment.dataset.placement == "stream"
         self._leading = (size,) if streamed else (1, size)

@@ -19,17 +19,15 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import code_of
 from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
 from depthmup_flax.data.image_files import checked_images
-from depthmup_flax.models import create_model
-from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json, reading
 from depthmup_flax.storage.run_hash import SOURCE, changed_code
-from depthmup_flax.trainer.engine.experiment import hyperparameters
-from depthmup_flax.trainer.engine.network_task import averaged, our_functions
+from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
+from depthmup_flax.trainer.engine.network import ConfigNetwork
+from depthmup_flax.trainer.engine.network_task import averaged
 from depthmup_flax.trainer.engine.task import Task
-from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.engine.user_task import fitted, restored_state
 from depthmup_flax.trainer.run_log import read_metrics
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
@@ -165,9 +163,9 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
     with reading(path / "config.json", RESTORE):
         config = configs.from_json(stored)
     data = stored_data(path)
-    step, rule, task = chosen_step(path, which, config), configs.make_parametrization(config), None
-    if is_import_path(config.model.name):
-        task = UserNetwork(config.model, data.num_classes).task(rule)
+    step, rule = chosen_step(path, which, config), configs.make_parametrization(config)
+    named = ConfigNetwork(config.model, data.num_classes)
+    task = named.task(rule)
     if ema and (task is not None or not config.train.ema_decay):
         raise InputError(f"{path} has no average of its parameters: train.ema_decay was 0. Leave ema out.")
     params = "carry/ema" if ema else "carry/params"
@@ -186,23 +184,19 @@ def load_run(workdir: str | os.PathLike[str], which: str | int = "latest", *, em
         metrics=read_metrics(path / "metrics.jsonl"),
         result=read_json(path / "result.json", RESTORE) if (path / "result.json").exists() else None,
         data=data,
-        **_restored(config, data, rule, task, state["carry"]),
+        **_restored(config, data, rule, named, task, state["carry"]),
     )
 
 
 def _restored(
-    config: ConfigDict, data: Dataset, rule: Parametrization, task: Task | None, carry: Json
+    config: ConfigDict, data: Dataset, rule: Parametrization, named: ConfigNetwork, task: Task | None, carry: Json
 ) -> dict[str, Any]:
     """The fields of `TrainedRun` that are made of what a step carried, and of the user's code."""
     name, collections = config.model.name, carry.get("collections", {})
-    if not is_import_path(name):
-        model = create_model(num_classes=data.num_classes, rule=rule, **config.model)
-        made = {"model": model, "functions": our_functions(model)}
-        return made | {"params": carry["params"], "collections": collections}
     if task is not None:
         state = restored_state(task, name, hyperparameters(config), carry)
         return {"model": task, "params": carry, "collections": {}, "state": state}
-    functions = UserNetwork(config.model, data.num_classes).functions(rule)
+    functions = named.functions(rule)
     shapes = functions.shapes(data.input_spec)
     params, collections = fitted(shapes[0], carry["params"], name), fitted(shapes[1], collections, name)
     model = functions.model(params, collections)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.config import from_file
 from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import PRESETS, get_parametrization
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.power_fits import fit_power
 from reproduction.limits import diversity, phase_networks, phase_plane, run
@@ -120,7 +120,7 @@ def test_the_rules_powers_as_numbers_train_the_rules_network(name):
     rule = get_parametrization(alpha=0.75, gamma=0.5)
     model = networks.network("relu", config.width, 8, rule=rule, pre_nonlin=False, mean_subtraction=True)
     x_BxD, y_B = phase_networks.examples(config)
-    info = param_info(model, model.base(), x_BxD)
+    info = audited_model(model, x_BxD).info
     direct = depthmup(direction(name), info, rule, config.learning_rate)
     direct = freeze(direct, info, ("stem", "readout"))
     keys = jax.random.split(jax.random.key(config.seed), 2)

@@ -48,7 +48,7 @@ class Attention(nn.Module):
 def of_networks(width, count, frozen):
     """(count, STEPS, P) outputs before every step. The rule's rate is eta_0 gamma0^2 times the base width."""
     model, x = Attention(width), jnp.asarray(X)
-    info = dm.param_info(model, Attention(HEAD_DIM), x)
+    info = dm.audit(model, Attention(HEAD_DIM), x, in_code=[model.rule]).info
     optimizer = dm.freeze(dm.sgd(RATE / HEAD_DIM, info, model.rule), info, ["stem", "readout", *frozen])
     loss = lambda params: jnp.mean((model.apply({"params": params}, x) - Y) ** 2) / 2
 

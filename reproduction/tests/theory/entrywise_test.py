@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.rule.optimizer import adamw
-from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from reproduction.limits import finite_networks as networks
 from reproduction.theory import entrywise_training, nonlinear_training
@@ -47,7 +47,7 @@ def test_our_networks_trained_by_adam_approach_its_theory_alone_as_one_over_widt
     errors, to_other = {}, {}
     for width in (64, 256):
         model = networks.network("relu", width, 2, pre_nonlin=False, mean_subtraction=True, gamma0=0.7)
-        optimizer = adamw(0.1, param_info(model, model.base(), X), model.rule)
+        optimizer = adamw(0.1, audited_model(model, X).info, model.rule)
         outputs = networks.trajectories(
             model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
             jax.random.split(jax.random.key(width), 2**13 // width), lanes=32,

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.auditing.config_audit import audited_model
 from depthmup_flax.util.errors import InputError
 from reproduction.theory import gram, lazy_kernels, linear_training, one_step_kernel
 
@@ -60,7 +61,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
             1, width=width, depth=depth, base_width=1, base_depth=1, nonlinearity="linear", mean_subtraction=False,
             rule=rule,
         )  # fmt: skip
-        info = dm.param_info(model, model.base(), x[0])
+        info = audited_model(model, x[0]).info
         optimizer = dm.freeze(dm.sgd(rate, info, rule), info, ("stem", "readout"))
 
         def run(key, model=model, optimizer=optimizer):

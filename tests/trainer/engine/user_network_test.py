@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from depthmup_flax.trainer.engine.user_network import UserNetwork
 from flax import nnx
 
 from depthmup_flax.config import default_config
@@ -18,7 +19,6 @@ from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.task import Means
-from depthmup_flax.trainer.engine.user_network import UserNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
 
