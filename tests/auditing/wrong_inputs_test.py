@@ -63,7 +63,7 @@ WRONG = {  # call -> parts of the sentence
         "Axes(",
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
-    "an audit for its info": (lambda: dm.adamw(1e-3, audit(X), RULE), "info is Audit", "pass", ".info"),
+    "parameters for info": (lambda: dm.adamw(1e-3, PARAMS, RULE), "info is dict", "pass what dm.audit("),
     "another depth": (
         lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(16, 2))),
         "structure of the parameters",
