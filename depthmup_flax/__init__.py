@@ -13,12 +13,12 @@ from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:  # each is imported at its first use, so that reading records needs neither Flax nor JAX
     from depthmup_flax.auditing import audit, baked, rescale_init, rescaled_before
+    from depthmup_flax.auditing.overrides import Axes
     from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.report.sweep_report import Report, make_report
-    from depthmup_flax.rule.annotations import Axes
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.direction_traits import entrywise
     from depthmup_flax.rule.hyperball import adamh, muonh

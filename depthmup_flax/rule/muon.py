@@ -16,7 +16,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from depthmup_flax.rule.direction_traits import described
-from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
+from depthmup_flax.rule.info_trees import flatten_info, info_of, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
@@ -64,6 +64,7 @@ def muon(
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown.
     """
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     orthogonal = orthogonal_direction(
         info, rule, beta, nesterov, ns_steps, preconditioning, consistent_rms, eps, mu_dtype, place
@@ -116,7 +117,7 @@ def orthogonal_direction(
 
 def muon_geometry(info: InfoTree) -> ArrayTree:
     """``orthogonal`` for the matrices that `muon` orthogonalizes, ``sign`` for Adam's parameters."""
-    return geometry_by_role(info, Geometry.ORTHOGONAL)
+    return geometry_by_role(info_of(info), Geometry.ORTHOGONAL)
 
 
 def geometry_by_role(info: InfoTree, of_matrices: Geometry) -> ArrayTree:
