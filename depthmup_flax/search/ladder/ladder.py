@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report.own_records import OwnRuns, Run, read_runs
-from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES
+from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES, Hyperparameters
 from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
 from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
 from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
@@ -92,10 +92,8 @@ class Ladder:
             rows.append((str(one.search.size), *numbers, len(one.curve.losses)))
         lines = ["", *Table(head, rows, "<>>>>").lines]
         if self.steps:
-            head, rows = (
-                ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below"),
-                [],
-            )
+            rows = []
+            head = ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below")
             for step in self.steps:
                 rates = ", ".join(f"{rate:.2g}" for rate in step.rates)
                 shares = map(_percent, (step.cost, step.regret.mean, step.regret.high))
@@ -151,6 +149,7 @@ def ladder(
     batch_size: int | None = None,
     rule: str | None = None,
     optimizer: str = "adam",
+    weight_decay: float = 0.0,
     initial_loss: float | None = None,
     budget: float = BUDGET,
     columns: Mapping[str, str] | None = None,
@@ -167,7 +166,7 @@ def ladder(
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
         `rescaled_hyperparameters` says.
       rule: whose law is used, ``depth_mup``, ``completep``, ``mup`` or ``sp``; ``None``: the table's, or else ``sp``.
-      optimizer: a name of `OPTIMIZER_RULES`, of the rule for steps and batch size.
+      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs: for other steps and batch sizes.
       initial_loss: before learning, such as the logarithm of the number of classes; the regret is then a share of what
         is learned, not of the loss.
       budget: the most that one more size may cost, in runs of the target.
@@ -185,7 +184,7 @@ def ladder(
     require_number("budget", budget, above=0)
     notes = list(own.notes)
     runs, rule = _of_one_series(own.runs, rule, notes)
-    law = _law(rule, optimizer)
+    law = _law(rule, optimizer, weight_decay)
     initial = initial_loss or _initial(runs)
     if initial is not None and initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
         notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
@@ -224,14 +223,15 @@ def _initial(runs: Sequence[Run]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _law(rule: str, optimizer: str) -> Law:
+def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
     laws = known_laws()
     if rule not in laws:
         raise InputError(f"rule is {rule!r}: {did_you_mean(rule, laws)}")
     if optimizer not in OPTIMIZER_RULES:
         raise InputError(f"optimizer is {optimizer!r}: {did_you_mean(optimizer, OPTIMIZER_RULES)}")
     of = OPTIMIZER_RULES[optimizer]
-    slopes = {**laws[rule].slopes, "examples": of.duration, "batch_size": of.batch}
+    duration = of.duration_of(Hyperparameters(1.0, batch_size=1, steps=1, weight_decay=weight_decay))
+    slopes = {**laws[rule].slopes, "examples": duration, "batch_size": of.batch}
     return dataclasses.replace(laws[rule], slopes=slopes)
 
 

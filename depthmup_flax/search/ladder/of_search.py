@@ -46,6 +46,7 @@ def ladder_of_runs(runs: Sequence[Run], target: ConfigDict, steps: int, **option
         batch_size=target.train.batch_size,
         rule=preset if preset in known_laws() else _RULE,
         optimizer=optimizer if optimizer in OPTIMIZER_RULES else "adam",
+        weight_decay=target.optimizer.weight_decay,
         **options,
     )
 

@@ -87,6 +87,8 @@ def test_regret_is_a_share_of_what_is_learned_where_the_initial_loss_is_known():
 def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_column_of_steps():
     once, four_times = (ladder(rows_of(), (256, 16), rule="mup", steps=steps) for steps in (1000, 4000))
     assert math.log2(four_times.rate / once.rate) == pytest.approx(-0.5)
+    decayed = ladder(rows_of(), (256, 16), rule="mup", steps=4000, weight_decay=0.1)
+    assert decayed.rate == pytest.approx(once.rate)
     without = [{name: value for name, value in row.items() if name != "iter"} for row in rows_of()]
     assert any("has no steps" in note for note in ladder(without, (256, 16), steps=4000).notes)
 
