@@ -76,9 +76,9 @@ def make_report(
     of_table = len(paths) == 1 and is_table(paths[0])
     sweep = read_csv(paths[0]) if of_table else first_round(read_sweep(paths))
     if out is None:
-        out = (paths[0].with_name(paths[0].name.partition(".")[0]) if of_table else paths[0]) / (
-            f"report_{loss}" if loss else "report"
-        )
+        stem = paths[0].name.removesuffix(".gz").rpartition(".")[0] or f"{paths[0].name}_report"
+        place = paths[0].with_name(stem) if of_table else paths[0]
+        out = place / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""
