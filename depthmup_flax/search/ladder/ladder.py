@@ -27,6 +27,7 @@ from depthmup_flax.util.table import Table
 BUDGET = 0.1  # of a run of the target, for one more size
 _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
+_MEASURED = {"width": 16, "depth": 64}  # the largest ratios in the sweeps to which laws were fitted
 _SHAPE = 5  # rates of a curve that says what errors cost
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
 
@@ -182,7 +183,7 @@ def ladder(
         if number is not None:
             require_number(f"target.{name}", number, least=1, whole=True)
     require_number("budget", budget, above=0)
-    notes = list(own.notes)
+    notes, given_rule = list(own.notes), rule
     runs, rule = _of_one_series(own.runs, rule, notes)
     law = _law(rule, optimizer, weight_decay)
     initial = initial_loss or _initial(runs)
@@ -202,6 +203,12 @@ def ladder(
     unit = learned if learned > 0 else abs(large.lowest) or 1.0
     shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
     regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
+    for name, most in _MEASURED.items():
+        if (ratio := getattr(goal, name) / min(getattr(one.search.size, name) for one in searched)) > most:
+            notes.append(f"The target's {name} is {ratio:.3g} times the smallest; the law was measured up to {most}.")
+    if given_rule is None:
+        options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
+        notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
     return Ladder(
         target=goal,
         rule=rule,
@@ -215,6 +222,18 @@ def ladder(
         notes=notes,
         kept=kept,
     )
+
+
+def _of_other_rules(own: OwnRuns, target: tuple[int, int], rule: str, **options: Any) -> list[str]:
+    """Under which of the table's other rules the best rate lies where."""
+    sentences = []
+    for other in sorted({str(dict(run.settings).get("rule")) for run in own.runs} & known_laws().keys() - {rule}):
+        try:
+            found = ladder(dataclasses.replace(own, notes=()), target, rule=other, **options)
+            sentences.append(f"Under {other}, {found.statement[0]}.")
+        except InputError as error:
+            sentences.append(f"Under {other}, {error}")
+    return sentences
 
 
 def _initial(runs: Sequence[Run]) -> float | None:
@@ -257,7 +276,9 @@ def _of_one_series(runs: Sequence[Run], rule: str | None, notes: list[str]) -> t
         rule = own_rule
     if rule is None:
         rule = _FALLBACK
-        notes.append(f"No rule is named: the law is that of {rule}. Name yours: --rule=mup, depth_mup or completep.")
+        notes.append(
+            f"No known rule is named: the law is that of {rule}. Name yours: --rule=mup, depth_mup, completep."
+        )
     return finite[best], rule
 
 

@@ -17,7 +17,8 @@ from depthmup_flax.search.tune.choice import best_choice
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Record, Sweep
 from depthmup_flax.util.errors import InputError
 
-_RULE = "depth_mup"  # whose law stands for other presets
+_LAWS = {"ode": "completep"}  # the law of a preset that has none of its own, else
+_RULE = "depth_mup"
 
 
 def ladder_of_search(searched: Sweep, proxy: ConfigDict, target: ConfigDict, steps: tuple[int, int]) -> Ladder | None:
@@ -44,7 +45,7 @@ def ladder_of_runs(runs: Sequence[Run], target: ConfigDict, steps: int, **option
         (target.model.width, target.model.depth),
         steps=steps,
         batch_size=target.train.batch_size,
-        rule=preset if preset in known_laws() else _RULE,
+        rule=preset if preset in known_laws() else _LAWS.get(preset, _RULE),
         optimizer=optimizer if optimizer in OPTIMIZER_RULES else "adam",
         weight_decay=target.optimizer.weight_decay,
         **options,

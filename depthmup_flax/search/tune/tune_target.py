@@ -96,7 +96,9 @@ def tune_target(
     if carried := ladder_of_search(searched, proxy, large, lengths):
         summary += "\n\n" + "\n".join(carried.statement)
     if ladder is not None and not carried:
-        log.warning("No ladder: the proxy's best rate is not inside of the rates that were tried. Search wider.")
+        log.warning(
+            "No ladder: the search has no best rate inside of its rates. Tune the learning rate over a wider range."
+        )
     elif ladder is not None:
         rung = proxy.copy_and_resolve_references()
         rung.data.validation_fraction = searched.info.base["data"]["validation_fraction"]

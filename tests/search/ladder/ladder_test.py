@@ -62,9 +62,12 @@ def test_the_rule_is_the_tables_then_the_callers_then_the_widest():
     named = [{**row, "rule": rule} for rule in ("completep", "sp") for row in rows_of(trend=-0.4 * (rule == "sp"))]
     assert ladder(named, (256, 16), rule="sp").rule == "sp"
     assert ladder(named, (256, 16), rule="completep").rate > ladder(named, (256, 16), rule="sp").rate
+    both = ladder(named, (256, 16))
+    (other,) = {"completep", "sp"} - {both.rule}
+    assert any(f"Under {other}, {ladder(named, (256, 16), rule=other).statement[0]}" in note for note in both.notes)
     unnamed = ladder(rows_of(), (256, 16))
     assert unnamed.rule == "sp"
-    assert any("No rule is named" in note for note in unnamed.notes)
+    assert any("No known rule" in note for note in unnamed.notes)
     with pytest.raises(InputError, match="rule is 'nup'"):
         ladder(rows_of(), (256, 16), rule="nup")
 
@@ -91,6 +94,12 @@ def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_col
     assert decayed.rate == pytest.approx(once.rate)
     without = [{name: value for name, value in row.items() if name != "iter"} for row in rows_of()]
     assert any("has no steps" in note for note in ladder(without, (256, 16), steps=4000).notes)
+
+
+def test_a_target_farther_than_what_was_measured_is_said():
+    near, far = (ladder(rows_of(), (width, 16), rule="mup") for width in (1024, 2048))
+    assert not any("measured up to" in note for note in near.notes)
+    assert any("width is 32 times" in note for note in far.notes)
 
 
 def test_the_forecast_is_that_of_the_law_of_the_loss():
