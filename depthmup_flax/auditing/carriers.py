@@ -18,7 +18,8 @@ import numpy as np
 
 from depthmup_flax.auditing.audit_report import Finding
 from depthmup_flax.rule.factor import Factor, in_blocks
-from depthmup_flax.trace.facts import Branch, Traced
+from depthmup_flax.trace.branches import Branch
+from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.graph import PARAM, Graph, Node, Place
 from depthmup_flax.trace.kinds import ACTIVATION
 from depthmup_flax.trace.slices import Slices, sliced
