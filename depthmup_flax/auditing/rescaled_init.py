@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
 from depthmup_flax.rule.factor import factor_text
-from depthmup_flax.rule.info_trees import audit_of, flatten_info, is_info
+from depthmup_flax.rule.info_trees import audit_of, flatten_info, info_of, is_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, require_parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -32,17 +32,22 @@ class Start:
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        known = isinstance(self.carried, (int, float)) and isinstance(self.factor, float)
-        return not (known and self.carried == 1 and math.isclose(self.factor, 1.0))
+        if not isinstance(self.carried, (int, float)) or not isinstance(self.factor, float):
+            return True
+        return self.carried != 1 or not math.isclose(self.factor, 1.0)
 
     def __call__(self, x: ArrayTree) -> ArrayTree:
         """An array keeps its type; ``x`` may be a box or an ``nnx.Variable`` around one."""
 
-        def of(array: jax.Array) -> jax.Array:
-            shift = self.offset * (self.carried - 1)
-            return array * jnp.asarray(self.factor * self.carried, array.dtype) + jnp.asarray(shift, array.dtype)
+        if not self.changes:
+            return x
+        shift = self.offset * (self.carried - 1)
 
-        return jax.tree.map(of, x) if self.changes else x
+        def of(array: jax.Array) -> jax.Array:
+            factor = jnp.asarray(self.factor * self.carried, array.dtype)
+            return array * factor + jnp.asarray(shift, array.dtype)
+
+        return jax.tree.map(of, x)
 
     def __str__(self) -> str:
         shift = f" plus {factor_text(self.offset * (self.carried - 1))}" if self.offset else ""
@@ -70,7 +75,7 @@ def rescale_init(
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
       base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
         depth, as in `audit`, or of the depth of ``params``.
-      info: ``audit.info``.
+      info: the audit, or its ``info``.
       rule: the parametrization, that of the optimizer.
 
     Returns:
@@ -86,20 +91,31 @@ def rescale_init(
 def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:
     """Path -> what `rescale_init`, which has the same arguments, does to the parameter."""
     require_parametrization(rule)
-    (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
-    for path in sorted(leaves.keys() ^ known.keys()):
-        one, other = ("the model", "info") if path in leaves else ("info", "the model")
-        raise InputError(f"parameter {path!r} is in {one} but not in {other}: give both the same depth.")
-    for path, leaf in leaves.items():
-        if shape_of(leaf) != known[path].shape:
-            shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
-            other = "pass (params, base_params), in this order, of the network that info was made for and its base"
-            raise InputError(f"parameter {path!r} {shapes}: {other}.")
+    leaves, _ = flatten(params, "params")
+    base, _ = flatten(base_params, "base_params")
+    infos = flatten_info(info)
+    _require_same_parameters(leaves, infos)
     _require_base(base, info)
-    pairs = _counterparts(leaves, base, known)
-    factors = {path: _factor(path, leaf, base[pairs[path]], known[path], rule) for path, leaf in leaves.items()}
-    starts = carried_factors(info, rule)
-    return {path: dataclasses.replace(start, factor=factors[path]) for path, start in starts.items()}
+    pairs = _counterparts(leaves, base, infos)
+    result: dict[str, Start] = {}
+    for path, start in carried_factors(info, rule).items():
+        factor = _factor(path, leaves[path], base[pairs[path]], infos[path], rule)
+        result[path] = dataclasses.replace(start, factor=factor)
+    return result
+
+
+def _require_same_parameters(leaves: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]) -> None:
+    """Raises `InputError` unless the parameters are those that ``infos`` were made for."""
+    for path in sorted(leaves.keys() ^ infos.keys()):
+        there, not_there = ("info", "the model")
+        if path in leaves:
+            there, not_there = not_there, there
+        raise InputError(f"parameter {path!r} is in {there} but not in {not_there}: give both the same depth.")
+    for path, leaf in leaves.items():
+        if shape_of(leaf) != infos[path].shape:
+            shapes = f"has shape {shape_of(leaf)}, but info was made for {infos[path].shape}"
+            remedy = "pass (params, base_params), in this order, of the network that info was made for and its base"
+            raise InputError(f"parameter {path!r} {shapes}: {remedy}.")
 
 
 def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
@@ -111,7 +127,9 @@ def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
     at_depth = {path: leaf.base_shape for path, leaf in flatten_info(info).items()}
     if shapes in (record.base, at_depth):
         return
-    wanted = at_depth if shapes.keys() == at_depth.keys() and shapes.keys() != record.base.keys() else record.base
+    wanted = record.base
+    if shapes.keys() == at_depth.keys() != record.base.keys():
+        wanted = at_depth
     for path in sorted(shapes.keys() | wanted.keys()):
         if shapes.get(path) != wanted.get(path):
             raise InputError(
@@ -128,22 +146,24 @@ def carried_factors(info: InfoTree, rule: Parametrization) -> dict[str, Start]:
 def baked(params: ArrayTree, info: InfoTree, rule: Parametrization = PRESETS["depth_mup"]) -> ArrayTree:
     """The parameters of a model with its factors in the code, as those of the plain model, which carry them.
 
-    ``info`` is of the plain model's audit. Both compute the same outputs, up to rounding.
+    ``info`` is the plain model's audit, or its ``info``. Both compute the same outputs, up to rounding.
     """
     return multiplied(params, carried_factors(info, rule))
 
 
 def rescaled_before(info: InfoTree) -> InfoTree:
-    """``info`` for parameters that an earlier run started with `rescale_init`, trained and saved.
+    """The info of an audit for parameters that an earlier run started with `rescale_init`, trained and saved.
 
     Optimizers do not compare their values with initial ones.
     """
 
     def trusted(leaf: ParamInfo) -> ParamInfo:
-        record = leaf.audited and dataclasses.replace(leaf.audited, base_sizes=None)
+        if leaf.audited is None:
+            return leaf
+        record = dataclasses.replace(leaf.audited, base_sizes=None)
         return dataclasses.replace(leaf, audited=record)
 
-    return jax.tree.map(trusted, info, is_leaf=is_info)
+    return jax.tree.map(trusted, info_of(info), is_leaf=is_info)
 
 
 def _counterparts(
@@ -153,8 +173,14 @@ def _counterparts(
     if leaves.keys() == base.keys():
         return {path: path for path in leaves}
     shapes = {path: shape_of(leaf) for path, leaf in base.items()}
-    pairs = nearest(leaves, shapes, lambda path, shape: _misfit(infos[path], shape))
-    for path in (path for path in leaves if path not in pairs):
+
+    def misfit(path: str, shape: tuple[int, ...]) -> tuple[bool, int] | None:
+        return _misfit(infos[path], shape)
+
+    pairs = nearest(leaves, shapes, misfit)
+    for path in leaves:
+        if path in pairs:
+            continue
         raise InputError(
             f"no parameter of the base model corresponds to {path!r} of shape {infos[path].shape}: pass base_params of "
             "a model with the base width and the depth of this one."
@@ -166,46 +192,71 @@ def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
     """How unlike a layer at the base width a shape of the base model is; ``None`` if it cannot be one."""
     if len(info.shape) != len(base):
         return None
-    ratios = [n / base_n for n, base_n in zip(info.shape, base, strict=True)]
-    equal = lambda ratios: math.isclose(math.prod(ratios), info.width_in * info.width_out)
-    if not equal(ratios) and not equal(ratios[1:]):  # a leading axis may count layers
+    ratios = [size / base_size for size, base_size in zip(info.shape, base, strict=True)]
+    is_whole = _is_width(ratios, info)
+    if not is_whole and not _is_width(ratios[1:], info):  # a leading axis may count layers
         return None
     expected = (1.0, info.width_in, info.width_out)
-    return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
+    unlike = 0
+    for ratio in ratios:
+        unlike += not any(math.isclose(ratio, m) for m in expected)
+    return not is_whole, unlike
+
+
+def _is_width(ratios: Sequence[float], info: ParamInfo) -> bool:
+    """Whether a parameter's sides grow together as its width ratios do."""
+    return math.isclose(math.prod(ratios), info.width_in * info.width_out)
 
 
 def multiplied(params: ArrayTree, factors: Mapping[str, Start]) -> ArrayTree:
     """``params`` as `init_factors` says; works under ``jit``."""
     leaves, structure = flatten(params, "params")
-    return jax.tree_util.tree_unflatten(structure, [factors[path](leaf) for path, leaf in leaves.items()])
+    started = [factors[path](leaf) for path, leaf in leaves.items()]
+    return jax.tree_util.tree_unflatten(structure, started)
 
 
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:
-    wanted = rule.init_ratio(info)
-    if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
+    """What multiplies the initial value of a parameter: a float or, of a traced one, an array."""
+    ratio = rule.init_ratio(info)
+    if ratio is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
-    arrays = [value_of(one) for one in (leaf, base_leaf)]
-    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
-    numpy = jnp if traced else np  # which compiles nothing
-    array, base = map(numpy.asarray, arrays)
-    constant, base_constant = (numpy.max(x) == numpy.min(x) for x in (array, base))
-    std, base_std = (jnp.asarray(numpy.std(x.astype(jnp.promote_types(x.dtype, jnp.float32)))) for x in (array, base))
+    values = _Values.of(value_of(leaf))
+    base = _Values.of(value_of(base_leaf))
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
-    tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
-    factor = jnp.where(constant & base_constant, 1.0, _nearest_power(wanted * base_std / std, info, tolerance))
-    factor = jnp.where(constant != base_constant, math.nan, factor)
+    tolerance = 4 * math.sqrt(0.5 / values.size + 0.5 / base.size)
+    factor = _nearest_power(ratio * base.std / values.std, info, tolerance)
+    factor = jnp.where(values.is_constant & base.is_constant, 1.0, factor)
+    factor = jnp.where(values.is_constant != base.is_constant, math.nan, factor)
     if isinstance(factor, jax.core.Tracer):
         return factor
-    if constant != base_constant:
-        alone = f"is constant in {'the model' if constant else 'the base model'} alone"
-        raise InputError(f"parameter {path!r} {alone}: use the same initializers in both models.")
+    if values.is_constant != base.is_constant:
+        where = "the model" if values.is_constant else "the base model"
+        raise InputError(f"parameter {path!r} is constant in {where} alone: use the same initializers in both models.")
     return float(factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What is measured of initial values; arrays if they are traced."""
+
+    std: Any
+    is_constant: Any
+    size: int
+
+    @classmethod
+    def of(cls, array: Any) -> _Values:
+        """From an array."""
+        numpy = jnp if isinstance(array, jax.core.Tracer) else np  # which compiles nothing
+        array = numpy.asarray(array)
+        wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        return cls(jnp.asarray(numpy.std(wide)), numpy.max(array) == numpy.min(array), array.size)
 
 
 def _nearest_power(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
     """The power of the width ratios that is closest to a measured factor, if its logarithm is within ``tolerance``."""
     halves = (0.0, -0.5, 0.5)
-    powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)])
+    exponents = itertools.product(halves, halves)
+    powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in exponents])
     distances = jnp.abs(jnp.log(measured / powers))
     closest = jnp.argmin(distances)
     return jnp.where(distances[closest] <= tolerance, powers[closest], measured)
