@@ -39,7 +39,13 @@ class BranchFactors:
     fades: bool
 
 
-def branch_factors(facts: Traced, base: Traced, wanted: Mapping[int, float], *, absolute: bool) -> BranchFactors:
+def branch_factors(
+    facts: Traced,
+    base: Traced,
+    wanted: Mapping[int, float],
+    *,
+    absolute: bool,
+) -> BranchFactors:
     """The factors of all branches.
 
     ``wanted`` is the rule's multiplier of the branch that ends in a sum: where a sum can be read in
@@ -95,7 +101,13 @@ def projection_factor(one: BranchFactor) -> float | None:
     return ratios[0] if ratios else None
 
 
-def normalized_factor(one: BranchFactor, wanted: float, facts: Traced, *, absolute: bool) -> float | None:
+def normalized_factor(
+    one: BranchFactor,
+    wanted: float,
+    facts: Traced,
+    *,
+    absolute: bool,
+) -> float | None:
     """The factor of what a norm at the branch's end normalizes, if there is one."""
     counterpart = one.counterpart
     if counterpart is None or not one.branch.normalized:
@@ -142,7 +154,10 @@ def _form(branch: Branch) -> tuple[Hashable, ...]:
     return branch.kind, branch.projected, factors, shortcut
 
 
-def _most_similar(branch: Branch, forms: Mapping[tuple[Hashable, ...], Sequence[Branch]]) -> Branch | None:
+def _most_similar(
+    branch: Branch,
+    forms: Mapping[tuple[Hashable, ...], Sequence[Branch]],
+) -> Branch | None:
     """The first of the base model's branches that is most like a branch."""
     if not forms:
         return None
@@ -181,7 +196,13 @@ class _Sum:
     mixed: bool = False
 
 
-def _read_sum(branch: Branch, counterpart: Branch | None, wanted: float, fading: _Fading, facts: Traced) -> _Sum:
+def _read_sum(
+    branch: Branch,
+    counterpart: Branch | None,
+    wanted: float,
+    fading: _Fading,
+    facts: Traced,
+) -> _Sum:
     if counterpart is None:
         return _Sum()
     shortcut = ratio_of(frozenset({branch.kept}), frozenset({counterpart.kept}))
