@@ -36,16 +36,16 @@ class _Wrong(NamedTuple):
 def missing_branches(compared: Comparison) -> list[Finding]:
     """Branches with another multiplier than the rule's, those that are alike in one finding."""
     wrong: dict[_Wrong, list[Branch]] = {}
-    for node, one in compared.branches.of_node.items():
-        if one.factor is None or close(one.factor, compared.wanted[node]):
+    for node, entry in compared.branches.of_node.items():
+        if entry.factor is None or close(entry.factor, compared.wanted[node]):
             continue
         key = _Wrong(
-            _name(one, compared),
-            float(number(one.factor)),
+            _name(entry, compared),
+            float(number(entry.factor)),
             compared.ratios.of_branch.get(node, 1.0),
             compared.ratios.uses.get(node, 1.0),
         )
-        wrong.setdefault(key, []).append(one.branch)
+        wrong.setdefault(key, []).append(entry.branch)
     numbered = len(wrong) > 1
     result = []
     for key, branches in wrong.items():
@@ -56,11 +56,11 @@ def missing_branches(compared: Comparison) -> list[Finding]:
     return result
 
 
-def _name(one: BranchFactor, compared: Comparison) -> str:
+def _name(entry: BranchFactor, compared: Comparison) -> str:
     """Whether a multiplier is missing, or canceled by a norm behind it."""
-    wanted = compared.wanted[one.branch.node]
+    wanted = compared.wanted[entry.branch.node]
     absolute = compared.is_absolute
-    normalized = normalized_factor(one, wanted, compared.facts, absolute=absolute)
+    normalized = normalized_factor(entry, wanted, compared.facts, absolute=absolute)
     return CANCELED if not close(wanted, 1) and close(normalized, wanted) else MISSING
 
 
@@ -117,9 +117,9 @@ def _as_if(compared: Comparison, wrong: _Wrong) -> str:
 def shortcuts(compared: Comparison) -> list[Finding]:
     """Shortcuts that are multiplied."""
     wrong: dict[tuple[float, bool], list[str]] = {}
-    for one in compared.branches.of_node.values():
-        branch = one.branch
-        ratio = projection_factor(one) if branch.projected else one.shortcut
+    for entry in compared.branches.of_node.values():
+        branch = entry.branch
+        ratio = projection_factor(entry) if branch.projected else entry.shortcut
         if ratio is None or close(ratio, 1):
             continue
         projection = [path for path in branch.shortcut if path and branch.projected]

@@ -67,11 +67,11 @@ def fixed_kinds(factors: BranchFactors, ratios: DepthRatios) -> set[frozenset[st
     """Kinds of branches that are of the stream: they do not count, and are not multiplied."""
     fixed: set[frozenset[str]] = set()
     counted: set[frozenset[str]] = set()
-    for node, one in factors.of_node.items():
+    for node, entry in factors.of_node.items():
         if node in ratios.of_branch:
-            counted.add(one.branch.kind)
-        elif one.factor is None or close(one.factor, 1):
-            fixed.add(one.branch.kind)
+            counted.add(entry.branch.kind)
+        elif entry.factor is None or close(entry.factor, 1):
+            fixed.add(entry.branch.kind)
     return fixed - counted
 
 
@@ -237,7 +237,8 @@ class Comparison:
     @functools.cached_property
     def growing_products(self) -> Sequence[ScoreFactors]:
         """Products over a growing dimension, in no softmax, without the scale of attention."""
-        return [one for one in self.scores if one.is_growing and not one.is_right(self.rule)]
+        growing = [scores for scores in self.scores if scores.is_growing]
+        return [scores for scores in growing if not scores.is_right(self.rule)]
 
     @property
     def unread_sums(self) -> Unread | None:
@@ -252,7 +253,7 @@ class Comparison:
 
     def coded_widths(self, rule: Parametrization) -> int:
         """At how many readouts and scores the code has a rule's factors of the width."""
-        count = sum(one.is_in_code(rule) for one in self.scores)
+        count = sum(scores.is_in_code(rule) for scores in self.scores)
         for path in self.facts.readouts.keys() - {""}:
             factor, wanted = self.readout(path)
             count += not wanted.is_one and close(factor, wanted.under(rule))

@@ -8,11 +8,12 @@ between the two models, the multipliers.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from depthmup_flax.auditing.audit_report import Audit, Finding
-from depthmup_flax.auditing.branch_factors import branch_factors
+from depthmup_flax.auditing.branch_factors import BranchFactors, branch_factors
 from depthmup_flax.auditing.carriers import CarriedFactors, carry_factors
 from depthmup_flax.auditing.comparison import (
     Comparison,
@@ -187,11 +188,11 @@ def _traced_models(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Depth:
-    """The depth ratios, and the rule whose factors the code's branches have."""
+    """How the model's depth compares with its base's, and with a rule."""
 
     match: MatchedModels  # branches whose number is fixed are parts of the stream
     ratios: DepthRatios
-    rule: Parametrization
+    rule: Parametrization  # whose factors the code's branches have
 
 
 def _depth_in_code(
@@ -206,17 +207,23 @@ def _depth_in_code(
     ratios = of_layers(ratios, facts, base_facts, match.pairs)
     wants = branch_wants(facts.branches, ratios, {})
     absolute = is_absolute(ratios, facts, base_facts)
-    result: _Depth | None = None
-    most = -1
+    fits = []
     for rule in _one_of_each_alpha(rules):
         wanted = under(wants, rule)
         factors = branch_factors(facts, base_facts, wanted, absolute=absolute)
-        count = len(coded_branches(factors, wanted, ratios))
-        if count > most:
-            most = count
-            result = _Depth(match.without(fixed_kinds(factors, ratios)), ratios, rule)
-    assert result is not None  # presets have alphas
-    return result
+        coded = coded_branches(factors, wanted, ratios)
+        fits.append(_Fit(rule, factors, len(coded)))
+    best = max(fits, key=operator.attrgetter("coded"))
+    fixed = fixed_kinds(best.factors, ratios)
+    return _Depth(match.without(fixed), ratios, best.rule)
+
+
+class _Fit(NamedTuple):
+    """How many branches of the code have the factor of a rule."""
+
+    rule: Parametrization
+    factors: BranchFactors
+    coded: int
 
 
 def _one_of_each_alpha(rules: Sequence[Parametrization]) -> list[Parametrization]:
@@ -279,14 +286,14 @@ def _record(compared: Comparison) -> AuditRecord:
 def _carried(compared: Comparison, findings: Sequence[Finding]) -> CarriedFactors:
     """What parameters carry: the rule's a, too, where the code multiplies a branch by nothing."""
     branches = compared.branches.of_node.values()
-    bare = [one.branch for one in branches if close(one.factor, 1)]
+    bare = [entry.branch for entry in branches if close(entry.factor, 1)]
     return carry_factors(compared.match.model.graph, compared.facts, findings, bare)
 
 
 def _has_multiplier(compared: Comparison, carried: CarriedFactors) -> bool | None:
     """Whether branches have the rule's a, in the code or carried; see `AuditRecord`."""
     branches = compared.branches.of_node.values()
-    is_bare = any(close(one.factor, 1) for one in branches)
+    is_bare = any(close(entry.factor, 1) for entry in branches)
     has_multiplier = carried.multiplier if is_bare else bool(compared.facts.branches)
     if has_multiplier and compared.r == 1:  # the code's multiplier is 1 in both models
         return None

@@ -124,7 +124,7 @@ def _growing_products(compared: Comparison) -> Iterator[Finding]:
     """Products over a growing dimension, such as those of linear attention."""
     alike = grouped(compared.growing_products, _sizes_and_factor)
     for (d, base_d, factor), several in alike.items():
-        paths = _united(one.product.paths for one in several)
+        paths = _united(scores.product.paths for scores in several)
         what = f"products over a growing dimension, outside of softmax, of {summary(paths)}"
         text = f"{what} are multiplied by {factor} relative to the base model."
         code = f"write y = rule.attention_scale({d}, {base_d}) * q @ k.T  # d, base d"
@@ -139,7 +139,7 @@ def _sizes_and_factor(scores: ScoreFactors) -> tuple[int, int, str]:
 
 def _in_untraced_branches(compared: Comparison) -> list[str]:
     branches = compared.branches.of_node.values()
-    return _united(one.branch.paths for one in branches if one.factor is None)
+    return _united(entry.branch.paths for entry in branches if entry.factor is None)
 
 
 def _untraced_outside(rows: ParameterRows) -> list[str]:
@@ -159,7 +159,7 @@ def _untraced_inside(compared: Comparison) -> list[str]:
 
 
 def _untraced_scores(compared: Comparison) -> list[str]:
-    products = [one.product for one in compared.scores if math.isnan(one.factor)]
+    products = [scores.product for scores in compared.scores if math.isnan(scores.factor)]
     return _united(product.paths | product.beside for product in products if product.in_softmax)
 
 

@@ -55,7 +55,8 @@ def score_factors(facts: Traced, base: Traced) -> list[ScoreFactors]:
 
 def apart(scores: Sequence[ScoreFactors], facts: Traced) -> set[str]:
     """The parameters that read products over a growing dimension, which are judged alone."""
-    return facts.readers({one.product.node for one in scores if one.is_growing})
+    growing = [score for score in scores if score.is_growing]
+    return facts.readers({score.product.node for score in growing})
 
 
 def _weights_of(scores: Scores) -> tuple[bool, frozenset[str]]:

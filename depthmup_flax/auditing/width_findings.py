@@ -39,7 +39,8 @@ def _is_right_readout(compared: Comparison, factor: float, wanted: Factor) -> bo
     expected = float(wanted.under(compared.rule))
     if close(factor, expected):
         return True
-    return any(close(factor, expected * one.shortcut) for one in compared.branches.of_node.values())
+    branches = compared.branches.of_node.values()
+    return any(close(factor, expected * entry.shortcut) for entry in branches)
 
 
 def _readout(
@@ -152,8 +153,10 @@ def within_branches(compared: Comparison) -> list[Finding]:
 
 def _is_multiplier_before_last_layer(compared: Comparison, path: str, factor: float) -> bool:
     for node in compared.facts.branches_of[path]:
-        one = compared.branches.of_node.get(node)
-        if one is not None and one.before_last_layer and close(factor, compared.wanted[node]):
+        entry = compared.branches.of_node.get(node)
+        if entry is None or not entry.before_last_layer:
+            continue
+        if close(factor, compared.wanted[node]):
             return True
     return False
 
@@ -199,11 +202,11 @@ class _WrongScale(NamedTuple):
 def attention(compared: Comparison) -> list[Finding]:
     """Products of queries and keys with another scale than the rule's."""
     wrong: dict[_WrongScale, list[Scores]] = {}
-    for one in compared.scores:
-        product = one.product
-        if not product.in_softmax or math.isnan(one.factor) or one.is_right(compared.rule):
+    for scores in compared.scores:
+        product = scores.product
+        if not product.in_softmax or math.isnan(scores.factor) or scores.is_right(compared.rule):
             continue
-        key = _WrongScale(one.factor, one.wanted, product.size, one.base_size)
+        key = _WrongScale(scores.factor, scores.wanted, product.size, scores.base_size)
         wrong.setdefault(key, []).append(product)
     return [_scores(scale, products) for scale, products in wrong.items()]
 
