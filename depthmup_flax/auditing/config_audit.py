@@ -28,9 +28,18 @@ Sizes: TypeAlias = tuple[int, int]  # width, depth
 _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 
 
+class _Power(float):
+    """A power of width ratios, as `Parametrization.width` takes it; what is computed of it is a plain float.
+
+    A NumPy number would be: modules that keep one would have an array more.
+    """
+
+    dtype = np.dtype(float)
+
+
 # The rule under which networks that take one are built to be audited. Its numbers belong to no preset: where the code
 # has its factors, the code follows any rule; where it has those of a preset, they are written into it.
-PROBE = Parametrization(alpha=0.618, gamma=0.382, width=np.float64(0.847), gamma0_width_exponent=0.271)
+PROBE = Parametrization(alpha=0.618, gamma=0.382, width=_Power(0.847), gamma0_width_exponent=0.271)
 
 
 # The same for models of this package. A tied readout has the initial scale of weights as a factor, which is no power of
@@ -178,18 +187,19 @@ def _larger(
             width if width != base_width else width_times * width,
             depth if depth != base_depth else depth_times * depth,
         )
-        if str(larger) in failures:
+        name = f"{larger[0]} x {larger[1]}"
+        if name in failures:
             continue
         try:
             model = functions(*larger)
             model.outputs(inputs)
             return larger, model
         except (UserCodeError, InputError) as error:
-            failures[str(larger)] = error
+            failures[name] = error
     last = list(failures.values())[-1]
     raise InputError(
         f"model.width is {sizes[0]} and model.depth is {sizes[1]}: roles are read from a larger network, but "
-        f"{own.name} fails at (width, depth) {', '.join(failures)} ({last}). Make one of these sizes work."
+        f"{own.name} fails at width x depth {', '.join(failures)} ({last}). Make one of these sizes work."
     ) from last
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from depthmup_flax.auditing.counterparts import contradictions
 from depthmup_flax.auditing.depth_ratios import DepthRatios
+from depthmup_flax.auditing.expert_axes import expert_axes
 from depthmup_flax.auditing.matching import MatchedModels, layer_axes
 from depthmup_flax.auditing.overrides import Axes, decays, info_of_axes, overridden
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -105,6 +106,7 @@ def _roles_by_use(
     """Path -> role and ratios, and path -> why they were not read."""
     facts = match.facts
     layers = layer_axes(facts.uses)
+    experts = expert_axes(facts.graph, facts.kinds)
     infos: dict[str, ParamInfo] = {}
     unread: dict[str, str] = {}
     for path, shape in match.model.shapes.items():
@@ -124,11 +126,13 @@ def _roles_by_use(
         if reading.role is None:
             unread[path] = reading.why_not
         else:
-            infos[path] = _info(reading.role, reading, shapes, axes, facts.uses.get(path, ()))
+            matrix = matrix_axes(reading.role, facts.uses.get(path, ()), experts.get(path, frozenset()))
+            infos[path] = _info(reading, shapes, axes, matrix)
     return infos, unread
 
 
 def _info(
+<<<<<<< HEAD
     role: Role,
     reading: Reading,
     shapes: ParamShapes,
@@ -136,6 +140,14 @@ def _info(
     uses: Sequence[Use],
 ) -> ParamInfo:
     in_axes, out_axes = matrix_axes(role, uses)
+=======
+    reading: Reading, shapes: ParamShapes, axes: Axes, matrix: tuple[tuple[int, ...], tuple[int, ...]]
+) -> ParamInfo:
+    """The info of a parameter whose role was read; ``matrix`` are its input and output dimensions."""
+    role = reading.role
+    assert role is not None
+    in_axes, out_axes = matrix
+>>>>>>> main
     return ParamInfo(
         role,
         shapes.shape,
@@ -339,15 +351,25 @@ def read_role_by_place(
     return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
 
 
+<<<<<<< HEAD
 def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What every use of a hidden matrix contracts, and what it keeps; none if uses differ."""
+=======
+def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of a hidden matrix that every use contracts, and those that it keeps.
+
+    None if uses differ; ``experts`` are those that count matrices.
+    """
+>>>>>>> main
     if role is not Role.HIDDEN:
         return (), ()
-    contracting = [use for use in uses if use.kind != ENTRYWISE]
-    sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in contracting}
+    sides = set[tuple[tuple[int, ...], tuple[int, ...]]]()
+    for use in uses:
+        if use.kind != ENTRYWISE:
+            sides.add((tuple(sorted(use.into - experts)), tuple(sorted(use.out - experts))))
     if len(sides) != 1:
         return (), ()
-    ((into, out),) = sides
+    into, out = sides.pop()
     return (into, out) if into and out else ((), ())
 
 

@@ -163,7 +163,7 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
 _FACTORS = ((4, 16), (2, 8), (1, 4))
 # Of the networks of an axis together. On two CPU cores, a check of this cost takes less than half a minute.
 _FLOPS_OVER_WIDTH, _FLOPS_OVER_DEPTH = 8e9, 3e9  # of one forward pass each
-_EQUATIONS = 2500  # that are compiled, if layers are not in a loop
+_EQUATIONS = 1000  # that are compiled, if layers are not in a loop
 
 
 def chosen_sizes(width: int, depth: int, flops: float, equations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -82,7 +82,7 @@ def muonh(
     info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    orthogonal = orthogonal_direction(info, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
+    orthogonal = orthogonal_direction(info, rule, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
     # At the base the norm of this direction, whose singular values are max(1, fan_out / fan_in)^1/2; elsewhere
     # m_out^1/2 times the base's, as the norm of the parameter is.
     shares = optax.chain(orthogonal, _of_norm(info, lambda leaf: math.sqrt(leaf.fan_out)))

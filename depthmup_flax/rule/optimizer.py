@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule import info_trees
-from depthmup_flax.rule.direction_traits import check_direction, described, scaled_updates
+from depthmup_flax.rule.direction_states import scaled_updates
+from depthmup_flax.rule.direction_traits import check_direction, described
 from depthmup_flax.rule.info_trees import is_info, map_info
 from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number

@@ -83,7 +83,7 @@ def read_dependence(inner: optax.GradientTransformation, params: ArrayTree) -> M
         closed = jax.make_jaxpr(second_update)(shapes, shapes, shapes)
     except Exception as error:  # of another library
         raise InputError(
-            f"inner cannot be traced with the parameters alone ({type(error).__name__}: {_first_line(error)}): put "
+            f"inner cannot be traced with the parameters alone ({type(error).__name__}: {first_line(error)}): put "
             "what needs more than gradients around the optimizer."
         ) from error
     if [aval.shape for aval in closed.out_avals] != [shape.shape for shape in shapes]:
@@ -97,7 +97,8 @@ def read_dependence(inner: optax.GradientTransformation, params: ArrayTree) -> M
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what an exception says, for a sentence."""
     lines = str(error).splitlines()
     return lines[0] if lines else "no message"
 

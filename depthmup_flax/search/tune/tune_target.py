@@ -17,13 +17,14 @@ from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.search.ladder.of_search import ladder_of_search
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, is_bucket, write_atomically
-from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record
+from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -83,6 +84,10 @@ def tune_target(
     if rescales:
         table = rescale_target(proxy, steps[0], large, steps[1], batch_size, total_steps)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
+    sweep_of = read_sweep([best.directory])
+    lengths = steps[0], large.train.steps or steps[1]
+    if carried := ladder_of_search(sweep_of.records, proxy, large, lengths, sweep_of.info.objective):
+        summary += "\n\n" + "\n".join(carried.statement)
     large.train.update(record_course=True, reference=absolute(best.directory))
     tuned = best.directory / "tuned.py"
     with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's

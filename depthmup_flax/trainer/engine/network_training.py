@@ -55,6 +55,11 @@ class NetworkTraining:
         return named_loss(self.config.loss, self.config.label_smoothing)
 
     @property
+    def model(self) -> Any:
+        """What the network is in its library: of ours a Linen module, under ``rule``."""
+        return self.made.adapter.model
+
+    @property
     def averaged(self) -> tuple[str, ...]:
         """The metrics that are averaged over steps."""
         return self.loss.averaged
