@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from depthmup_flax.auditing.counterparts import contradictions
 from depthmup_flax.auditing.depth_ratios import DepthRatios
@@ -26,6 +27,9 @@ VECTOR_NAMES = frozenset({"bias", "scale", "offset", "beta", "gamma", "b", "g"})
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _NO_MATRIX = re.compile(r"bias|scale|gain|temperature|emb|pos|token")
+
+
+MatrixAxes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of inputs and of outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,28 +130,22 @@ def _roles_by_use(
         if reading.role is None:
             unread[path] = reading.why_not
         else:
-            matrix = matrix_axes(reading.role, facts.uses.get(path, ()), experts.get(path, frozenset()))
-            infos[path] = _info(reading, shapes, axes, matrix)
+            uses = facts.uses.get(path, ())
+            of_experts = experts.get(path, frozenset())
+            matrix = matrix_axes(reading.role, uses, of_experts)
+            infos[path] = _info(reading.role, reading, shapes, axes, matrix)
     return infos, unread
 
 
 def _info(
-<<<<<<< HEAD
     role: Role,
     reading: Reading,
     shapes: ParamShapes,
     axes: Axes,
-    uses: Sequence[Use],
+    matrix: MatrixAxes,
 ) -> ParamInfo:
-    in_axes, out_axes = matrix_axes(role, uses)
-=======
-    reading: Reading, shapes: ParamShapes, axes: Axes, matrix: tuple[tuple[int, ...], tuple[int, ...]]
-) -> ParamInfo:
-    """The info of a parameter whose role was read; ``matrix`` are its input and output dimensions."""
-    role = reading.role
-    assert role is not None
+    """The info of a parameter whose role was read; ``matrix`` are its dimensions, as a matrix."""
     in_axes, out_axes = matrix
->>>>>>> main
     return ParamInfo(
         role,
         shapes.shape,
@@ -351,22 +349,18 @@ def read_role_by_place(
     return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
 
 
-<<<<<<< HEAD
-def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What every use of a hidden matrix contracts, and what it keeps; none if uses differ."""
-=======
-def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a hidden matrix that every use contracts, and those that it keeps.
+def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> MatrixAxes:
+    """What every use of a hidden matrix contracts, and what it keeps; none if uses differ.
 
-    None if uses differ; ``experts`` are those that count matrices.
+    ``experts`` are axes that count matrices.
     """
->>>>>>> main
     if role is not Role.HIDDEN:
         return (), ()
-    sides = set[tuple[tuple[int, ...], tuple[int, ...]]]()
+    sides: set[MatrixAxes] = set()
     for use in uses:
         if use.kind != ENTRYWISE:
-            sides.add((tuple(sorted(use.into - experts)), tuple(sorted(use.out - experts))))
+            into = tuple(sorted(use.into - experts))
+            sides.add((into, tuple(sorted(use.out - experts))))
     if len(sides) != 1:
         return (), ()
     into, out = sides.pop()
