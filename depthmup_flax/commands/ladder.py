@@ -39,6 +39,7 @@ def define(parser: Parser) -> None:
     parser.flag("--ignore", type=names, default=[], help="Columns in which equal runs differ, such as host,date.")
     parser.flag("--rule", help="Rule of the trainer: depth_mup, completep, mup or sp; default: the table's, or sp.")
     parser.flag("--optimizer", default="adam", help="For other steps or another batch size: adam, sgd, ...")
+    parser.flag("--weight_decay", type=float, default=0.0, help="Of the runs: with it the rate stays for other steps.")
     parser.flag("--initial", type=float, help="The loss before learning, where the table does not have it.")
     parser.flag("--budget", type=float, default=0.1, help="Of one more size, in runs of the target.")
     parser.flag("--out", help="Directory of ladder.json and the figure; default: RUNS_ladder, beside the file.")
@@ -62,6 +63,7 @@ def main(args: argparse.Namespace) -> None:
         batch_size=args.target_batch_size,
         rule=args.rule,
         optimizer=args.optimizer,
+        weight_decay=args.weight_decay,
         initial_loss=args.initial,
         budget=args.budget,
         columns={role: name for flag, role in COLUMNS.items() if (name := getattr(args, flag)) is not None},

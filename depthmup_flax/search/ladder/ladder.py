@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -15,43 +14,21 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report.own_records import OwnRuns, Run, read_runs
-from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES
+from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES, Hyperparameters
 from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
-from depthmup_flax.search.ladder.law import Law, Prediction, Search, Size, known_laws
+from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
+from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
 from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
 from depthmup_flax.storage.files import write_atomically
+from depthmup_flax.storage.sweep_records import finite_or_none
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.table import Table
 
 BUDGET = 0.1  # of a run of the target, for one more size
 _FALLBACK = "sp"  # of a table that names no rule: the widest law
-_RATES = 3  # around the predicted one, at one more size
-_RATES_IF_WIDE = 5
-_APART = 1.0  # octaves between them
 _FEWEST_RUNGS = 4  # of a forecast
-_SHARES = (0.25, 0.5, 0.75)  # of the way to the target, in octaves
+_SHAPE = 5  # rates of a curve that says what errors cost
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Searched:
-    """The runs at one size, and the best rate among them."""
-
-    search: Search
-    curve: Curve
-    parameters: int
-    lowest: float  # mean loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Next:
-    """One more size, and what it would tell."""
-
-    size: Size
-    rates: tuple[float, ...]  # to try there, around the predicted one
-    runs: int
-    cost: float  # of these runs, in runs of the target
-    regret: Regret  # expected after them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,10 +92,8 @@ class Ladder:
             rows.append((str(one.search.size), *numbers, len(one.curve.losses)))
         lines = ["", *Table(head, rows, "<>>>>").lines]
         if self.steps:
-            head, rows = (
-                ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below"),
-                [],
-            )
+            rows = []
+            head = ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below")
             for step in self.steps:
                 rates = ", ".join(f"{rate:.2g}" for rate in step.rates)
                 shares = map(_percent, (step.cost, step.regret.mean, step.regret.high))
@@ -137,21 +112,12 @@ class Ladder:
 
     def as_json(self) -> dict[str, Any]:
         """Its numbers, for a file."""
-        return {
-            "target": dataclasses.asdict(self.target),
-            "rule": self.rule,
-            "rate": self.rate,
-            "interval": self.interval,
-            "regret": dataclasses.asdict(self.regret),
-            "regret_of": "learned" if math.isfinite(self.learned) else "loss",
-            "sizes": [
-                {**dataclasses.asdict(one.search.size), "rate": 2**one.search.rate, "error_octaves": one.search.error}
-                for one in self.searched
-            ],
-            "next": [dataclasses.asdict(one) for one in self.steps],
-            "forecast": dataclasses.asdict(self.forecast) if self.forecast else None,
-            "notes": list(self.notes),
-        }
+        fields = {name: getattr(self, name) for name in ("rule", "rate", "interval", "notes")}
+        searches = [dataclasses.asdict(one.search) for one in self.searched]
+        parts = {name: getattr(self, name) for name in ("target", "regret", "forecast")}
+        given = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
+        fields["learned"] = finite_or_none(self.learned)
+        return {**fields, **given, "searches": searches, "next": [dataclasses.asdict(one) for one in self.steps]}
 
     def write(self, directory: str | os.PathLike[str]) -> list[pathlib.Path]:
         """Writes ``ladder.json``, and with matplotlib the figure, into a directory; returns the files."""
@@ -183,10 +149,12 @@ def ladder(
     batch_size: int | None = None,
     rule: str | None = None,
     optimizer: str = "adam",
+    weight_decay: float = 0.0,
     initial_loss: float | None = None,
     budget: float = BUDGET,
     columns: Mapping[str, str] | None = None,
     ignored: Sequence[str] = (),
+    kept: float | None = None,
 ) -> Ladder:
     """The best learning rate of a large network, from a table of runs of smaller ones, of any trainer.
 
@@ -198,59 +166,30 @@ def ladder(
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
         `rescaled_hyperparameters` says.
       rule: whose law is used, ``depth_mup``, ``completep``, ``mup`` or ``sp``; ``None``: the table's, or else ``sp``.
-      optimizer: a name of `OPTIMIZER_RULES`, of the rule for steps and batch size.
+      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs: for other steps and batch sizes.
       initial_loss: before learning, such as the logarithm of the number of classes; the regret is then a share of what
         is learned, not of the loss.
       budget: the most that one more size may cost, in runs of the target.
       columns: role -> name, as in ``{"width": "n_embd"}``, where `read_runs` does not find it.
       ignored: other columns that are no settings, such as the host.
+      kept: a rate of the target whose regret is wanted in place of the best one's.
 
     Raises:
       InputError: the table cannot be read, or no size has its best rate inside of its grid.
     """
-    return ladder_of(
-        read_runs(records, columns, ignored),
-        target,
-        steps,
-        batch_size,
-        rule,
-        optimizer,
-        initial_loss=initial_loss,
-        budget=budget,
-    )
-
-
-def ladder_of(
-    own: OwnRuns,
-    target: tuple[int, int],
-    steps: int | None = None,
-    batch_size: int | None = None,
-    rule: str | None = None,
-    optimizer: str = "adam",
-    *,
-    initial_loss: float | None = None,
-    budget: float = BUDGET,
-    tuned: tuple[float, float] | None = None,
-) -> Ladder:
-    """The ladder of runs that have been read, see `ladder`.
-
-    ``tuned`` are the best rate of the runs, if something else than their curve has found it, and the target's.
-    """
+    own = records if isinstance(records, OwnRuns) else read_runs(records, columns, ignored)
     for name, number in (("width", target[0]), ("depth", target[1]), ("steps", steps), ("batch_size", batch_size)):
         if number is not None:
             require_number(f"target.{name}", number, least=1, whole=True)
     require_number("budget", budget, above=0)
     notes = list(own.notes)
     runs, rule = _of_one_series(own.runs, rule, notes)
-    law = _law(rule, optimizer)
+    law = _law(rule, optimizer, weight_decay)
     initial = initial_loss or _initial(runs)
     if initial is not None and initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
         notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
         initial = None
     searched = _searched(runs, law, initial, notes)
-    if tuned:
-        tuned_there = dataclasses.replace(searched[-1].search, rate=math.log2(tuned[0]))
-        searched[-1] = dataclasses.replace(searched[-1], search=tuned_there)
     large = searched[-1]
     known = lambda given, own: given or own if own else 0  # unknown in the table: the same
     at = large.search.size
@@ -261,7 +200,8 @@ def ladder_of(
     prediction = law.predict([one.search for one in searched], goal)
     learned = math.nan if initial is None else initial - large.lowest
     unit = learned if learned > 0 else abs(large.lowest) or 1.0
-    regret = expected_regret(large.curve, prediction, unit, math.log2(tuned[1]) if tuned else None)
+    shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
+    regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
     return Ladder(
         target=goal,
         rule=rule,
@@ -269,11 +209,11 @@ def ladder_of(
         regret=regret,
         learned=learned if learned > 0 else math.nan,
         searched=searched,
-        steps=_more(law, searched, goal, prediction, unit),
+        steps=next_sizes(law, searched, goal, prediction, shape, unit),
         budget=budget,
         forecast=_forecast(searched, goal, notes),
         notes=notes,
-        kept=tuned[1] if tuned else None,
+        kept=kept,
     )
 
 
@@ -283,14 +223,15 @@ def _initial(runs: Sequence[Run]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _law(rule: str, optimizer: str) -> Law:
+def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
     laws = known_laws()
     if rule not in laws:
         raise InputError(f"rule is {rule!r}: {did_you_mean(rule, laws)}")
     if optimizer not in OPTIMIZER_RULES:
         raise InputError(f"optimizer is {optimizer!r}: {did_you_mean(optimizer, OPTIMIZER_RULES)}")
     of = OPTIMIZER_RULES[optimizer]
-    slopes = {**laws[rule].slopes, "examples": of.duration, "batch_size": of.batch}
+    duration = of.duration_of(Hyperparameters(1.0, batch_size=1, steps=1, weight_decay=weight_decay))
+    slopes = {**laws[rule].slopes, "examples": duration, "batch_size": of.batch}
     return dataclasses.replace(laws[rule], slopes=slopes)
 
 
@@ -339,7 +280,7 @@ def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[
     if not result:
         reasons = "; ".join(left_out[:4])
         raise InputError(f"no size has its best rate inside of its rates ({reasons}): add lower and higher ones.")
-    return sorted(result, key=lambda one: _work(one.search.size))
+    return sorted(result, key=lambda one: work(one.search.size))
 
 
 def _curve(runs: Sequence[Run], initial: float | None) -> Curve:
@@ -349,48 +290,6 @@ def _curve(runs: Sequence[Run], initial: float | None) -> Curve:
     for run in runs:
         losses[row[run.seed], column[run.rate]] = run.loss
     return Curve(np.log2(rates), losses, math.inf if initial is None else initial)
-
-
-def _work(size: Size) -> float:
-    """Parameters times examples, up to a factor: parameters as width^2 depth."""
-    return size.width**2 * size.depth * (size.steps or 1) * (size.batch_size or 1)
-
-
-def _more(law: Law, searched: Sequence[Searched], target: Size, now: Prediction, unit: float) -> list[Next]:
-    """Sizes between the largest one and the target that cost less than its run, with what a search there would tell."""
-    large, searches = searched[-1], [one.search for one in searched]
-    runs = _RATES if now.interval[1] - now.mean < 2 * _APART else _RATES_IF_WIDE  # of one seed
-    error = large.search.error * math.sqrt(len(large.curve.losses))
-    result = list[Next]()
-    at, sizes = large.search.size, {(one.size.width, one.size.depth) for one in searches}
-    for shares in itertools.product((0.0, *_SHARES, 1.0), repeat=2):
-        width, depth = (
-            _between(getattr(at, name), getattr(target, name), share)
-            for name, share in zip(("width", "depth"), shares, strict=True)
-        )
-        size = dataclasses.replace(at, width=width, depth=depth)
-        if (width, depth) in sizes or (width, depth) == (target.width, target.depth):
-            continue
-        sizes.add((width, depth))
-        there = law.predict(searches, size)
-        after = law.predict([*searches, Search(size, there.mean, error)], target)
-        rates = tuple(2.0 ** (there.mean + apart * _APART) for apart in range(-(runs // 2), runs // 2 + 1))
-        if (cost := runs * _work(size) / _work(target)) < 1:
-            result.append(Next(size, rates, runs, cost, expected_regret(large.curve, after, unit)))
-    ordered, kept = sorted(result, key=lambda one: (one.cost, one.regret.mean)), list[Next]()
-    for one in ordered:  # a dearer size must tell more
-        if not kept or one.regret.mean < 0.98 * kept[-1].regret.mean:
-            kept.append(one)
-    return kept
-
-
-def _between(low: int, high: int, share: float) -> int:
-    """A size on the way, of at most two binary digits where it is large."""
-    exact = low * (high / low) ** share
-    if share in (0.0, 1.0):
-        return low if share == 0.0 else high
-    step = max(1, 2 ** (int(math.log2(max(exact, 1.0))) - 1))
-    return max(1, step * round(exact / step))
 
 
 def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
@@ -406,8 +305,9 @@ def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> F
     large, last = searched[-1].search.size, rungs[-1]
     factor = target.width**2 * target.depth / (large.width**2 * large.depth)
     goal = Rung(target.width, target.depth, target.steps or 1, round(last.parameters * factor))
-    if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS:
-        notes.append(f"A forecast of the loss needs {_FEWEST_RUNGS} sizes with a best rate: there are {len(rungs)}.")
+    fewest = _FEWEST_RUNGS + 2 * (len({rung.steps for rung in rungs}) > 1)
+    if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS or len(rungs) < fewest:
+        notes.append(f"A forecast of the loss needs {fewest} sizes with a best rate: there are {len(rungs)}.")
         return None
     if min(min(rung.losses) for rung in rungs) <= 0:
         notes.append("A forecast of the loss needs losses above 0.")

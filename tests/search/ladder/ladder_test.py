@@ -87,6 +87,8 @@ def test_regret_is_a_share_of_what_is_learned_where_the_initial_loss_is_known():
 def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_column_of_steps():
     once, four_times = (ladder(rows_of(), (256, 16), rule="mup", steps=steps) for steps in (1000, 4000))
     assert math.log2(four_times.rate / once.rate) == pytest.approx(-0.5)
+    decayed = ladder(rows_of(), (256, 16), rule="mup", steps=4000, weight_decay=0.1)
+    assert decayed.rate == pytest.approx(once.rate)
     without = [{name: value for name, value in row.items() if name != "iter"} for row in rows_of()]
     assert any("has no steps" in note for note in ladder(without, (256, 16), steps=4000).notes)
 
@@ -105,14 +107,15 @@ def test_a_tuned_proxy_says_what_its_rate_costs_at_the_target():
     proxy.optimizer.learning_rate, target.optimizer.learning_rate = 2.0**-7.3, 2.0**-5
     target.model.update(width=256, depth=16)
     loss = lambda point: loss_of(64, 4, point[X]) + 0.001 * math.sin(9 * point["seed"] + math.log2(point[X]))
-    records = sweep_of(loss, {X: RATES, "seed": (0, 1, 2)}).records
-    far = ladder_of_search(records, proxy, target, (20, 20), "train")
+    searched = sweep_of(loss, {X: RATES, "seed": (0, 1, 2)})
+    far = ladder_of_search(searched, proxy, target, (20, 20))
     assert far.target == Size(256, 16, 20, target.train.batch_size)
     assert f"of the tuned {2.0**-5:.2g}" in far.statement[0]
     target.optimizer.learning_rate = far.rate
-    assert ladder_of_search(records, proxy, target, (20, 20), "train").regret.mean < far.regret.mean
-    edge = [dataclasses.replace(record, train_loss_avg=record.point[X]) for record in records]
-    assert ladder_of_search(edge, proxy, target, (20, 20), "train") is None
+    assert ladder_of_search(searched, proxy, target, (20, 20)).regret.mean < far.regret.mean
+    at_edge = [dataclasses.replace(record, train_loss_avg=record.point[X]) for record in searched.records]
+    edge = dataclasses.replace(searched, records=at_edge)
+    assert ladder_of_search(edge, proxy, target, (20, 20)) is None
 
 
 def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
