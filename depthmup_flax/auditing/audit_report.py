@@ -1,4 +1,4 @@
-"""An audit and its printed form: one line per parameter, equal layers in one line, and what to write."""
+"""An audit and its printed form: one line per parameter or equal layers, and what to write."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Finding:
     text: str
     code: str  # what to write or do
     certain: bool = True  # False: it depends on the optimizer
-    # What parameters may carry instead: the factor that is wanted over the one that was found, and where.
+    # What parameters may carry instead: the wanted factor over the one of the code, and where.
     factor: Factor | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
-    parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)  # the same of each kind of branches
+    # The same of each kind of branches.
+    parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)
     source: str = ""  # where it is in the code, file.py:12
 
     @property
@@ -46,7 +47,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What an audit says about one parameter. Factors are relative to the base model; ``None`` is unknown."""
+    """What an audit says about one parameter.
+
+    Factors are relative to the base model; ``None`` is unknown.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -81,10 +85,12 @@ class Audit(HasInfo):
       findings: what is missing or wrong, each with the code to write.
       not_judged: what was not read, each with the parameters that it concerns and what to do.
       notes: initial values to set, and what else to know.
-      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
-      record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches' multipliers;
-        ``None``: it has none, and parameters carry them.
-      accepted: names of findings and of what was not judged with which optimizers take the info all the same.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of
+        all streams together.
+      record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches'
+        multipliers; ``None``: it has none, and parameters carry them.
+      accepted: names of findings and of what was not judged with which optimizers take the info all
+        the same.
     """
 
     rows: Sequence[Row]
@@ -96,14 +102,18 @@ class Audit(HasInfo):
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
     record: AuditRecord = dataclasses.field(default=AuditRecord(), repr=False)
     accepted: frozenset[str] = frozenset()
-    pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # path -> that in the base model
+    # Path -> that in the base model.
+    pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def verdict(self) -> Literal["ok", "missing", "not judged"]:
-        """``ok``: with ``info``, the rule holds: all factors were read, and are in the code or carried by parameters.
+        """What the audit says in a word.
 
-        ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as they depend on the
-        optimizer, do not count.
+        ``ok``: with ``info``, the rule holds: all factors were read, and are in the code or carried
+        by parameters.
+
+        ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as
+        they depend on the optimizer, do not count.
         """
         if self.certain:
             return "missing"
@@ -128,7 +138,7 @@ class Audit(HasInfo):
         return self.ok
 
     def require(self) -> None:
-        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
+        """Raises `InputError` with what is missing or was not judged, unless it is ``ok``."""
         if not self.ok:
             raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
 
@@ -152,7 +162,7 @@ class Audit(HasInfo):
         return text
 
     def accept(self, *names: str) -> Audit:
-        """The audit with an ``info`` that optimizers take although something is missing or was not judged.
+        """The audit with an ``info`` that optimizers take although it is not ``ok``.
 
         Args:
           *names: of findings, and of what was not judged: all that remain.
@@ -168,9 +178,12 @@ class Audit(HasInfo):
         return {finding.name for finding in (*self.certain, *self.not_judged)}
 
     def under(self, rule: Parametrization) -> Audit:
-        """The audit with the findings of one rule: without what it does not want, with what the code has of another.
+        """The audit with the findings of one rule.
 
-        Under ``mup`` no branch lacks a multiplier, for example; and a multiplier of ``completep`` is one too many.
+        It lacks what the rule does not want, and has what the code has of another rule.
+
+        Under ``mup`` no branch lacks a multiplier, for example; and a multiplier of ``completep``
+        is one too many.
         """
         findings = []
         for finding in self.findings:
@@ -186,8 +199,8 @@ class Audit(HasInfo):
             paths = [row.path for row in self.rows if row.in_branch and row.found not in (1, None)]
             code = "h = h + rule.residual_multiplier(r) * y"
             return Finding("missing_branch_multiplier", tuple(paths), text, code)
-        readouts = [row for row in self.rows if row.info is not None and row.info.role is Role.OUTPUT]
-        paths = [row.path for row in readouts]
+        infos = {row.path: row.info for row in self.rows if row.info is not None}
+        paths = [path for path, info in infos.items() if info.role is Role.OUTPUT]
         code = "logits = logits * rule.readout_multiplier(m)"
         return Finding("readout_not_scaled", tuple(paths), text, code)
 
@@ -197,16 +210,17 @@ class Audit(HasInfo):
             if row.info is None:
                 names = ("width_in", *["width_out"] * len(row.shape))[: len(row.shape)]
                 raise InputError(
-                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
-                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read "
+                    f"({row.why_not}): name its axes, such as "
+                    f"overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
                 )
 
     @functools.cached_property
     def info(self) -> InfoTree:
         """The `ParamInfo` of every parameter, in the model's containers.
 
-        It serves every rule. Optimizers refuse it unless the audit is ok, or `accept` names what is not; and under a
-        rule other than that whose factors the code has.
+        It serves every rule. Optimizers refuse it unless the audit is ok, or `accept` names what is
+        not; and under a rule other than that whose factors the code has.
 
         Raises:
           InputError: a role could not be read.
@@ -228,28 +242,35 @@ class Audit(HasInfo):
 
     @property
     def _parts(self) -> list[str | Table]:
-        """The verdict in one line, a table with equal layers in one row, findings, what was not judged, and notes."""
-        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
-        parts += ["\n".join(["", *lines]) for lines in _listed(self.findings, self.not_judged)]
+        """The verdict, a table, the findings, what was not judged, and notes."""
+        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows)]
+        parts += _wrapped(self._ratios, "")
+        for lines in _listed(self.findings, self.not_judged):
+            parts.append("\n".join(["", *lines]))
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
-            parts.append("\n".join(["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]))
+            lines = ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
+            parts.append("\n".join(lines))
         return parts
 
     @property
     def _ratios(self) -> str:
-        """The ratios of the two models; of streams with depth ratios of their own, each with the parts of the model."""
+        """The ratios of the two models.
+
+        Of streams with depth ratios of their own, each is named with the parts of the model.
+        """
         parts: dict[float, list[str]] = {}
         for row in self.rows:
             if row.info is not None and row.in_branch:
                 parts.setdefault(row.info.depth_ratio, []).append(row.path)
         several = [f"{ratio:g} in {names}" for ratio, names in _told_apart(parts).items()]
         depth = " and ".join(several) if len(several) > 1 else f"{self.depth_ratio:g}"
-        return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
+        ratios = f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}"
+        return f"{ratios}; factors are relative to the base model"
 
 
 def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
-    """Parameters by ratio -> the shortest names of the modules that they are in, of which no two are equal."""
+    """Parameters by ratio -> the shortest names of their modules of which no two are equal."""
     for length in itertools.count(1):
         modules = {ratio: _modules(paths, length) for ratio, paths in parts.items()}
         together = set().union(*modules.values())
@@ -285,7 +306,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
-    """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
+    """The lines of each finding, and of what was not judged, with what to write or do."""
     texts = []
     for n, finding in enumerate(findings, start=1):
         what = _wrapped(f"{n}. {finding.name}: {finding.text}", "   ")
@@ -318,7 +339,8 @@ def _wrapped(text: str, indent: str) -> list[str]:
 def _same(row: Row) -> str:
     """What equal layers have in common."""
     info = row.info and dataclasses.replace(row.info, shape=())
-    return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
+    path = template(row.path)
+    return repr(dataclasses.replace(row, path=path, shape=(len(row.shape),), info=info))
 
 
 def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:

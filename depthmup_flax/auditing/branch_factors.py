@@ -39,7 +39,13 @@ class BranchFactors:
     fades: bool
 
 
-def branch_factors(facts: Traced, base: Traced, wanted: Mapping[int, float], *, absolute: bool) -> BranchFactors:
+def branch_factors(
+    facts: Traced,
+    base: Traced,
+    wanted: Mapping[int, float],
+    *,
+    absolute: bool,
+) -> BranchFactors:
     """The factors of all branches.
 
     ``wanted`` is the rule's multiplier of the branch that ends in a sum: where a sum can be read in
@@ -80,13 +86,13 @@ def branch_ends(branch: Branch, facts: Traced) -> list[str]:
     return in_products(last, facts) or last[:1] or in_norms or sorted(branch.paths)
 
 
-def projection_factor(one: BranchFactor) -> float | None:
+def projection_factor(entry: BranchFactor) -> float | None:
     """The factor of a projected shortcut; ``None``: it is unknown, or a part of it has factor 1."""
-    if one.counterpart is None or not one.counterpart.projected:
+    if entry.counterpart is None or not entry.counterpart.projected:
         return None
-    base = by_series(one.counterpart.shortcut)
+    base = by_series(entry.counterpart.shortcut)
     ratios: list[float] = []
-    for name, factors in by_series(one.branch.shortcut).items():
+    for name, factors in by_series(entry.branch.shortcut).items():
         ratio = ratio_of(factors, base.get(name))
         if ratio is not None:
             ratios.append(ratio)
@@ -95,14 +101,20 @@ def projection_factor(one: BranchFactor) -> float | None:
     return ratios[0] if ratios else None
 
 
-def normalized_factor(one: BranchFactor, wanted: float, facts: Traced, *, absolute: bool) -> float | None:
+def normalized_factor(
+    entry: BranchFactor,
+    wanted: float,
+    facts: Traced,
+    *,
+    absolute: bool,
+) -> float | None:
     """The factor of what a norm at the branch's end normalizes, if there is one."""
-    counterpart = one.counterpart
-    if counterpart is None or not one.branch.normalized:
+    counterpart = entry.counterpart
+    if counterpart is None or not entry.branch.normalized:
         return None
     if absolute:
-        counterpart = _with_factors_of_one(counterpart, one.branch)
-    return _one_ratio(one.branch.normalized, counterpart.normalized, wanted, facts)
+        counterpart = _with_factors_of_one(counterpart, entry.branch)
+    return _one_ratio(entry.branch.normalized, counterpart.normalized, wanted, facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +154,10 @@ def _form(branch: Branch) -> tuple[Hashable, ...]:
     return branch.kind, branch.projected, factors, shortcut
 
 
-def _most_similar(branch: Branch, forms: Mapping[tuple[Hashable, ...], Sequence[Branch]]) -> Branch | None:
+def _most_similar(
+    branch: Branch,
+    forms: Mapping[tuple[Hashable, ...], Sequence[Branch]],
+) -> Branch | None:
     """The first of the base model's branches that is most like a branch."""
     if not forms:
         return None
@@ -181,7 +196,13 @@ class _Sum:
     mixed: bool = False
 
 
-def _read_sum(branch: Branch, counterpart: Branch | None, wanted: float, fading: _Fading, facts: Traced) -> _Sum:
+def _read_sum(
+    branch: Branch,
+    counterpart: Branch | None,
+    wanted: float,
+    fading: _Fading,
+    facts: Traced,
+) -> _Sum:
     if counterpart is None:
         return _Sum()
     shortcut = ratio_of(frozenset({branch.kept}), frozenset({counterpart.kept}))
@@ -210,19 +231,21 @@ def _read_sum(branch: Branch, counterpart: Branch | None, wanted: float, fading:
     )
 
 
-def _factor_of_branch(one: _Sum, wanted: float) -> float | None:
-    if one.branch is None or close(one.relative, wanted):
-        return one.relative
-    if one.onward is not None:
-        return one.branch * one.onward
-    return wanted if close(one.branch, wanted) else one.relative  # the shortcut's fault
+def _factor_of_branch(sum_factors: _Sum, wanted: float) -> float | None:
+    if sum_factors.branch is None or close(sum_factors.relative, wanted):
+        return sum_factors.relative
+    if sum_factors.onward is not None:
+        return sum_factors.branch * sum_factors.onward
+    if close(sum_factors.branch, wanted):  # the shortcut's fault
+        return wanted
+    return sum_factors.relative
 
 
-def _factor_of_shortcut(one: _Sum, wanted: float) -> float:
-    if one.onward is not None:
-        return one.shortcut * one.onward
-    is_wrong = not close(one.relative, wanted) and close(one.branch, wanted)
-    return one.shortcut if is_wrong else 1.0
+def _factor_of_shortcut(sum_factors: _Sum, wanted: float) -> float:
+    if sum_factors.onward is not None:
+        return sum_factors.shortcut * sum_factors.onward
+    is_wrong = not close(sum_factors.relative, wanted) and close(sum_factors.branch, wanted)
+    return sum_factors.shortcut if is_wrong else 1.0
 
 
 def _as_other_layers(
@@ -233,16 +256,16 @@ def _as_other_layers(
     What is right behind the sum may be wrong in front of a norm: equal sums of other layers tell.
     """
     wrong_shortcuts: list[tuple[float | None, float]] = []
-    for node, one in factors.items():
-        if not close(one.shortcut, 1):
-            wrong_shortcuts.append((sums[node].relative, one.shortcut))
+    for node, entry in factors.items():
+        if not close(entry.shortcut, 1):
+            wrong_shortcuts.append((sums[node].relative, entry.shortcut))
     result = dict(factors)
-    for node, one in factors.items():
-        if sums[node].onward is not None or not close(one.shortcut, 1):
+    for node, entry in factors.items():
+        if sums[node].onward is not None or not close(entry.shortcut, 1):
             continue
         alike = [factor for ratio, factor in wrong_shortcuts if close(sums[node].relative, ratio)]
         if alike:
-            result[node] = dataclasses.replace(one, factor=wanted[node], shortcut=alike[0])
+            result[node] = dataclasses.replace(entry, factor=wanted[node], shortcut=alike[0])
     return result
 
 

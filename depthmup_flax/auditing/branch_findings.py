@@ -36,16 +36,16 @@ class _Wrong(NamedTuple):
 def missing_branches(compared: Comparison) -> list[Finding]:
     """Branches with another multiplier than the rule's, those that are alike in one finding."""
     wrong: dict[_Wrong, list[Branch]] = {}
-    for node, one in compared.branches.of_node.items():
-        if one.factor is None or close(one.factor, compared.wanted[node]):
+    for node, entry in compared.branches.of_node.items():
+        if entry.factor is None or close(entry.factor, compared.wanted[node]):
             continue
         key = _Wrong(
-            _name(one, compared),
-            float(number(one.factor)),
+            _name(entry, compared),
+            float(number(entry.factor)),
             compared.ratios.of_branch.get(node, 1.0),
             compared.ratios.uses.get(node, 1.0),
         )
-        wrong.setdefault(key, []).append(one.branch)
+        wrong.setdefault(key, []).append(entry.branch)
     numbered = len(wrong) > 1
     result = []
     for key, branches in wrong.items():
@@ -56,16 +56,21 @@ def missing_branches(compared: Comparison) -> list[Finding]:
     return result
 
 
-def _name(one: BranchFactor, compared: Comparison) -> str:
+def _name(entry: BranchFactor, compared: Comparison) -> str:
     """Whether a multiplier is missing, or canceled by a norm behind it."""
-    wanted = compared.wanted[one.branch.node]
+    wanted = compared.wanted[entry.branch.node]
     absolute = compared.is_absolute
-    normalized = normalized_factor(one, wanted, compared.facts, absolute=absolute)
+    normalized = normalized_factor(entry, wanted, compared.facts, absolute=absolute)
     return CANCELED if not close(wanted, 1) and close(normalized, wanted) else MISSING
 
 
-def _of_branches(compared: Comparison, key: _Wrong, branches: Sequence[Branch], numbered: bool) -> Finding:
-    """One finding about several branches; the numbers of layers tell them from others' if ``numbered``."""
+def _of_branches(
+    compared: Comparison,
+    key: _Wrong,
+    branches: Sequence[Branch],
+    numbered: bool,
+) -> Finding:
+    """One finding about several branches, which numbers tell from others if ``numbered``."""
     last = branches[-1].node
     paths: list[str] = []
     for branch in branches:
@@ -73,7 +78,8 @@ def _of_branches(compared: Comparison, key: _Wrong, branches: Sequence[Branch], 
     where = "the branches without parameters"
     if paths:
         where = f"the branches that end in {summary(paths, numbered)}"
-    text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
+    text = f"{where} are normalized after their multiplier, which cancels it"
+    text += ": multiply after the norm."
     if key.name == MISSING:
         wants = f"the rule wants {compared.branches_want[last]}{_as_if(compared, key)}"
         text = f"{where} are multiplied by {number(key.factor)}; {wants}."
@@ -103,17 +109,17 @@ def _as_if(compared: Comparison, wrong: _Wrong) -> str:
     alpha = compared.rule.alpha
     r = wrong.factor ** (-1 / alpha)
     return (
-        f" for r = {wrong.r:g} (under alpha = {alpha:g} it is right for r = {r:.3g}: if you count so, pass "
-        f"depth_ratio={r:.3g})"
+        f" for r = {wrong.r:g} (under alpha = {alpha:g} it is right for r = {r:.3g}: if you count "
+        f"so, pass depth_ratio={r:.3g})"
     )
 
 
 def shortcuts(compared: Comparison) -> list[Finding]:
     """Shortcuts that are multiplied."""
     wrong: dict[tuple[float, bool], list[str]] = {}
-    for one in compared.branches.of_node.values():
-        branch = one.branch
-        ratio = projection_factor(one) if branch.projected else one.shortcut
+    for entry in compared.branches.of_node.values():
+        branch = entry.branch
+        ratio = projection_factor(entry) if branch.projected else entry.shortcut
         if ratio is None or close(ratio, 1):
             continue
         projection = [path for path in branch.shortcut if path and branch.projected]
@@ -125,12 +131,12 @@ def shortcuts(compared: Comparison) -> list[Finding]:
     result = []
     for (ratio, is_projected), several in wrong.items():
         paths = tuple(dict.fromkeys(several))
-        what = f"the shortcut at {summary(several)} is multiplied by {number(ratio)} relative to the base model"
+        what = f"the shortcut at {summary(several)} is multiplied by {number(ratio)}"
         result.append(
             Finding(
                 "shortcut_in_branch",
                 paths,
-                f"{what}; the rule wants 1{also}.",
+                f"{what} relative to the base model; the rule wants 1{also}.",
                 "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
                 factor=lacking(ONE, ratio),
                 places=product_places(compared, paths, ratio) if is_projected else (),
@@ -140,7 +146,7 @@ def shortcuts(compared: Comparison) -> list[Finding]:
 
 
 def repeated_weights(compared: Comparison) -> list[Finding]:
-    """Parameters that are used more or less often than in the base model, where the rule does not treat them."""
+    """Parameters that are used more or less often than in the base model, untreated by the rule."""
     treated = compared.ratios.repeated.keys() & compared.infos.keys()
     wrong: dict[tuple[float, bool], list[str]] = {}
     for path, ratio in compared.repetitions.items():
@@ -160,12 +166,14 @@ def _adds_up(compared: Comparison, path: str) -> bool:
 def _of_uses(ratio: float, adds_up: bool, paths: Collection[str]) -> Finding:
     several = tuple(paths)
     text = (
-        f"{summary(several)} {'are' if len(several) > 1 else 'is'} used {ratio:g} times as often as in the base "
-        "model. With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large "
-        "by that number; with normalized updates, such as Adam's, it is not."
+        f"{summary(several)} {'are' if len(several) > 1 else 'is'} used {ratio:g} times as often "
+        "as in the base model. With SGD or momentum, whose gradient is the sum over all uses, "
+        "the learning rate is too large by that number; with normalized updates, such as Adam's, "
+        "it is not."
     )
     code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
     if adds_up:
-        text += " Branches with the same weights add up in one direction, so their sum grows with depth."
+        text += " Branches with the same weights add up in one direction"
+        text += ", so their sum grows with depth."
         code = "rule = dm.get_parametrization('depth_mup'), or weights of its own for each layer"
     return Finding("repeated_weights", several, text, code, certain=adds_up)

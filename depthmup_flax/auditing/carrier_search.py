@@ -100,7 +100,7 @@ class CarrierSearch:
         return None
 
     def _scales(self, offsets: Mapping[int, float], places: Collection[Place]) -> bool:
-        """Whether the places have degree one in the carriers, and the output does not change behind the places."""
+        """Whether the places have degree one in the carriers, and the output behind them none."""
         result = degrees(Carried(self.graph, self.needed, offsets, frozenset(places)))
         if any(result.of[i] not in (1.0, None) for i, _ in places):
             return False
@@ -166,7 +166,7 @@ class _Walk:
         return self.of_all([node.inputs[k] for k in roles.terms]) if roles.terms else None
 
     def _of_computed(self, i: int) -> _Offsets:
-        """The parameter that an array is computed of, if it is one alone, as of a rounded matrix."""
+        """The parameter that an array is computed of, if it is one, as of a rounded matrix."""
         upstream = self.graph.upstream(i, lambda j: False)
         parameters = [j for j in upstream if self.graph.nodes[j].op == PARAM]
         if len(parameters) != 1 or parameters == [i]:
@@ -188,7 +188,10 @@ class _Walk:
         return result
 
     def _distance(self, i: int) -> int:
-        """0 of weights, 1 of numbers times weights (a norm's scale over the deviation, computed first), else 2."""
+        """0 of weights, 1 of numbers times weights, else 2.
+
+        A norm may compute its scale over the deviation first.
+        """
         nodes = self.graph.nodes
         while nodes[i].op in _VIEWS:
             i = nodes[i].inputs[0]

@@ -36,7 +36,12 @@ class CarriedFactors:
     multiplier: bool  # parameters carry the rule's a in the branches without multiplier
 
 
-def carry_factors(graph: Graph, facts: Traced, findings: Sequence[Finding], bare: Sequence[Branch]) -> CarriedFactors:
+def carry_factors(
+    graph: Graph,
+    facts: Traced,
+    findings: Sequence[Finding],
+    bare: Sequence[Branch],
+) -> CarriedFactors:
     """Lets parameters carry what the findings lack, each as a whole or by its parts.
 
     ``bare`` are the branches whose code has no multiplier, so that parameters carry the rule's a,
@@ -123,7 +128,7 @@ def _behind_tables(loads: _Loads, finding: Finding) -> Finding | None:
 
 
 def _solution(loads: _Loads, finding: Finding) -> list[tuple[Carriers, Factor]] | None:
-    """Parameters and the factors that they carry together instead of the code; ``None`` if they cannot."""
+    """Parameters and the factors that they carry together; ``None`` if they cannot."""
     if finding.factor is None or not finding.places:
         return None
     carriers = loads.search.find(finding.places)
@@ -132,7 +137,11 @@ def _solution(loads: _Loads, finding: Finding) -> list[tuple[Carriers, Factor]] 
     return _solution_for_table(loads, finding, finding.factor)
 
 
-def _solution_for_table(loads: _Loads, finding: Finding, factor: Factor) -> list[tuple[Carriers, Factor]] | None:
+def _solution_for_table(
+    loads: _Loads,
+    finding: Finding,
+    factor: Factor,
+) -> list[tuple[Carriers, Factor]] | None:
     """For a table that is the readout, too.
 
     It carries what its look-ups lack, and what the readout reads carries the inverse.
@@ -165,8 +174,12 @@ def _by_path(loads: _Loads) -> dict[str, Load]:
     return {path: Load(factor, loads.offsets.get(path, 0.0)) for path, factor in whole.items()}
 
 
-def _in_blocks(slices: Slices, of_slices: Mapping[str, Factor], whole: Mapping[str, Factor]) -> dict[str, Factor]:
-    """The factors of parameters from those of their slices, in blocks, times what they carry as a whole."""
+def _in_blocks(
+    slices: Slices,
+    of_slices: Mapping[str, Factor],
+    whole: Mapping[str, Factor],
+) -> dict[str, Factor]:
+    """The factors of parameters from those of their slices, times what they carry as a whole."""
     fields: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(Factor):
         values = {name: getattr(factor, field.name) for name, factor in of_slices.items()}

@@ -1,4 +1,4 @@
-"""The factors of a model relative to its base model, beside what the rule wants them to be. Numbers alone."""
+"""The factors of a model relative to its base model, beside what the rule wants. Numbers alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ def under(factors: Mapping[int, Factor], rule: Parametrization) -> dict[int, flo
     return {node: float(factor.under(rule)) for node, factor in factors.items()}
 
 
-def coded_branches(factors: BranchFactors, wanted: Mapping[int, float], ratios: DepthRatios) -> list[BranchFactor]:
+def coded_branches(
+    factors: BranchFactors,
+    wanted: Mapping[int, float],
+    ratios: DepthRatios,
+) -> list[BranchFactor]:
     """The branches whose code has the factor that the rule wants, where that is not 1."""
     result = []
     for node, branch in factors.of_node.items():
@@ -60,14 +64,14 @@ def coded_branches(factors: BranchFactors, wanted: Mapping[int, float], ratios: 
 
 
 def fixed_kinds(factors: BranchFactors, ratios: DepthRatios) -> set[frozenset[str]]:
-    """Kinds of branches that do not count for the depth, and are not multiplied: they are of the stream."""
+    """Kinds of branches that are of the stream: they do not count, and are not multiplied."""
     fixed: set[frozenset[str]] = set()
     counted: set[frozenset[str]] = set()
-    for node, one in factors.of_node.items():
+    for node, entry in factors.of_node.items():
         if node in ratios.of_branch:
-            counted.add(one.branch.kind)
-        elif one.factor is None or close(one.factor, 1):
-            fixed.add(one.branch.kind)
+            counted.add(entry.branch.kind)
+        elif entry.factor is None or close(entry.factor, 1):
+            fixed.add(entry.branch.kind)
     return fixed - counted
 
 
@@ -135,7 +139,7 @@ class Comparison:
 
     @property
     def _readouts_of_branches(self) -> dict[int, float]:
-        """Node of a sum -> m of the readout that its branch ends in, as in a flow of many couplings."""
+        """Node of a sum -> m of the readout that its branch ends in, as in a flow of couplings."""
         result: dict[int, float] = {}
         for branch in self.facts.branches:
             for path in branch.factors:
@@ -146,12 +150,12 @@ class Comparison:
 
     @functools.cached_property
     def repetitions(self) -> Mapping[str, float]:
-        """Path of a parameter that is used more or less often than in the base model -> the ratio."""
+        """Path of a parameter that is used more or less often than in the base -> the ratio."""
         return repetitions(self.ratios, self.facts, self.base_facts, self.pairs)
 
     @functools.cached_property
     def repeated_branches(self) -> frozenset[int]:
-        """The nodes of branches whose weights are used more or less often than in the base model."""
+        """The nodes of branches whose weights are used more or less often than in the base."""
         repeated = inside_branches(self.repetitions, self.facts)
         return frozenset(uses_of_branches(repeated, self.facts))
 
@@ -192,7 +196,7 @@ class Comparison:
 
     @property
     def of_output(self) -> float | None:
-        """The ratio of the factors of an output that no readout makes; 1 if one does, ``None`` if unknown."""
+        """The factor of an output that no readout makes; 1 if one does, ``None`` if unknown."""
         readouts = self.facts.readouts
         if "" not in readouts:
             return 1.0
@@ -203,7 +207,7 @@ class Comparison:
 
     @functools.cached_property
     def inside_branches(self) -> Mapping[str, float | None]:
-        """The ratios of factors within branches: of products that a later product or nonlinearity there reads."""
+        """The factors of products that a later product or nonlinearity of their branch reads."""
         elsewhere = self.last_weights | self.in_softmax
         for scores in self.growing_products:
             elsewhere |= scores.product.paths
@@ -232,8 +236,9 @@ class Comparison:
 
     @functools.cached_property
     def growing_products(self) -> Sequence[ScoreFactors]:
-        """Products over a growing dimension, in no softmax, whose scale is not that of attention, or NaN."""
-        return [one for one in self.scores if one.is_growing and not one.is_right(self.rule)]
+        """Products over a growing dimension, in no softmax, without the scale of attention."""
+        growing = [scores for scores in self.scores if scores.is_growing]
+        return [scores for scores in growing if not scores.is_right(self.rule)]
 
     @property
     def unread_sums(self) -> Unread | None:
@@ -247,8 +252,8 @@ class Comparison:
         return self.unread_sums.paths if self.unread_sums is not None else frozenset()
 
     def coded_widths(self, rule: Parametrization) -> int:
-        """At how many readouts and scores the code has the factors of the width that a rule wants."""
-        count = sum(one.is_in_code(rule) for one in self.scores)
+        """At how many readouts and scores the code has a rule's factors of the width."""
+        count = sum(scores.is_in_code(rule) for scores in self.scores)
         for path in self.facts.readouts.keys() - {""}:
             factor, wanted = self.readout(path)
             count += not wanted.is_one and close(factor, wanted.under(rule))
@@ -256,7 +261,7 @@ class Comparison:
 
 
 def may_be_readout(info: ParamInfo) -> bool:
-    """Whether a parameter at the end of the forward pass is a readout, or a table that is one, too."""
+    """Whether a parameter at the end is a readout, or a table that is one, too."""
     return info.role in (Role.OUTPUT, Role.INPUT)
 
 
@@ -266,7 +271,7 @@ def readout_ratio(info: ParamInfo) -> float:
 
 
 def as_readouts(compared: Comparison) -> dict[str, ParamInfo]:
-    """The weights from the width to a fixed number of features that are multiplied as readouts are, as outputs."""
+    """Weights to a fixed number of features that are multiplied as readouts are, as outputs."""
     result: dict[str, ParamInfo] = {}
     for path, info in compared.infos.items():
         if not info.to_few_features:

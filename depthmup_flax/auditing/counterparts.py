@@ -1,4 +1,4 @@
-"""Which parameter of the base model corresponds to each of a model, and the width ratio that their shapes show."""
+"""Which parameter of the base model corresponds to each of a model, and their width ratio."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from depthmup_flax.util.groups import grouped, series
 Shape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[str, Shape]  # by path
 Layers: TypeAlias = Mapping[str, frozenset[int]]  # path -> the axes that count layers
-Places: TypeAlias = Mapping[str, Hashable]  # path -> its place in the forward pass, equal for all layers
+# Path -> its place in the forward pass, equal for all layers.
+Places: TypeAlias = Mapping[str, Hashable]
 _Form = TypeVar("_Form", bound=Hashable)  # what a parameter is compared by
 
 
-def nearest(paths: Collection[str], base: Mapping[str, _Form], misfit: Callable[[str, _Form], Any]) -> dict[str, str]:
-    """Path -> the path of the base model with the same name without numbers whose form has the least ``misfit``.
+def nearest(
+    paths: Collection[str],
+    base: Mapping[str, _Form],
+    misfit: Callable[[str, _Form], Any],
+) -> dict[str, str]:
+    """Path -> the path in the base model whose form has the least ``misfit``.
 
-    Of several, those count whose names differ in one number, that of the layer, and of these the
-    nearest in order. Paths without any, or with misfits of ``None`` alone, are left out.
+    Both have the same name without numbers. Of several, those count whose names differ in one
+    number, that of the layer, and of these the nearest in order. Paths without any, or with misfits
+    of ``None`` alone, are left out.
     """
     base_groups = grouped(base, series)
     result: dict[str, str] = {}
@@ -46,7 +52,11 @@ def _by_form(forms: Sequence[_Form]) -> dict[_Form, list[int]]:
     return result
 
 
-def _fitting(path: str, forms: Mapping[_Form, Sequence[int]], misfit: Callable[[str, _Form], Any]) -> list[int]:
+def _fitting(
+    path: str,
+    forms: Mapping[_Form, Sequence[int]],
+    misfit: Callable[[str, _Form], Any],
+) -> list[int]:
     """The numbers of the candidates whose forms have the least misfit."""
     misfits: dict[_Form, Any] = {}
     for form in forms:
@@ -75,7 +85,13 @@ def _numbers(path: str) -> list[str]:
     return re.findall(r"\d+", path)
 
 
-def matched(model: Shapes, base: Shapes, layers: Layers, places: Places, base_places: Places) -> dict[str, str]:
+def matched(
+    model: Shapes,
+    base: Shapes,
+    layers: Layers,
+    places: Places,
+    base_places: Places,
+) -> dict[str, str]:
     """Path in the model -> path in the base model.
 
     Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one
@@ -115,12 +131,18 @@ def _require_counterparts(model: Shapes, base: Shapes) -> None:
             continue
         there = " and ".join(map(str, shapes)) or "nothing"
         raise InputError(
-            f"parameter {path!r} of the model has no counterpart in the base model: its shape is {shape}, there "
-            f"{there}. Build both from the same code; only width and depth may differ."
+            f"parameter {path!r} of the model has no counterpart in the base model: its shape is "
+            f"{shape}, there {there}. Build both from the same code; only width and depth may "
+            "differ."
         )
 
 
-def _single_pairs(model: Shapes, base: Shapes, places: Places, base_places: Places) -> dict[str, str]:
+def _single_pairs(
+    model: Shapes,
+    base: Shapes,
+    places: Places,
+    base_places: Places,
+) -> dict[str, str]:
     """The pairs of parameters that are the only ones of their name and place in both models."""
     by_place = grouped(model, lambda path: (series(path), places.get(path)))
     base_by_place = grouped(base, lambda path: (series(path), base_places.get(path)))
@@ -133,7 +155,7 @@ def _single_pairs(model: Shapes, base: Shapes, places: Places, base_places: Plac
 
 
 def _unlike_sides(shape: Shape, base: Shape, layers: frozenset[int], m: float) -> tuple[int, int]:
-    """The number of sides that neither are equal nor differ by the width ratio; and of equal ones."""
+    """The numbers of sides that differ by another ratio than m, and of equal ones."""
     unlike = 0
     equal = 0
     for ratio in _ratios(shape, base, layers):
@@ -150,7 +172,7 @@ def _require_one_shape(
     pairs: Mapping[str, str],
     misfit: Callable[[str, tuple[Shape, Hashable]], Any],
 ) -> None:
-    """Raises `InputError` for a parameter without a name, whose counterpart may have several shapes."""
+    """Raises `InputError` for a nameless parameter whose counterpart may have several shapes."""
     base_groups = grouped(forms, series)
     for path, base_path in pairs.items():
         if re.search("[a-zA-Z]", path):
@@ -160,9 +182,9 @@ def _require_one_shape(
         shapes = {form[0] for form in alike if misfit(path, form) == least}
         if least is not None and len(shapes) > 1:
             raise InputError(
-                f"parameter {path!r} of shape {model[path]} may correspond to several in the base model, of shapes "
-                f"{' and '.join(map(str, sorted(shapes)))}: name the parameters, such as {{'hidden_1': ...}}, or "
-                "take another base width."
+                f"parameter {path!r} of shape {model[path]} may correspond to several in the base "
+                f"model, of shapes {' and '.join(map(str, sorted(shapes)))}: name the parameters, "
+                f"such as {{'hidden_1': ...}}, or take another base width."
             )
 
 
@@ -198,7 +220,7 @@ def _pairs_of_single_layers(model: Shapes, pairs: Mapping[str, str]) -> dict[str
 def _known_widths(
     model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Layers, m: float
 ) -> dict[int, set[int]]:
-    """Size in the model -> those that it has in the base model, where they differ by the width ratio."""
+    """Size in the model -> those in the base model, where they differ by the width ratio."""
     result: dict[int, set[int]] = {}
     for path, base_path in pairs.items():
         for size, base_size in _sides(model[path], base[base_path], layers.get(path, frozenset())):
@@ -215,7 +237,7 @@ def _is_scaled(size: int, base_size: int, m: float) -> bool:
 def contradictions(
     model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Layers, base_shapes: Shapes
 ) -> set[str]:
-    """Paths with a size that does not grow there but grows in others: the match may be a layer of another width.
+    """Paths whose match may be a layer of another width: a size grows elsewhere, and not there.
 
     Their counterparts in the base model have several shapes; ``base_shapes`` are the `base_sizes`.
     """
@@ -237,7 +259,8 @@ def contradictions(
 
 def _sizes(shape: Shape, base: Shape, *, grow: bool) -> list[int]:
     """The sizes of a shape that grow, or those that do not."""
-    return [size for size, base_size in zip(shape, base, strict=True) if (size != base_size) == grow]
+    sizes = zip(shape, base, strict=True)
+    return [size for size, base_size in sizes if (size != base_size) == grow]
 
 
 def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Layers) -> float:

@@ -1,4 +1,4 @@
-"""The power with which each array of a forward pass grows if some parameters are multiplied by a number."""
+"""The power with which each array grows if some parameters are multiplied by a number."""
 
 from __future__ import annotations
 
@@ -129,9 +129,10 @@ def _behind_offset(carried: Carried, node: Node, inputs: Sequence[Degree]) -> De
     """The degree of a view of such a parameter, or of the sum with its offset."""
     if node.op in _VIEWS and not any(inputs[1:]):
         return math.inf
-    values = [carried.graph.nodes[j].value for j in node.inputs]
-    is_sum = node.op in _ADDITIONS and set(inputs) == {math.inf, 0.0}
-    return 1.0 if is_sum and any(value in carried.offsets.values() for value in values) else math.nan
+    if node.op not in _ADDITIONS or set(inputs) != {math.inf, 0.0}:
+        return math.nan
+    values = {carried.graph.nodes[j].value for j in node.inputs}
+    return math.nan if values.isdisjoint(carried.offsets.values()) else 1.0
 
 
 # --- what operations do

@@ -68,8 +68,8 @@ def depth_ratios(facts: Traced, base: Traced, depth_ratio: float | None) -> Dept
     together = _ratio(every, base.branches)
     if not 0 < together < math.inf:
         raise InputError(
-            f"the trace finds {facts.depth:g} residual sums in the model and {base.depth:g} in the base model: pass "
-            "depth_ratio=depth / base_depth."
+            f"the trace finds {facts.depth:g} residual sums in the model and {base.depth:g} in "
+            "the base model: pass depth_ratio=depth / base_depth."
         )
     ratios: dict[int, float] = {}
     for stream in streams:
@@ -81,7 +81,12 @@ def depth_ratios(facts: Traced, base: Traced, depth_ratio: float | None) -> Dept
     return DepthRatios(together, ratios)
 
 
-def of_layers(ratios: DepthRatios, facts: Traced, base: Traced, pairs: Mapping[str, str]) -> DepthRatios:
+def of_layers(
+    ratios: DepthRatios,
+    facts: Traced,
+    base: Traced,
+    pairs: Mapping[str, str],
+) -> DepthRatios:
     """The depth ratios of layers, apart from how often each layer is used."""
     if is_absolute(ratios, facts, base):
         return ratios
@@ -115,14 +120,20 @@ def uses_of_branches(repeated: Mapping[str, float], facts: Traced) -> dict[int, 
 
 
 def is_absolute(ratios: DepthRatios, facts: Traced, base: Traced) -> bool:
-    """Whether factors of the model itself are compared with the rule, not relative to the base model.
+    """Whether factors of the model itself are compared, not relative to the base model.
 
-    Models with equally many branches have the same multipliers, whatever depth ratio the user gives.
+    Models with equally many branches have the same multipliers, whatever depth ratio the user
+    gives.
     """
     return facts.depth == base.depth and ratios.together != 1
 
 
-def repetitions(ratios: DepthRatios, facts: Traced, base: Traced, pairs: Mapping[str, str]) -> dict[str, float]:
+def repetitions(
+    ratios: DepthRatios,
+    facts: Traced,
+    base: Traced,
+    pairs: Mapping[str, str],
+) -> dict[str, float]:
     """Path of a parameter that is used more or less often than in the base model -> the ratio."""
     absolute = is_absolute(ratios, facts, base)
     result: dict[str, float] = {}
@@ -147,7 +158,7 @@ def is_in_product(path: str, facts: Traced) -> bool:
 
 
 def _counted_streams(facts: Traced, base: Traced) -> list[list[Branch]]:
-    """The branches of each stream that count for the depth; all, of models that are equally deep."""
+    """The branches of each stream that count for the depth; all, of equally deep models."""
     number = _number_of_kinds(facts.branches)
     base_number = _number_of_kinds(base.branches)
     streams = _streams(facts.branches)
@@ -165,7 +176,11 @@ def _number(branches: Sequence[Branch]) -> float:
     return sum(branch.times for branch in branches)
 
 
-def _counted(stream: Sequence[Branch], number: Mapping[Kind, float], base_number: Mapping[Kind, float]) -> list[Branch]:
+def _counted(
+    stream: Sequence[Branch],
+    number: Mapping[Kind, float],
+    base_number: Mapping[Kind, float],
+) -> list[Branch]:
     """The branches of a stream that count for its depth; none if their numbers are fixed."""
     growing = []
     for k, branch in enumerate(stream):

@@ -14,12 +14,12 @@ from depthmup_flax.util.groups import series
 
 
 def lacking(wanted: Factor, factor: float | None) -> Factor | None:
-    """What a place lacks: the wanted factor over the one of the code; ``None`` if that is 0 or unknown."""
+    """The wanted factor over the one of the code; ``None`` if that is 0 or unknown."""
     return wanted.over(factor) if factor else None
 
 
 def product_places(compared: Comparison, paths: Iterable[str], factor: float) -> tuple[Place, ...]:
-    """The products of parameters with what is no token, and the biases that a factor multiplies with them."""
+    """The products of parameters, and the biases that a factor multiplies with them."""
     paths = tuple(paths)
     places: list[Place] = []
     for path in paths:

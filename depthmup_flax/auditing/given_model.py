@@ -1,4 +1,4 @@
-"""The models that an audit takes, each as one pure function of its parameters, traced with shapes alone."""
+"""The models that an audit takes, each as a pure function of parameters, traced with shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.devices.host import drawn
-from depthmup_flax.networks.adapters import Adapter, Call, Function, abstract, adapter_of, once_for_shapes
+from depthmup_flax.networks.adapters import (
+    Adapter,
+    Call,
+    Function,
+    abstract,
+    adapter_of,
+    once_for_shapes,
+)
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.rule.info_trees import root_mean_square
@@ -33,7 +40,8 @@ class Model:
     structure: jax.tree_util.PyTreeDef  # around the leaves
     shapes: Mapping[str, tuple[int, ...]]  # path -> shape
     graph: Graph
-    initial: Callable[[], ArrayTree]  # -> its initial parameters; shapes, if the model was given by them
+    # -> its initial parameters; shapes, if the model was given by them.
+    initial: Callable[[], ArrayTree]
 
     def initial_sizes(self, paths: Mapping[str, str]) -> Callable[[], Mapping[str, float]]:
         """A function: path -> root mean square of the initial values at the other path.
@@ -64,10 +72,10 @@ def as_model(
     kwargs: Mapping[str, Any],
     known: Known,
 ) -> Model:
-    """A Linen, NNX or Equinox module, a pair or a `ModelFunctions`, traced on a batch of the shapes of ``x``.
+    """A module, a pair or a `ModelFunctions`, traced on a batch of the shapes of ``x``.
 
-    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
-    or does not return ``output``.
+    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if
+    the forward pass fails or does not return ``output``.
     """
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
         right = "a batch that the model takes, an array or a jax.ShapeDtypeStruct"
@@ -109,8 +117,9 @@ def _traced(
         lines = str(error).strip().splitlines()
         message = lines[0] if lines else ""
         raise InputError(
-            f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: {message}. The parts "
-            "of a tuple are the model's arguments; audit passes keyword arguments on."
+            f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: "
+            f"{message}. The parts of a tuple are the model's arguments; audit passes keyword "
+            "arguments on."
         ) from error
     shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
     initial = _initial(model, adapter, inputs, kwargs, params)
@@ -124,7 +133,8 @@ def _adapter(model: Any, argument: str) -> Adapter | None:
     adapter = adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
         right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
-        raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
+        text = f"{argument} is {shown(model)}: pass {right} with function(parameters, x)."
+        raise InputError(text)
     return adapter
 
 
@@ -197,4 +207,5 @@ def selected(result: Any, output: Output) -> Any:
         names = shapes_of(result)
         if isinstance(result, Mapping):
             names = f"the keys {sorted(map(str, result))}"
-        raise InputError(f"output is {output!r}, but the model returns {names}: name one of its results.") from error
+        text = f"output is {output!r}, but the model returns {names}: name one of its results."
+        raise InputError(text) from error

@@ -31,7 +31,7 @@ class MatchedModels:
         result = {}
         for path in self.pairs:
             sizes = zip(self.model.shapes[path], self.base_shapes[path], strict=True)
-            result[path] = [axis for axis, (size, base_size) in enumerate(sizes) if size != base_size]
+            result[path] = [axis for axis, (size, base) in enumerate(sizes) if size != base]
         return result
 
     @property

@@ -8,11 +8,12 @@ between the two models, the multipliers.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from depthmup_flax.auditing.audit_report import Audit, Finding
-from depthmup_flax.auditing.branch_factors import branch_factors
+from depthmup_flax.auditing.branch_factors import BranchFactors, branch_factors
 from depthmup_flax.auditing.carriers import CarriedFactors, carry_factors
 from depthmup_flax.auditing.comparison import (
     Comparison,
@@ -65,33 +66,40 @@ def audit(
     known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
-    """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
+    """Reads roles, branches and multipliers from traces. Nothing is computed or compiled.
 
-    What it finds serves every rule. If the code has factors of one, such as ``rule.residual_multiplier(r)``,
-    ``audit.record`` says of which, and the optimizers take no other. What the code lacks, parameters carry.
+    What it finds serves every rule. If the code has factors of one, such as
+    ``rule.residual_multiplier(r)``, ``audit.record`` says of which, and the optimizers take no
+    other. What the code lacks, parameters carry.
 
-    A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the optimizer
-    (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check` measures both.
+    A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the
+    optimizer (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check`
+    measures both.
 
     Args:
-      model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
-        module is mapped over the batch. The base has the tuned width *and* depth.
-      x: a batch, arrays or shapes, for both models. A tuple without names is passed as several arguments.
-      depth_ratio: branches of the model over the base model's; by default residual sums are counted, those of an
-        encoder and a decoder separately.
+      model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be
+        shapes. An Equinox module is mapped over the batch. The base has the tuned width *and*
+        depth.
+      x: a batch, arrays or shapes, for both models. A tuple without names is passed as several
+        arguments.
+      depth_ratio: branches of the model over the base model's; by default residual sums are
+        counted, those of an encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
-      output: which results the loss reads, if there are several: an index, a key, a tuple of them, or a function of
-        what the model returns.
-      axes: what you scale: "width", "depth" or both. If model and base are equal in one, its factors are 1.
-      carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`): `rescale_init` and the
-        optimizers then apply them. ``False`` wants all of them in the code.
+      output: which results the loss reads, if there are several: an index, a key, a tuple of them,
+        or a function of what the model returns.
+      axes: what you scale: "width", "depth" or both. If model and base are equal in one, its
+        factors are 1.
+      carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`):
+        `rescale_init` and the optimizers then apply them. ``False`` wants all of them in the code.
       in_code: rules, beside the presets, whose factors the code may have: one with ``alpha=0.75``.
-      known: name of a kernel, foreign call, callback or function (under ``jit`` or with a derivative of its own) -> a
-        function of the same arrays in ``jax.numpy``, which is read in its place.
+      known: name of a kernel, foreign call, callback or function (under ``jit`` or with a
+        derivative of its own) -> a function of the same arrays in ``jax.numpy``, which is read in
+        its place.
       **kwargs: of the call, such as ``train=True``.
 
     Raises:
-      InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
+      InputError: the two models are not the same code, the arguments do not fit them, or a forward
+        pass fails.
     """
     scaled = _scaled(axes)
     overrides = overrides or {}
@@ -124,7 +132,8 @@ def _scaled(axes: str | Collection[str]) -> set[str]:
     """What the user scales."""
     scaled = {axes} if isinstance(axes, str) else set(axes)
     if not scaled or not scaled <= set(SCALED):
-        raise InputError(f"axes is {axes!r}: it must name what you scale. Pass 'width', 'depth' or both.")
+        text = "it must name what you scale. Pass 'width', 'depth' or both."
+        raise InputError(f"axes is {axes!r}: {text}")
     return scaled
 
 
@@ -134,9 +143,8 @@ def _require_arguments(
     for rule in in_code:
         require_parametrization(rule)
     if isinstance(kwargs.get("rule"), Parametrization):
-        raise InputError(
-            "audit takes no rule: what it finds serves every rule. Pass rule to rescale_init and the optimizer."
-        )
+        text = "audit takes no rule: what it finds serves every rule."
+        raise InputError(f"{text} Pass rule to rescale_init and the optimizer.")
     require_axes("overrides", overrides)
 
 
@@ -145,7 +153,8 @@ def _require_matches(overrides: Mapping[str, Axes], match: MatchedModels) -> Non
     paths = list(match.model.leaves)
     for glob in overrides:
         if not any(matches(path, glob) for path in paths):
-            raise InputError(f"overrides has {glob!r}, which matches no parameter, such as {paths[0]!r}.")
+            text = f"which matches no parameter, such as {paths[0]!r}"
+            raise InputError(f"overrides has {glob!r}, {text}.")
 
 
 # --- the stages
@@ -172,22 +181,25 @@ def _traced_models(
         as_model(base, x, "base", output, kwargs, known),
     )
     for name in known.keys() - models.model.graph.replaced - models.base.graph.replaced:
-        raise InputError(
-            f"known has {name!r}: the forward pass calls nothing of this name. Print the audit without it."
-        )
+        text = "the forward pass calls nothing of this name. Print the audit without it."
+        raise InputError(f"known has {name!r}: {text}")
     return models
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Depth:
-    """The depth ratios, and the rule whose factors the code's branches have."""
+    """How the model's depth compares with its base's, and with a rule."""
 
     match: MatchedModels  # branches whose number is fixed are parts of the stream
     ratios: DepthRatios
-    rule: Parametrization
+    rule: Parametrization  # whose factors the code's branches have
 
 
-def _depth_in_code(match: MatchedModels, rules: Sequence[Parametrization], depth_ratio: float | None) -> _Depth:
+def _depth_in_code(
+    match: MatchedModels,
+    rules: Sequence[Parametrization],
+    depth_ratio: float | None,
+) -> _Depth:
     """Tries every alpha of the rules: the one that most branches have counts."""
     facts = match.facts
     base_facts = match.base_facts
@@ -195,17 +207,23 @@ def _depth_in_code(match: MatchedModels, rules: Sequence[Parametrization], depth
     ratios = of_layers(ratios, facts, base_facts, match.pairs)
     wants = branch_wants(facts.branches, ratios, {})
     absolute = is_absolute(ratios, facts, base_facts)
-    result: _Depth | None = None
-    most = -1
+    fits = []
     for rule in _one_of_each_alpha(rules):
         wanted = under(wants, rule)
         factors = branch_factors(facts, base_facts, wanted, absolute=absolute)
-        count = len(coded_branches(factors, wanted, ratios))
-        if count > most:
-            most = count
-            result = _Depth(match.without(fixed_kinds(factors, ratios)), ratios, rule)
-    assert result is not None  # presets have alphas
-    return result
+        coded = coded_branches(factors, wanted, ratios)
+        fits.append(_Fit(rule, factors, len(coded)))
+    best = max(fits, key=operator.attrgetter("coded"))
+    fixed = fixed_kinds(best.factors, ratios)
+    return _Depth(match.without(fixed), ratios, best.rule)
+
+
+class _Fit(NamedTuple):
+    """How many branches of the code have the factor of a rule."""
+
+    rule: Parametrization
+    factors: BranchFactors
+    coded: int
 
 
 def _one_of_each_alpha(rules: Sequence[Parametrization]) -> list[Parametrization]:
@@ -225,7 +243,9 @@ def _compared(depth: _Depth, roles: ParameterRoles, rules: Sequence[Parametrizat
     match = depth.match
     scores = score_factors(match.facts, match.base_facts)
     to_few = [path for path, info in roles.infos.items() if info.width_out == 1 != info.width_in]
-    products = product_factors(match.facts, match.base_facts, match.pairs, to_few, apart(scores, match.facts))
+    read_scores = apart(scores, match.facts)
+    pair = (match.facts, match.base_facts)
+    products = product_factors(*pair, match.pairs, to_few, read_scores)
     compared = Comparison(match, depth.ratios, roles.infos, depth.rule, scores, products)
     candidates = _one_of_each_width(depth.rule, rules)
     rule = max(candidates, key=compared.coded_widths)
@@ -235,14 +255,16 @@ def _compared(depth: _Depth, roles: ParameterRoles, rules: Sequence[Parametrizat
     return dataclasses.replace(compared, infos=infos)
 
 
-def _one_of_each_width(rule: Parametrization, rules: Sequence[Parametrization]) -> list[Parametrization]:
+def _one_of_each_width(
+    rule: Parametrization,
+    rules: Sequence[Parametrization],
+) -> list[Parametrization]:
     """``rule`` with every factor of the width that rules have."""
-    by_width: dict[Any, Parametrization] = {}
-    for other in rules:
-        if other.width_power:
-            key = (other.width, other.gamma0_width_exponent)
-            by_width.setdefault(key, rule.replace(width=other.width, gamma0_width_exponent=other.gamma0_width_exponent))
-    return list(by_width.values())
+    widths: dict[Any, None] = {}
+    for candidate in rules:
+        if candidate.width_power:
+            widths[candidate.width, candidate.gamma0_width_exponent] = None
+    return [rule.replace(width=width, gamma0_width_exponent=power) for width, power in widths]
 
 
 def _record(compared: Comparison) -> AuditRecord:
@@ -262,16 +284,16 @@ def _record(compared: Comparison) -> AuditRecord:
 
 
 def _carried(compared: Comparison, findings: Sequence[Finding]) -> CarriedFactors:
-    """What parameters carry. A branch that the code multiplies by something has the rule's a in it."""
+    """What parameters carry: the rule's a, too, where the code multiplies a branch by nothing."""
     branches = compared.branches.of_node.values()
-    bare = [one.branch for one in branches if close(one.factor, 1)]
+    bare = [entry.branch for entry in branches if close(entry.factor, 1)]
     return carry_factors(compared.match.model.graph, compared.facts, findings, bare)
 
 
 def _has_multiplier(compared: Comparison, carried: CarriedFactors) -> bool | None:
     """Whether branches have the rule's a, in the code or carried; see `AuditRecord`."""
     branches = compared.branches.of_node.values()
-    is_bare = any(close(one.factor, 1) for one in branches)
+    is_bare = any(close(entry.factor, 1) for entry in branches)
     has_multiplier = carried.multiplier if is_bare else bool(compared.facts.branches)
     if has_multiplier and compared.r == 1:  # the code's multiplier is 1 in both models
         return None
@@ -283,7 +305,8 @@ def _with_loads(infos: Mapping[str, ParamInfo], carried: CarriedFactors) -> dict
     result = dict(infos)
     for path, load in carried.by_path.items():
         if path in result:
-            result[path] = dataclasses.replace(result[path], carried=load.factor, offset=load.offset)
+            info = result[path]
+            result[path] = dataclasses.replace(info, carried=load.factor, offset=load.offset)
     return result
 
 

@@ -13,11 +13,16 @@ from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.trace.unread import ROUNDING, Unread
 from depthmup_flax.util.groups import grouped
 
-_BY_EYE = "make the factors numbers of the code, not arrays; or check them by eye, and measure with dm.coord_check"
+_MEASURE = "measure with dm.coord_check"
+_BY_EYE = f"make the factors numbers of the code, not arrays; or check them by eye, and {_MEASURE}"
 
 
 def not_judged(
-    compared: Comparison, rows: ParameterRows, unread_roles: Mapping[str, str], axes: Collection[str], m: float
+    compared: Comparison,
+    rows: ParameterRows,
+    unread_roles: Mapping[str, str],
+    axes: Collection[str],
+    m: float,
 ) -> list[Finding]:
     """Everything without which an audit cannot say that a forward pass follows the rule."""
     return [
@@ -30,7 +35,12 @@ def not_judged(
     ]
 
 
-def _sizes(compared: Comparison, rows: ParameterRows, axes: Collection[str], m: float) -> Iterator[Finding]:
+def _sizes(
+    compared: Comparison,
+    rows: ParameterRows,
+    axes: Collection[str],
+    m: float,
+) -> Iterator[Finding]:
     """The two models do not differ as they should."""
     if min(m, compared.r) < 1 and max(m, compared.r) <= 1:
         text = "the model is smaller than the base model: were model and base swapped?"
@@ -53,9 +63,11 @@ def _operations(compared: Comparison) -> Iterator[Finding]:
         if paths:
             reads = f", which reads what {summary(paths)} {'make' if len(paths) > 1 else 'makes'},"
         text = f"{name}{reads} is not understood, so factors in it were not read."
-        function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy, to be read in its place"
+        function = f"{{{name!r}: function}}, a function of the same arrays in jax.numpy"
+        function += ", to be read in its place"
         if name.startswith(ROUNDING):
-            function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit and that name"
+            function = "{'quantized': lambda x: x}, with the function that rounds under jax.jit"
+            function += " and that name"
         yield Finding(name, paths, text, f"pass known={function}", source=unread.source)
 
 
@@ -67,23 +79,26 @@ def _sums(compared: Comparison) -> Iterator[Finding]:
     paths = tuple(sorted(sums.paths))
     near = f", near {summary(paths)}," if paths else ""
     text = (
-        f"every layer adds something to the stream{near} that is no residual branch: a gate, an entrywise function "
-        "of the stream, its first value, another stream such as a velocity, or a sum over layers."
+        f"every layer adds something to the stream{near} that is no residual branch: a gate, an "
+        "entrywise function of the stream, its first value, another stream such as a velocity, "
+        "or a sum over layers."
     )
-    code = "write h = h + c * y; or measure with dm.coord_check"
+    code = f"write h = h + c * y; or {_MEASURE}"
     yield Finding("sum", paths, text, code, source=sums.source)
 
 
 def _matrices(compared: Comparison, rows: ParameterRows) -> Iterator[Finding]:
-    """Layers through which the stream passes, as the long skips of U-ViT that a matrix merges with it."""
+    """Layers through which the stream passes, as those that merge long skips in U-ViT."""
     paths = []
     for row in rows.on_stream:
-        is_wide = row.info is not None and row.info.role is Role.HIDDEN and not row.info.to_few_features
-        if is_wide and row.path not in compared.facts.projections:
+        info = row.info
+        is_hidden = info is not None and info.role is Role.HIDDEN and not info.to_few_features
+        if is_hidden and row.path not in compared.facts.projections:
             paths.append(row.path)
     if compared.facts.depth and paths and compared.unread_sums is None:
-        text = f"the stream passes through {summary(paths)}, more often in deeper models: the rule is about sums."
-        code = "write h = h + c * (h @ kernel); or measure with dm.coord_check"
+        text = f"the stream passes through {summary(paths)}, more often in deeper models"
+        text += ": the rule is about sums."
+        code = f"write h = h + c * (h @ kernel); or {_MEASURE}"
         yield Finding("matrix", tuple(paths), text, code)
 
 
@@ -107,11 +122,13 @@ def _factors(compared: Comparison, rows: ParameterRows) -> Iterator[Finding]:
 
 def _growing_products(compared: Comparison) -> Iterator[Finding]:
     """Products over a growing dimension, such as those of linear attention."""
-    for (d, base_d, factor), several in grouped(compared.growing_products, _sizes_and_factor).items():
-        paths = _united(one.product.paths for one in several)
-        what = f"products over a growing dimension, outside of softmax, of {summary(paths)} are multiplied by "
-        text = f"{what}{factor} relative to the base model."
-        code = f"write y = rule.attention_scale({d}, {base_d}) * q @ k.T  # d, base d; or measure with dm.coord_check"
+    alike = grouped(compared.growing_products, _sizes_and_factor)
+    for (d, base_d, factor), several in alike.items():
+        paths = _united(scores.product.paths for scores in several)
+        what = f"products over a growing dimension, outside of softmax, of {summary(paths)}"
+        text = f"{what} are multiplied by {factor} relative to the base model."
+        code = f"write y = rule.attention_scale({d}, {base_d}) * q @ k.T  # d, base d"
+        code += f"; or {_MEASURE}"
         yield Finding("factor", tuple(paths), text, code)
 
 
@@ -122,7 +139,7 @@ def _sizes_and_factor(scores: ScoreFactors) -> tuple[int, int, str]:
 
 def _in_untraced_branches(compared: Comparison) -> list[str]:
     branches = compared.branches.of_node.values()
-    return _united(one.branch.paths for one in branches if one.factor is None)
+    return _united(entry.branch.paths for entry in branches if entry.factor is None)
 
 
 def _untraced_outside(rows: ParameterRows) -> list[str]:
@@ -142,7 +159,7 @@ def _untraced_inside(compared: Comparison) -> list[str]:
 
 
 def _untraced_scores(compared: Comparison) -> list[str]:
-    products = [one.product for one in compared.scores if math.isnan(one.factor)]
+    products = [scores.product for scores in compared.scores if math.isnan(scores.factor)]
     return _united(product.paths | product.beside for product in products if product.in_softmax)
 
 

@@ -1,4 +1,4 @@
-"""What else to know beside an audit's findings: initial values to set, and what the two sizes do not show."""
+"""What else to know: initial values to set, and what the two sizes do not show."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ def notes(compared: Comparison, rows: ParameterRows, axes: Collection[str], m: f
 
 
 def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Iterator[str]:
-    """What the two models have in common: there, factors are 1, or those of width and depth are equal."""
+    """What both models have in common: there factors are 1, or those of width and depth equal."""
     if m != 1 and close(m, compared.r):
         yield (
-            f"width and depth ratio are both {m:g}, so a factor of the one in place of the other is not seen, such as "
-            f"residual_multiplier(m). Audit once at another width, too: {m * m:g} times that of the base model."
+            f"width and depth ratio are both {m:g}, so a factor of the one in place of the other "
+            "is not seen, such as residual_multiplier(m). Audit once at another width, too: "
+            f"{m * m:g} times that of the base model."
         )
     if compared.match.has_one_width and "width" in axes:
         yield (
-            "the model is as wide as the base model: factors of the width are 1 here, and were not compared. Roles are "
-            "by place: what reads the batch is an input, the last product an output."
+            "the model is as wide as the base model: factors of the width are 1 here, and were "
+            "not compared. Roles are by place: what reads the batch is an input, the last "
+            "product an output."
         )
     depth = compared.facts.depth
     is_equally_deep = depth and depth == compared.base_facts.depth and not compared.is_absolute
     if is_equally_deep and "depth" in axes:
-        yield "the model is as deep as the base model: factors of the depth are 1 here, and were not compared."
+        text = "factors of the depth are 1 here, and were not compared."
+        yield f"the model is as deep as the base model: {text}"
 
 
 def _branches(compared: Comparison) -> Iterator[str]:
@@ -54,8 +57,9 @@ def _branches(compared: Comparison) -> Iterator[str]:
     matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
     if matrices > 1:
         yield (
-            f"branches have {matrices} weight matrices in a row: for two or more, arXiv:2603.00541 and CompleteP "
-            "advise alpha = 1 in place of 1/2. To compare:\nwrite: rule = dm.get_parametrization('completep')"
+            f"branches have {matrices} weight matrices in a row: for two or more, "
+            "arXiv:2603.00541 and CompleteP advise alpha = 1 in place of 1/2. To "
+            "compare:\nwrite: rule = dm.get_parametrization('completep')"
         )
 
 
@@ -64,8 +68,9 @@ def _few_features(rows: ParameterRows) -> Iterator[str]:
     paths = [row.path for row in rows.all if row.info is not None and row.info.to_few_features]
     if paths:
         yield (
-            f"{summary(paths)} map the width to a fixed number of features: start at zero, or with a standard "
-            "deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as sqrt(m) in wide networks."
+            f"{summary(paths)} map the width to a fixed number of features: start at zero, or "
+            "with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as "
+            "sqrt(m) in wide networks."
         )
 
 
@@ -78,8 +83,9 @@ def _coarse(compared: Comparison) -> Iterator[str]:
             paths.append(path)
     if paths:
         yield (
-            f"{summary(paths)} have 16 bits: the rule makes steps smaller as networks grow, and those below half a "
-            "unit in the last place are lost. Keep parameters in float32 and compute in 16 bits."
+            f"{summary(paths)} have 16 bits: the rule makes steps smaller as networks grow, and "
+            "those below half a unit in the last place are lost. Keep parameters in float32 and "
+            "compute in 16 bits."
         )
 
 
@@ -89,8 +95,9 @@ def _norms_on_stream(rows: ParameterRows) -> Iterator[str]:
     paths = [row.path for row in vectors]
     if paths:
         yield (
-            f"{summary(paths)} stand on the stream in every layer, as norms after the sum do: updates add up with "
-            "depth, which no multiplier corrects. Use norms in front of branches, or without scale and bias."
+            f"{summary(paths)} stand on the stream in every layer, as norms after the sum do: "
+            "updates add up with depth, which no multiplier corrects. Use norms in front of "
+            "branches, or without scale and bias."
         )
 
 
@@ -110,15 +117,16 @@ def _initial_scale(rows: ParameterRows, facts: Traced) -> Iterator[str]:
             wrong.setdefault(m, []).append(row.path)
     for m, paths in wrong.items():
         yield (
-            f"initial values are not seen. Under muP {summary(paths)} should start with the base model's standard "
-            f"deviation, m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. "
-            "rescale_init sets all initial values, given those of base:\n"
-            "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
+            f"initial values are not seen. Under muP {summary(paths)} should start with the base "
+            f"model's standard deviation, m^1/2 = {m**0.5:.4g} times what initializers of "
+            "1/sqrt(width) give, such as Flax's defaults. rescale_init sets all initial values, "
+            "given those of base:\nwrite: params = dm.rescale_init(params, base_params, "
+            "audit.info, rule)"
         )
 
 
 def _initial_ratio(row: Row, facts: Traced) -> float:
-    """The width ratio by which the usual initializers' variance falls, where the rule wants the base model's."""
+    """The ratio by which initializers' variance falls, where the rule wants the base model's."""
     info = row.info
     if info is None or info.init_std is not None or row.in_branch:
         return 1.0

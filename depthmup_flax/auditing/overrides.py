@@ -1,4 +1,4 @@
-"""What a user says about parameters that a trace does not tell: the axes of each by name, and where it is."""
+"""What a user says about parameters that a trace does not tell: axes by name, and places."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AXES: Mapping[str | None, tuple[str | None, bool]] = {
     "vocab_in": (IN, False),  # tokens of a vocabulary, which may be split over devices
     "width_in": (IN, True),
     "width_out": (OUT, True),
-    "inner_in": (IN, True),  # a width inside a branch: attention heads, a feed-forward's hidden layer
+    "inner_in": (IN, True),  # a width inside a branch: heads, a feed-forward's hidden layer
     "inner_out": (OUT, True),
     "fixed_out": (OUT, False),  # classes
     "vocab_out": (OUT, False),
@@ -58,16 +58,16 @@ class Axes:
 def require_axes(argument: str, overrides: Mapping[str, Axes]) -> None:
     """Raises `InputError` unless ``overrides`` maps globs to `Axes`; ``argument`` is its name."""
     if not isinstance(overrides, Mapping):
-        raise InputError(
-            f"{argument} is {shown(overrides)}: use a dictionary, glob of paths -> Axes(names, in_branch=...)."
-        )
+        right = "use a dictionary, glob of paths -> Axes(names, in_branch=...)."
+        raise InputError(f"{argument} is {shown(overrides)}: {right}")
     for pattern, axes in overrides.items():
         if not isinstance(axes, Axes):
-            raise InputError(f"{argument}[{pattern!r}] is {shown(axes)}: use Axes(names, in_branch=...).")
+            right = "use Axes(names, in_branch=...)."
+            raise InputError(f"{argument}[{pattern!r}] is {shown(axes)}: {right}")
 
 
 def overridden(path: str, traced: Axes, overrides: Mapping[str, Axes]) -> Axes:
-    """What the trace tells about a parameter, corrected by the overrides that match its path; later ones win."""
+    """What the trace tells about a parameter, corrected by overrides; later ones win."""
     result = traced
     for pattern, axes in overrides.items():
         if matches(path, pattern):
@@ -91,7 +91,7 @@ class _Sides:
 def info_of_axes(
     path: str, axes: Axes, shape: tuple[int, ...], base_shape: tuple[int, ...], *, is_readout: bool
 ) -> ParamInfo:
-    """Role and ratios of a parameter whose axes are named, from its shape and that of the base model.
+    """Role and ratios of a parameter whose axes are named, from both shapes.
 
     ``is_readout``: the forward pass ends in its product, so its factor is judged there.
 
@@ -139,27 +139,40 @@ def _require_names(names: Any) -> None:
         raise InputError(f"axes is {names!r}: use a tuple with one of {AXIS_NAMES} per dimension.")
     for axis, name in enumerate(names):
         if name not in _AXES:
-            raise InputError(f"axis name {name!r} is unknown: use one of {AXIS_NAMES} (a scanned stack's is 'layers').")
+            right = f"use one of {AXIS_NAMES} (a scanned stack's is 'layers')."
+            raise InputError(f"axis name {name!r} is unknown: {right}")
         if name == "layers" and axis > 0:
-            raise InputError(f"axes {tuple(names)} have 'layers' at {axis}: a stack's axis comes first.")
+            text = f"have 'layers' at {axis}: a stack's axis comes first."
+            raise InputError(f"axes {tuple(names)} {text}")
 
 
-def _require_fit(path: str, names: AxisNames, shape: tuple[int, ...], base_shape: tuple[int, ...]) -> None:
+def _require_fit(
+    path: str,
+    names: AxisNames,
+    shape: tuple[int, ...],
+    base_shape: tuple[int, ...],
+) -> None:
     if len(names) != len(shape):
         raise InputError(
-            f"parameter {path!r} has shape {shape}, but its axes {names} name {len(names)} dimensions: give "
-            f"one of {AXIS_NAMES} per dimension."
+            f"parameter {path!r} has shape {shape}, but its axes {names} name {len(names)} "
+            f"dimensions: give one of {AXIS_NAMES} per dimension."
         )
     for name, size, base_size in zip(names, shape, base_shape, strict=True):
         side, grows = _AXES[name]
         if size != base_size and (side is None or not grows):
             raise InputError(
-                f"parameter {path!r} has size {size} along {name!r} and {base_size} in the base model, but that axis "
-                "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
+                f"parameter {path!r} has size {size} along {name!r} and {base_size} in the base "
+                "model, but that axis does not grow: name it 'width_in' or 'width_out', or give "
+                "the base model the same depth and data."
             )
 
 
-def _sides(path: str, names: AxisNames, shape: tuple[int, ...], base_shape: tuple[int, ...]) -> _Sides:
+def _sides(
+    path: str,
+    names: AxisNames,
+    shape: tuple[int, ...],
+    base_shape: tuple[int, ...],
+) -> _Sides:
     ratios = {IN: 1.0, OUT: 1.0}
     growing: set[str] = set()
     for name, size, base_size in zip(names, shape, base_shape, strict=True):
@@ -177,8 +190,9 @@ def _require_readout_ratio(path: str, axes: Axes, ratio: float, is_readout: bool
         return
     if width_ratio is None:
         raise InputError(
-            f"parameter {path!r} is a readout (its input grows, its output does not), but nothing says that its "
-            "product is multiplied by 1/m: multiply by rule.readout_multiplier(m), and pass Axes(..., width_ratio=m)."
+            f"parameter {path!r} is a readout (its input grows, its output does not), but nothing "
+            "says that its product is multiplied by 1/m: multiply by rule.readout_multiplier(m), "
+            "and pass Axes(..., width_ratio=m)."
         )
     if math.isclose(width_ratio, ratio):
         return
@@ -186,8 +200,8 @@ def _require_readout_ratio(path: str, axes: Axes, ratio: float, is_readout: bool
     if ratio < 1:
         remedy = "were model and base swapped? The model comes first"
     raise InputError(
-        f"parameter {path!r} belongs to a readout with width_ratio {width_ratio:g}, but it is {ratio:g} "
-        f"times as wide as in the base model: {remedy}."
+        f"parameter {path!r} belongs to a readout with width_ratio {width_ratio:g}, but it is "
+        f"{ratio:g} times as wide as in the base model: {remedy}."
     )
 
 

@@ -72,7 +72,7 @@ def _row(
 
 
 def _numbers_of_layers(match: MatchedModels) -> tuple[Counter[str], Counter[str]]:
-    """Path without numbers -> the layers with such a parameter outside of branches, in both models."""
+    """Path without numbers -> layers with such a parameter outside of branches, in both models."""
     base_layers: dict[str, frozenset[int]] = {}
     for path, base_path in match.pairs.items():
         base_layers[base_path] = match.layers.get(path, frozenset())

@@ -35,11 +35,13 @@ def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_u
 
         tree = nnx.state(tree, nnx.Param)
     elif isinstance(tree, Mapping) and not is_nnx(tree, "State") and "params" in tree:
-        raise InputError(f"{argument} has an entry 'params': pass variables['params'], not all variables.")
+        right = "pass variables['params'], not all variables."
+        raise InputError(f"{argument} has an entry 'params': {right}")
     flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)
     leaves = {path_name(path): leaf for path, leaf in flat}
     if not leaves:
-        raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
+        right = "pass the tree that the optimizer will train."
+        raise InputError(f"{argument} has no parameters: {right}")
     for path, leaf in leaves.items():
         _require_parameter(argument, path, leaf)
     return leaves, structure
@@ -59,8 +61,8 @@ def _require_parameter(argument: str, path: str, leaf: Leaf) -> None:
         return
     kind = type(leaf if is_state else value).__name__
     raise InputError(
-        f"{argument} has a {kind} at {path!r}: pass parameters alone, as in nnx.state(model, nnx.Param), or "
-        "their shapes."
+        f"{argument} has a {kind} at {path!r}: pass parameters alone, as in nnx.state(model, "
+        "nnx.Param), or their shapes."
     )
 
 

@@ -1,4 +1,4 @@
-"""What multiplies the product of each parameter, in front of it and behind it, relative to the base model."""
+"""What multiplies the product of each parameter, in front and behind, over the base model's."""
 
 from __future__ import annotations
 

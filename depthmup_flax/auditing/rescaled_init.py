@@ -16,14 +16,20 @@ from depthmup_flax.auditing.counterparts import nearest
 from depthmup_flax.auditing.parameter_trees import Leaf, flatten, shape_of, value_of
 from depthmup_flax.rule.factor import factor_text
 from depthmup_flax.rule.info_trees import audit_of, flatten_info, info_of, is_info
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, require_parametrization
+from depthmup_flax.rule.parametrization import (
+    PRESETS,
+    Parametrization,
+    ParamInfo,
+    Role,
+    require_parametrization,
+)
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """How the initial value of a parameter changes: ``factor * c * x + offset * (c - 1)``, where it carries c."""
+    """How an initial value changes: ``factor * c * x + offset * (c - 1)``, where it carries c."""
 
     factor: Any  # of the rule's standard deviation: a float, or traced
     carried: Any = 1.0  # c: a float, or an array that broadcasts; may be traced
@@ -55,40 +61,53 @@ class Start:
 
 
 def rescale_init(
-    params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization = PRESETS["depth_mup"]
+    params: ArrayTree,
+    base_params: ArrayTree,
+    info: InfoTree,
+    rule: Parametrization = PRESETS["depth_mup"],
 ) -> ArrayTree:
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
-    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
-    So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's defaults; `Readout` needs no correction.
-    Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do. In the end each
-    is multiplied by the factor that it carries (`ParamInfo`).
+    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``
+    (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than
+    Flax's defaults; `Readout` needs no correction. Vectors, fixed parameters and constants (zeros,
+    ones) keep their values; under ``standard``, all do. In the end each is multiplied by the factor
+    that it carries (`ParamInfo`).
 
-    Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
-    fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
-    the measured correction, it is used instead. That is exactly 1 for a hidden ``lecun_normal``.
+    Both standard deviations are measured, so they have a sampling error. Common initializers scale
+    with powers of the fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0,
+    1/2} is within four standard errors of the measured correction, it is used instead. That is
+    exactly 1 for a hidden ``lecun_normal``.
 
-    Under ``jit`` and ``vmap``, the program measures the factors of each call. To measure once, for all seeds, call
-    `init_factors` outside and apply `multiplied`.
+    Under ``jit`` and ``vmap``, the program measures the factors of each call. To measure once, for
+    all seeds, call `init_factors` outside and apply `multiplied`.
 
     Args:
-      params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
-      base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
-        depth, as in `audit`, or of the depth of ``params``.
+      params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a
+        module.
+      base_params: fresh parameters of the base model, from the same initializers: of the base
+        width, and of the base depth, as in `audit`, or of the depth of ``params``.
       info: the audit, or its ``info``.
       rule: the parametrization, that of the optimizer.
 
     Returns:
-      Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
+      Parameters in the containers of ``params``; the ``nnx.State`` of a module, for
+        ``nnx.update(model, state)``.
 
     Raises:
-      InputError: ``info`` was made for other parameters or another base model, a parameter has no counterpart in the
-        base model, or is constant in one model alone; traced, such a parameter becomes NaN.
+      InputError: ``info`` was made for other parameters or another base model, a parameter has no
+        counterpart in the base model, or is constant in one model alone; traced, such a parameter
+        becomes NaN.
     """
     return multiplied(params, init_factors(params, base_params, info, rule))
 
 
-def init_factors(params: ArrayTree, base_params: ArrayTree, info: InfoTree, rule: Parametrization) -> dict[str, Start]:
+def init_factors(
+    params: ArrayTree,
+    base_params: ArrayTree,
+    info: InfoTree,
+    rule: Parametrization,
+) -> dict[str, Start]:
     """Path -> what `rescale_init`, which has the same arguments, does to the parameter."""
     require_parametrization(rule)
     leaves, _ = flatten(params, "params")
@@ -110,16 +129,18 @@ def _require_same_parameters(leaves: Mapping[str, Leaf], infos: Mapping[str, Par
         there, not_there = ("info", "the model")
         if path in leaves:
             there, not_there = not_there, there
-        raise InputError(f"parameter {path!r} is in {there} but not in {not_there}: give both the same depth.")
+        text = f"is in {there} but not in {not_there}: give both the same depth."
+        raise InputError(f"parameter {path!r} {text}")
     for path, leaf in leaves.items():
         if shape_of(leaf) != infos[path].shape:
             shapes = f"has shape {shape_of(leaf)}, but info was made for {infos[path].shape}"
-            remedy = "pass (params, base_params), in this order, of the network that info was made for and its base"
+            remedy = "pass (params, base_params), in this order, of the network that info was made "
+            remedy += "for and its base"
             raise InputError(f"parameter {path!r} {shapes}: {remedy}.")
 
 
 def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
-    """The base model's parameters, at its depth or at that of the model, have the shapes that the audit saw."""
+    """Raises `InputError` unless these are the base model's, at its depth or the model's."""
     record = audit_of(info)
     if record is None or not record.base:
         return
@@ -133,26 +154,33 @@ def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
     for path in sorted(shapes.keys() | wanted.keys()):
         if shapes.get(path) != wanted.get(path):
             raise InputError(
-                f"parameter {path!r} of base_params has shape {shapes.get(path)}, but {wanted.get(path)} in the base "
-                "model of the audit: pass the parameters of that one, as in dm.rescale_init(params, base_params, info)."
+                f"parameter {path!r} of base_params has shape {shapes.get(path)}, but "
+                f"{wanted.get(path)} in the base model of the audit: pass the parameters of that "
+                "one, as in dm.rescale_init(params, base_params, info)."
             )
 
 
 def carried_factors(info: InfoTree, rule: Parametrization) -> dict[str, Start]:
-    """`init_factors` without the rule's standard deviations, for initial values that have them: carried ones alone."""
-    return {path: Start(1.0, leaf.factor(rule), leaf.offset) for path, leaf in flatten_info(info).items()}
+    """`init_factors` for initial values that have the rule's deviations: carried factors alone."""
+    infos = flatten_info(info)
+    return {path: Start(1.0, leaf.factor(rule), leaf.offset) for path, leaf in infos.items()}
 
 
-def baked(params: ArrayTree, info: InfoTree, rule: Parametrization = PRESETS["depth_mup"]) -> ArrayTree:
-    """The parameters of a model with its factors in the code, as those of the plain model, which carry them.
+def baked(
+    params: ArrayTree,
+    info: InfoTree,
+    rule: Parametrization = PRESETS["depth_mup"],
+) -> ArrayTree:
+    """The parameters of a model with its factors in the code, as those of the plain model.
 
-    ``info`` is the plain model's audit, or its ``info``. Both compute the same outputs, up to rounding.
+    ``info`` is the plain model's audit, or its ``info``. Its parameters carry the factors. Both
+    compute the same outputs, up to rounding.
     """
     return multiplied(params, carried_factors(info, rule))
 
 
 def rescaled_before(info: InfoTree) -> InfoTree:
-    """The info of an audit for parameters that an earlier run started with `rescale_init`, trained and saved.
+    """The info of an audit for parameters that an earlier run trained from `rescale_init`.
 
     Optimizers do not compare their values with initial ones.
     """
@@ -169,7 +197,7 @@ def rescaled_before(info: InfoTree) -> InfoTree:
 def _counterparts(
     leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]
 ) -> dict[str, str]:
-    """Path -> path in the base model; at another depth, of the nearest layer with the size that ``infos`` give."""
+    """Path -> path in the base model; at another depth, of the nearest layer of its size."""
     if leaves.keys() == base.keys():
         return {path: path for path in leaves}
     shapes = {path: shape_of(leaf) for path, leaf in base.items()}
@@ -182,14 +210,15 @@ def _counterparts(
         if path in pairs:
             continue
         raise InputError(
-            f"no parameter of the base model corresponds to {path!r} of shape {infos[path].shape}: pass base_params of "
-            "a model with the base width and the depth of this one."
+            f"no parameter of the base model corresponds to {path!r} of shape "
+            f"{infos[path].shape}: pass base_params of a model with the base width and the depth "
+            "of this one."
         )
     return pairs
 
 
 def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
-    """How unlike a layer at the base width a shape of the base model is; ``None`` if it cannot be one."""
+    """How unlike a layer at the base width a shape is; ``None`` if it cannot be one."""
     if len(info.shape) != len(base):
         return None
     ratios = [size / base_size for size, base_size in zip(info.shape, base, strict=True)]
@@ -231,7 +260,8 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
         return factor
     if values.is_constant != base.is_constant:
         where = "the model" if values.is_constant else "the base model"
-        raise InputError(f"parameter {path!r} is constant in {where} alone: use the same initializers in both models.")
+        right = "use the same initializers in both models."
+        raise InputError(f"parameter {path!r} is constant in {where} alone: {right}")
     return float(factor)
 
 
@@ -253,7 +283,7 @@ class _Values:
 
 
 def _nearest_power(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
-    """The power of the width ratios that is closest to a measured factor, if its logarithm is within ``tolerance``."""
+    """The closest power of the width ratios, if its logarithm is within ``tolerance``."""
     halves = (0.0, -0.5, 0.5)
     exponents = itertools.product(halves, halves)
     powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in exponents])

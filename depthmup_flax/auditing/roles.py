@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from depthmup_flax.auditing.counterparts import contradictions
 from depthmup_flax.auditing.depth_ratios import DepthRatios
@@ -26,6 +27,9 @@ VECTOR_NAMES = frozenset({"bias", "scale", "offset", "beta", "gamma", "b", "g"})
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _NO_MATRIX = re.compile(r"bias|scale|gain|temperature|emb|pos|token")
+
+
+MatrixAxes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of inputs and of outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,10 @@ class ParamShapes:
         return [size for size in self.shape[self.is_stacked :] if size > 1]
 
 
+_NO_SUCH_WIDTH = "the base model has no layer of its width"
+_NAME_THE_DEPTH = "give the base model this depth, and pass depth_ratio="
+
+
 @dataclasses.dataclass(frozen=True)
 class ParameterRoles:
     """Path -> what the rule needs to know; and path -> why a role was not read."""
@@ -79,7 +87,11 @@ class ParameterRoles:
     unread: Mapping[str, str]
 
 
-def parameter_roles(match: MatchedModels, ratios: DepthRatios, overrides: Mapping[str, Axes]) -> ParameterRoles:
+def parameter_roles(
+    match: MatchedModels,
+    ratios: DepthRatios,
+    overrides: Mapping[str, Axes],
+) -> ParameterRoles:
     """The roles of all parameters, and what infos of one model have in common."""
     infos, unread = _roles_by_use(match, ratios, overrides)
     _copy_twins(infos, unread, match.facts)
@@ -88,9 +100,7 @@ def parameter_roles(match: MatchedModels, ratios: DepthRatios, overrides: Mappin
     for path in contradictions(*shapes, match.pairs, match.layers, match.base_shapes):
         if path in infos:
             del infos[path]
-            unread[path] = (
-                "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
-            )
+            unread[path] = f"{_NO_SUCH_WIDTH}: {_NAME_THE_DEPTH}"
     return ParameterRoles(infos, unread)
 
 
@@ -120,17 +130,21 @@ def _roles_by_use(
         if reading.role is None:
             unread[path] = reading.why_not
         else:
-            matrix = matrix_axes(reading.role, facts.uses.get(path, ()), experts.get(path, frozenset()))
-            infos[path] = _info(reading, shapes, axes, matrix)
+            uses = facts.uses.get(path, ())
+            of_experts = experts.get(path, frozenset())
+            matrix = matrix_axes(reading.role, uses, of_experts)
+            infos[path] = _info(reading.role, reading, shapes, axes, matrix)
     return infos, unread
 
 
 def _info(
-    reading: Reading, shapes: ParamShapes, axes: Axes, matrix: tuple[tuple[int, ...], tuple[int, ...]]
+    role: Role,
+    reading: Reading,
+    shapes: ParamShapes,
+    axes: Axes,
+    matrix: MatrixAxes,
 ) -> ParamInfo:
-    """The info of a parameter whose role was read; ``matrix`` are its input and output dimensions."""
-    role = reading.role
-    assert role is not None
+    """The info of a parameter whose role was read; ``matrix`` are its dimensions, as a matrix."""
     in_axes, out_axes = matrix
     return ParamInfo(
         role,
@@ -146,7 +160,7 @@ def _info(
 
 
 def _copy_twins(infos: dict[str, ParamInfo], unread: dict[str, str], facts: Traced) -> None:
-    """Gives parameters without effect, as those at the end of a second stream, the info of an equal layer's."""
+    """Gives parameters without effect, as at the end of a second stream, an equal layer's info."""
     for path in sorted(unread.keys() - facts.uses.keys()):
         for twin, info in infos.items():
             if series(twin) == series(path) and info.shape == facts.shapes[path]:
@@ -183,14 +197,16 @@ def model_width(infos: Collection[ParamInfo], at_end: Iterable[ParamInfo]) -> fl
     widths = {info.width_in for info in infos if info.role is Role.OUTPUT and not info.in_branch}
     widths |= {info.width_out for info in at_end if info.role is Role.INPUT}
     if len(widths) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
+        ratios = sorted(widths)
+        text = f"readouts have different width ratios {ratios}: they must grow together."
+        raise InputError(text)
     if widths:
         return widths.pop()
     return max((info.width_out for info in infos), default=1.0)
 
 
 def inner_layers(infos: Mapping[str, ParamInfo], facts: Traced) -> dict[str, ParamInfo]:
-    """The matrices of branches whose products later matrices of their branch read, and their biases, as inner ones."""
+    """Matrices whose products later matrices of their branch read, and their biases, as inner."""
     ends: set[str] = set().union(*(branch.factors for branch in facts.branches))
     inner: set[str] = set()
     for path, info in infos.items():
@@ -268,7 +284,7 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool) -> Rea
 
 
 def _contraction(ratios: Mapping[int, float], uses: Sequence[Use]) -> _Contraction | None:
-    """The axes of all uses together; ``None`` if one use contracts what it keeps, or an axis is in none."""
+    """The axes of all uses; ``None`` if one contracts what it keeps, or an axis is in none."""
     growing = ratios.keys()
     if any(use.into & use.out & growing for use in uses):
         return None
@@ -282,7 +298,7 @@ def _contraction(ratios: Mapping[int, float], uses: Sequence[Use]) -> _Contracti
 
 
 def _read_embedding(axes: _Contraction, uses: Sequence[Use]) -> Reading | None:
-    """The role of a table that is looked up, or of a stem that is a readout, too; ``None`` of others."""
+    """The role of a table, or of a stem that is a readout, too; ``None`` of others."""
     lookups = [use for use in uses if use.kind == LOOKUP]
     if not lookups and axes.into & axes.out:
         lookups = [use for use in uses if use.first]
@@ -311,11 +327,17 @@ def _read_matrix(axes: _Contraction, is_readout: bool) -> Reading:
         role = Role.HIDDEN
     elif out:
         role = Role.INPUT
-    # The gates of experts sum to 1, so the gradient of each falls with their number, as with the fan-out.
+    # The gates of experts sum to 1, so the gradient of each falls with their number, as with the
+    # fan-out.
     return Reading(role, axes.ratio_in, axes.ratio_of(out))
 
 
-def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
+def read_role_by_place(
+    shapes: ParamShapes,
+    uses: Sequence[Use],
+    is_readout: bool,
+    after_readout: bool,
+) -> Reading:
     """The role, by place, in a model as wide as the base model, where no axis grows."""
     if all(use.kind == ENTRYWISE for use in uses):
         if after_readout or not shapes.sides:
@@ -327,17 +349,18 @@ def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: boo
     return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
 
 
-def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a hidden matrix that every use contracts, and those that it keeps.
+def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> MatrixAxes:
+    """What every use of a hidden matrix contracts, and what it keeps; none if uses differ.
 
-    None if uses differ; ``experts`` are those that count matrices.
+    ``experts`` are axes that count matrices.
     """
     if role is not Role.HIDDEN:
         return (), ()
-    sides = set[tuple[tuple[int, ...], tuple[int, ...]]]()
+    sides: set[MatrixAxes] = set()
     for use in uses:
         if use.kind != ENTRYWISE:
-            sides.add((tuple(sorted(use.into - experts)), tuple(sorted(use.out - experts))))
+            into = tuple(sorted(use.into - experts))
+            sides.add((into, tuple(sorted(use.out - experts))))
     if len(sides) != 1:
         return (), ()
     into, out = sides.pop()
@@ -353,7 +376,10 @@ def same_role(a: ParamInfo, b: ParamInfo) -> bool:
 
 
 def infer_decay(shapes: ParamShapes) -> bool | None:
-    """Whether to decay a parameter; ``None`` where its role decides. Matrices in which nothing grows are decayed."""
+    """Whether to decay a parameter; ``None`` where its role decides.
+
+    Matrices in which nothing grows are decayed.
+    """
     if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
         return False
     has_matrix_name = not _NO_MATRIX.search(shapes.name.lower())
@@ -362,7 +388,7 @@ def infer_decay(shapes: ParamShapes) -> bool | None:
 
 
 def _is_undecayed_table(shapes: ParamShapes) -> bool:
-    """Whether it is a table of positions or a class token: by name, or as one vector with more dimensions."""
+    """Whether it is a table of positions or a class token, by name or as one vector."""
     *modules, name = shapes.path.lower().split("/")
     if name == "kernel":
         return False

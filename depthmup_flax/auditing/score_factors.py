@@ -1,4 +1,4 @@
-"""What multiplies products of two activations, such as those of queries and keys, relative to the base model."""
+"""What multiplies products of two activations, as of queries and keys, over the base model's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ScoreFactors:
 
 
 def score_factors(facts: Traced, base: Traced) -> list[ScoreFactors]:
-    """All products of two activations, each compared with one of the same weights in the base model."""
+    """All products of two activations, each beside one of the same weights in the base model."""
     alike = grouped(base.scores, _weights_of)
     seen: set[Hashable] = set()
     result = []
@@ -54,8 +54,9 @@ def score_factors(facts: Traced, base: Traced) -> list[ScoreFactors]:
 
 
 def apart(scores: Sequence[ScoreFactors], facts: Traced) -> set[str]:
-    """The parameters whose products read products over a growing dimension, which are judged by themselves."""
-    return facts.readers({one.product.node for one in scores if one.is_growing})
+    """The parameters that read products over a growing dimension, which are judged alone."""
+    growing = [score for score in scores if score.is_growing]
+    return facts.readers({score.product.node for score in growing})
 
 
 def _weights_of(scores: Scores) -> tuple[bool, frozenset[str]]:
@@ -64,7 +65,7 @@ def _weights_of(scores: Scores) -> tuple[bool, frozenset[str]]:
 
 
 def _compared(scores: Scores, candidates: Sequence[Scores], is_later: bool) -> ScoreFactors:
-    """A product over that of the base model; ``is_later``: an earlier layer has such a product, too."""
+    """A product over that of the base model; ``is_later``: an earlier layer has one like it."""
     counterpart = _counterpart(candidates, is_later)
     base_size = scores.size
     factor = math.nan

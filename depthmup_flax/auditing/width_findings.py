@@ -35,14 +35,21 @@ def readouts(compared: Comparison) -> list[Finding]:
 
 
 def _is_right_readout(compared: Comparison, factor: float, wanted: Factor) -> bool:
-    """Whether a readout has its factor, times what multiplies a shortcut: the last one is read by the readout."""
+    """Whether a readout has its factor, times what multiplies a shortcut, which it may read."""
     expected = float(wanted.under(compared.rule))
     if close(factor, expected):
         return True
-    return any(close(factor, expected * one.shortcut) for one in compared.branches.of_node.values())
+    branches = compared.branches.of_node.values()
+    return any(close(factor, expected * entry.shortcut) for entry in branches)
 
 
-def _readout(compared: Comparison, path: str, info: ParamInfo, factor: float, wanted: Factor) -> Finding:
+def _readout(
+    compared: Comparison,
+    path: str,
+    info: ParamInfo,
+    factor: float,
+    wanted: Factor,
+) -> Finding:
     m = readout_ratio(info)
     is_too_small = (factor < float(wanted.under(compared.rule))) == (m > 1)
     text = f"the product with {path} is multiplied by {number(factor)}; the rule wants {wanted}"
@@ -58,12 +65,12 @@ def _readout(compared: Comparison, path: str, info: ParamInfo, factor: float, wa
 
 
 def _output(compared: Comparison) -> list[Finding]:
-    """The factor of an output that is no product with a readout's weights, such as a mean over the width."""
+    """The factor of an output that is no product with a readout, such as a mean over the width."""
     factor = compared.of_output
     if factor is None or close(factor, 1):
         return []
-    text = f"the output, which no readout makes, is multiplied by {number(factor)} relative to the base model; the "
-    text += "rule wants 1: a mean over the width rather than a sum."
+    text = f"the output, which no readout makes, is multiplied by {number(factor)} relative to "
+    text += "the base model; the rule wants 1: a mean over the width rather than a sum."
     is_wider = max((info.width_in for info in compared.infos.values()), default=1.0) > 1
     finding = Finding(
         TWICE if (factor < 1) == is_wider else NOT_SCALED,
@@ -103,7 +110,7 @@ def _has_another_judgment(compared: Comparison, path: str, info: ParamInfo) -> b
 
 
 def _is_row(compared: Comparison, path: str, info: ParamInfo) -> bool:
-    """Whether it is a row of a table that is taken by its number, as the embedding of a step or an action."""
+    """Whether it is a row of a table, taken by its number, as the embedding of a step is."""
     return info.role is Role.VECTOR and all(use.picked for use in compared.facts.uses[path])
 
 
@@ -146,8 +153,10 @@ def within_branches(compared: Comparison) -> list[Finding]:
 
 def _is_multiplier_before_last_layer(compared: Comparison, path: str, factor: float) -> bool:
     for node in compared.facts.branches_of[path]:
-        one = compared.branches.of_node.get(node)
-        if one is not None and one.before_last_layer and close(factor, compared.wanted[node]):
+        entry = compared.branches.of_node.get(node)
+        if entry is None or not entry.before_last_layer:
+            continue
+        if close(factor, compared.wanted[node]):
             return True
     return False
 
@@ -168,8 +177,9 @@ def in_nonlinearities(compared: Comparison) -> list[Finding]:
 
 
 def _scaled_hidden(compared: Comparison, paths: tuple[str, ...], factor: float) -> Finding:
-    text = f"the product with {summary(paths)} is multiplied by {number(factor)} relative to the base model; the "
-    text += "rule wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+    text = f"the product with {summary(paths)} is multiplied by {number(factor)} relative to the "
+    text += "base model; the rule wants 1, as the initial values and the learning rate of hidden "
+    text += "weights depend on the width."
     return Finding(
         "hidden_scaled_with_width",
         paths,
@@ -192,11 +202,11 @@ class _WrongScale(NamedTuple):
 def attention(compared: Comparison) -> list[Finding]:
     """Products of queries and keys with another scale than the rule's."""
     wrong: dict[_WrongScale, list[Scores]] = {}
-    for one in compared.scores:
-        product = one.product
-        if not product.in_softmax or math.isnan(one.factor) or one.is_right(compared.rule):
+    for scores in compared.scores:
+        product = scores.product
+        if not product.in_softmax or math.isnan(scores.factor) or scores.is_right(compared.rule):
             continue
-        key = _WrongScale(one.factor, one.wanted, product.size, one.base_size)
+        key = _WrongScale(scores.factor, scores.wanted, product.size, scores.base_size)
         wrong.setdefault(key, []).append(product)
     return [_scores(scale, products) for scale, products in wrong.items()]
 
@@ -213,8 +223,8 @@ def _scores(scale: _WrongScale, products: Sequence[Scores]) -> Finding:
         "attention_scale",
         tuple(paths),
         f"the products of queries and keys{names} are multiplied by {number(scale.factor)} "
-        f"relative to the base model; the rule wants {base_d / d:.4g}, as the head dimension is {d} and "
-        f"{base_d} there.",
+        f"relative to the base model; the rule wants {base_d / d:.4g}, as the head dimension is "
+        f"{d} and {base_d} there.",
         f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
         factor=lacking(scale.wanted, scale.factor),
         places=tuple((product.node, -1) for product in products),

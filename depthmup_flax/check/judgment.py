@@ -111,13 +111,16 @@ class _Judge:
 
     def of_parameters(self) -> list[Quantity]:
         """Initial values, gradients, updates, effects and decay."""
-        quantities = self._each(self.layers.weights, self.start, self.gradient)
-        updates = self._each(self.layers.leaves, self.update)
-        effects = self._each(self.layers.weights, self.effect)
-        if not updates and not effects:
+        starts = self._each(self.layers.weights, self.start)
+        updates = self._each(self.layers.leaves, self.update) + self._each(self.layers.weights, self.effect)
+        if not updates:
             zero = Fit(math.nan, math.nan, ZERO)
             updates = [Quantity(self.axis, UPDATE, ALL_PARAMETERS, 1, zero, ZERO, passed=False)]
-        return [*quantities, *updates, *effects, *self._each(self.layers.weights, self.decay)]
+        decays = self._each(self.layers.weights, self.decay)
+        gradients = self._each(self.layers.weights, self.gradient)
+        if self.code_is_right and all(q.passed for q in (*starts, *updates, *decays)):
+            gradients = [self._explained_by_size(q) for q in gradients]
+        return [*starts, *gradients, *updates, *decays]
 
     def of_activations(self) -> list[Quantity]:
         """Where the code is not judged: neither activations nor their changes may grow.
@@ -147,18 +150,15 @@ class _Judge:
         return one
 
     def gradient(self, path: str) -> Quantity | None:
-        """The size of the first gradient, which is right if all factors of the code are.
-
-        Small networks are not asymptotic: if the code is right, only an exponent of a mistake's size is unclear.
-        """
+        """The size of the first gradient, which is right if all factors of the code are."""
         if not any_above(0, self.table.values(self.axis, GRADIENT, path, 1)):
             return None  # in front of a product that starts at zero
         one = self._quantity(GRADIENT, path, 1)
-        if one.verdict not in (GROWS, VANISHES, UNCLEAR):
-            return one
-        if self._may_fall(path, one):
-            return dataclasses.replace(one, verdict=VANISHES, passed=True)
-        if not self.code_is_right:
+        return dataclasses.replace(one, verdict=VANISHES, passed=True) if self._may_fall(path, one) else one
+
+    def _explained_by_size(self, one: Quantity) -> Quantity:
+        """A gradient where all else is right: small networks are not asymptotic, and a mistake's exponent is unclear."""
+        if one.passed or one.verdict not in (GROWS, VANISHES, UNCLEAR):
             return one
         small = is_small(one.fit, self.tolerance)
         return dataclasses.replace(one, verdict=FINITE if small else UNCLEAR, passed=small)
@@ -174,7 +174,10 @@ class _Judge:
             of_layers = [self._worst(kind, path) for kind in (LEAST_UPDATE, MOST_UPDATE)]
             wrong = [q for q in of_layers if q and q.verdict in (GROWS, VANISHES)]
             return dataclasses.replace(wrong[0], kind=UPDATE) if wrong else one
-        # The updates of SGD follow a gradient that falls as n^-1/2 or, before a product that started at zero, L^-gamma.
+        # The updates of SGD are as many times the gradient, which scatters and is judged itself.
+        relative = self._over_gradient(one)
+        if relative.passed:
+            return relative
         excused = path in self.layers.weights and self._may_fall(path, one)
         return dataclasses.replace(one, verdict=VANISHES, passed=True) if excused else one
 
@@ -193,6 +196,17 @@ class _Judge:
     def _each(self, paths: Iterable[str], *kinds: Callable[[str], Quantity | None]) -> list[Quantity]:
         found = [kind(path) for kind in kinds for path in paths]
         return [q for q in found if q is not None]
+
+    def _over_gradient(self, update: Quantity) -> Quantity:
+        """The update over the gradient of the same step and seed, each over the rule's."""
+        updates, gradients = (
+            self.table.values(self.axis, kind, update.name, update.step) for kind in (UPDATE, GRADIENT)
+        )
+        ratios = {
+            size: [u / g if g else math.nan for u, g in zip(updates[size], gradients[size], strict=True)]
+            for size in updates
+        }
+        return self._judged(UPDATE, update.name, update.step, ratios)
 
     def _may_fall(self, path: str, one: Quantity) -> bool:
         """Whether theory lets a gradient fall: over width as n^-1/2 that of a gate, or after a product of zero."""
@@ -217,8 +231,11 @@ class _Judge:
         return max(ends, key=_badness)
 
     def _quantity(self, kind: str, name: str, step: int) -> Quantity:
+        return self._judged(kind, name, step, self.table.values(self.axis, kind, name, step))
+
+    def _judged(self, kind: str, name: str, step: int, values: Values) -> Quantity:
         """A quantity that passes if it is flat."""
-        fit = fit_power(self.table.values(self.axis, kind, name, step))
+        fit = fit_power(values)
         verdict = verdict_of(fit, self.tolerance)
         return Quantity(self.axis, kind, name, step, fit, verdict, verdict == FLAT)
 

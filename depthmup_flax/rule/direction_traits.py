@@ -190,10 +190,11 @@ def _paths(info: InfoTree, params: ArrayTree) -> list[str]:
 
 
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
-    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its state tells.
+    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as can be told.
 
-    It does of optimizers of this package and of optax's Muon, however they are wrapped. Other people's, unless they go
-    through `depthmup`, count as entrywise.
+    Its state tells of optimizers of this package and of optax's Muon, however they are wrapped, and its updates whether
+    they follow the norms of parameters. Other people's matrix products, unless they go through `depthmup`, count as
+    entrywise, and so do the updates of what needs more than gradients.
     """
     state = jax.eval_shape(optimizer.init, _shapes(info))
     paths = orthogonalized(state)
@@ -201,7 +202,12 @@ def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> s
         if isinstance(part, ScaledUpdates):
             marked = jax.tree_util.tree_flatten_with_path(part.not_entrywise, is_leaf=is_mark)[0]
             paths |= {path_name(path) for path, mark in marked if isinstance(mark, NotEntrywise)}
-    return paths
+    try:
+        dependence = read_dependence(optimizer, _shapes(info))
+    except InputError as error:
+        log.info("the state alone tells which updates are entrywise: %s", error)
+        return paths
+    return paths | {path for path, one in dependence.items() if one.on_their_norms}
 
 
 # --- by its updates
@@ -227,7 +233,7 @@ def _read_geometries(inner: optax.GradientTransformation, shapes: ArrayTree) -> 
         _require_matrix(path, leaves[path].shape)
     dependence = dict(read_dependence(inner, shapes))
     geometries: dict[str, Geometry] = {}
-    for path, (entries, on_parameters) in list(dependence.items()):
+    for path, (entries, on_parameters, _) in list(dependence.items()):
         if path in matrices and entries is Entries.MIXED and not on_parameters:
             geometries[path] = Geometry.ORTHOGONAL
             del dependence[path]

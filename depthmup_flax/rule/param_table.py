@@ -48,16 +48,18 @@ def param_table(
 ) -> ParamTable:
     """One line per parameter, equal layers in one, with its role and factors, and a line of totals.
 
-    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. With decay and
-    ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps, at the peak of
-    the schedule (arXiv:2405.13698). A standard deviation that no initializer declares is the rule's, relative to the
-    base model's: ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` it is "?".
-    ``carried`` is the factor that a parameter carries in place of the code (`ParamInfo`), if one does: ``a 4^-alpha``.
+    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient.
+    With decay and ``learning_rate``, the last column is the time over which decay forgets: ``1 /
+    (eta lambda)`` steps, at the peak of the schedule (arXiv:2405.13698). A standard deviation that
+    no initializer declares is the rule's, relative to the base model's: ``base/2`` is half of that.
+    `depthmup_flax.rescale_init` sets it. Under ``standard`` it is "?". ``carried`` is the factor
+    that a parameter carries in place of the code (`ParamInfo`), if one does: ``a 4^-alpha``.
 
     Args:
       info: an audit, or its ``info``.
       rule: the parametrization.
-      degree: of the direction (see `direction_traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
+      degree: of the direction (see `direction_traits.Traits`); ``None``, unknown, prints "?" for
+        the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay, decay_width_exponent, geometry, mask: as in `depthmup_flax.depthmup`.
       learning_rate: eta, or ``None`` if it is not known.
@@ -66,6 +68,7 @@ def param_table(
     """
     info = info_trees.with_decay(info_trees.info_of(info), mask)
     leaves = info_trees.flatten_info(info)
+    geometry = Geometry.SIGN if geometry is None else geometry
     training = _Training(
         rule=rule,
         degree=degree,
@@ -75,7 +78,7 @@ def param_table(
         learning_rate=learning_rate if weight_decay and learning_rate else None,
         epoch_steps=epoch_steps,
         frozen=info_trees.frozen_paths(info, frozen),
-        geometries=info_trees.named_geometries(info, Geometry.SIGN if geometry is None else geometry),
+        geometries=info_trees.named_geometries(info, geometry),
         carries=any(leaf.carries for leaf in leaves.values()),
     )
     columns = ["parameter", "shape", "role", *training.columns]
@@ -159,7 +162,7 @@ def _epsilon(path: str, leaf: ParamInfo, training: _Training) -> str:
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
-    """The standard deviation if it is declared, or what the rule wants: ``base/2``, half the base model's."""
+    """The standard deviation if it is declared, or ``base/2``: half the base model's."""
     ratio = rule.init_ratio(leaf)
     if leaf.init_std is not None:
         return f"{leaf.init_std:.4g}"
@@ -185,4 +188,5 @@ def _total(leaves: Mapping[str, ParamInfo]) -> str:
     in_branches = {path: leaf for path, leaf in leaves.items() if leaf.in_branch}
     whole = info_trees.param_count(leaves)
     inside = info_trees.param_count(in_branches)
-    return f"{len(leaves)} arrays, {whole:,} parameters, {inside:,} of them inside residual branches"
+    numbers = f"{len(leaves)} arrays, {whole:,} parameters"
+    return f"{numbers}, {inside:,} of them inside residual branches"

@@ -150,7 +150,9 @@ def heads_of(width):
 
 
 @pytest.mark.parametrize(
-    "block", [attention, functools.partial(attention, before_scores=rms_normed), gated_heads], ids=str
+    "block",
+    [attention, functools.partial(attention, before_scores=rms_normed), gated_heads],
+    ids=["attention", "normed", "gated"],
 )
 def test_heads_and_their_size_are_one_output_of_one_matrix(block):
     def with_gates(p, h):

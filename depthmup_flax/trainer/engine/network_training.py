@@ -43,6 +43,7 @@ class NetworkTraining:
     made: ModelFunctions  # the network under ``rule``: to make a user's takes as long as to trace it
     info: InfoTree
     audited: Audit  # under every rule
+    divides_output: bool  # see `depthmup_flax.auditing.config_audit.Audited`
     init_ratios: Mapping[str, float]  # path -> what multiplies initial values under muP
     params: ArrayTree  # shapes
     collections: ArrayTree  # shapes of what the forward pass updates

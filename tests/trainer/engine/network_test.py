@@ -183,3 +183,24 @@ def test_a_search_over_multipliers_trains_a_module_that_keeps_the_rules_numbers_
     alone = train_and_evaluate(run, tmp_path / "run")
     (same,) = (record for record in records if record.run == alone["config_hash"])
     assert same.train_loss == pytest.approx(alone["train_loss"], rel=1e-4)
+
+
+def test_a_part_of_the_rules_factor_in_the_code_is_refused_as_no_parameter_carries_the_rest(monkeypatch):
+    def half(width, depth, rule):
+        def init(key, x):
+            draw = lambda *shape: jax.random.normal(key, shape) / shape[0] ** 0.5
+            return {"stem": draw(x[0].size, width), "block": draw(depth, width, width), "head": draw(width, 3)}
+
+        def apply(params, x):
+            h = x.reshape(len(x), -1) @ params["stem"]
+            for block in params["block"]:
+                h = h + rule.residual_multiplier(depth / 2) ** 0.5 * (jax.nn.relu(h) @ block)
+            return h @ params["head"] * rule.readout_multiplier(width / 8)
+
+        return init, apply
+
+    monkeypatch.setattr("user_networks.half", half, raising=False)
+    run = config("half", loss="cross_entropy", data="load_classes")
+    run.model.update(width=16, base_width=8, depth=8, base_depth=2)
+    with pytest.raises(InputError, match="a part of the rule's"):
+        build(run)
