@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.devices.host import drawn
-from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, once_for_shapes
+from depthmup_flax.networks.adapters import Call, abstract, adapter_of, function_of_parameters, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.rule.info_trees import root_mean_square
@@ -73,7 +73,8 @@ def _of_functions(model: ModelFunctions, inputs: ArrayTree, argument: str, outpu
 def _traced(
     model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
 ) -> Model:
-    adapter = Function(model) if type(model) is tuple and callable(model[0]) else adapter_of(model)
+    is_function = type(model) is tuple and callable(model[0])
+    adapter = function_of_parameters(model) if is_function else adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
         right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
         raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
@@ -104,7 +105,7 @@ def _traced(
     def initial() -> ArrayTree:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
         draw = adapter.init if adapter is not None else None
-        if isinstance(adapter, Function):
+        if adapter is not None and adapter.library == "function":
             return params
         if draw is None:
             return drawn(lambda key: model.init(key, zeros)[0], jax.random.key(0))
