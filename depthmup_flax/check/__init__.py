@@ -1,4 +1,4 @@
-"""The coordinate check: activations and updates must keep their size as networks grow wider and deeper."""
+"""The coordinate check: initial values, gradients and updates must have the rule's sizes at all widths and depths."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +12,12 @@ from depthmup_flax.auditing.audit_report import Audit, Finding, summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
-from depthmup_flax.check.records import BRANCHES, EVERYTHING
 from depthmup_flax.rule.factor import factor_text
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+
+log = logging.getLogger(__name__)
+
+EVERYTHING, BRANCHES = "all parameters", "parameters in branches"
 
 
 def causes_in_rule(axis: str, rule: Parametrization) -> list[Finding]:
@@ -34,8 +38,41 @@ def causes_in_rule(axis: str, rule: Parametrization) -> list[Finding]:
     return []
 
 
-def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> Audit | None:
-    """The audit of the largest network of an axis, with paths of the report; ``None`` if it cannot be audited.
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What an audit read in the code over an axis, or why there is none."""
+
+    audit: Audit | None = None
+    error: str = ""  # what the audit raised; "" without an audit: the networks name no model
+
+    @property
+    def certain(self) -> tuple[Finding, ...]:
+        """The audit's findings."""
+        return () if self.audit is None else self.audit.certain
+
+    @property
+    def not_judged(self) -> frozenset[str]:
+        """The parameters about which the audit could not judge something."""
+        findings = () if self.audit is None else self.audit.not_judged
+        return frozenset(path for one in findings for path in one.paths)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the audit judged everything."""
+        return self.audit is not None and not self.audit.not_judged
+
+
+def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> Reading:
+    """The audit over an axis; what it raises is part of the result, as the measurements count without it, too."""
+    try:
+        return Reading(audit_of_largest(axis, networks, rule))
+    except Exception as error:
+        log.warning("the audit over %s failed", axis, exc_info=True)
+        return Reading(error=f"{type(error).__name__}: {error}")
+
+
+def audit_of_largest(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> Audit | None:
+    """The audit of the largest network of an axis, with paths of the report; ``None`` if a network names no model.
 
     The base is the model's own, if it is known, and otherwise the smallest network. Over width, the audit compares the
     roles in ``info`` with those of the trace; over depth, the branches.
@@ -48,20 +85,17 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     plain = rule.replace(branch_multiplier=1.0)
     carried_of = lambda leaf: leaf.factor(plain)
     carried_at_base = {base.collapse(path): carried_of(leaf) for path, leaf in base.info.items() if source.base is None}
-    try:
-        result = audit(
-            source.model,
-            base_source.model if source.base is None else source.base,
-            source.x,
-            in_code=(rule,) if rule.alpha > 0 else (),
-            depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
-            output=source.output,
-            axes=axis,
-            carry=any(leaf.carries for leaf in (*info.values(), *base.info.values())),
-            **source.kwargs,
-        ).under(rule)
-    except Exception:  # the measurements count even if the model cannot be read
-        return None
+    result = audit(
+        source.model,
+        base_source.model if source.base is None else source.base,
+        source.x,
+        in_code=(rule,) if rule.alpha > 0 else (),
+        depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
+        output=source.output,
+        axes=axis,
+        carry=any(leaf.carries for leaf in (*info.values(), *base.info.values())),
+        **source.kwargs,
+    ).under(rule)
     has_branches = any(leaf.in_branch for leaf in info.values())
     findings = [*result.certain]
     wrong: dict[tuple[str, str], list[str]] = {}
@@ -89,20 +123,14 @@ def read_code(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization
     return dataclasses.replace(result, findings=tuple(map(told, findings)), not_judged=open_)
 
 
-def unjudged(audits: Iterable[Audit | None]) -> frozenset[str]:
-    """The parameters about which an audit could not judge something."""
-    return frozenset(path for audit in audits if audit is not None for one in audit.not_judged for path in one.paths)
+def is_open(axis: str, reading: Reading, layers: Layers, rule: Parametrization) -> bool:
+    """Whether activations are measured over an axis, as what the code and the sizes of updates say is not all.
 
-
-def groups_alone(layers: Layers, audits: Collection[Audit | None]) -> frozenset[str] | None:
-    """The parameters whose effect the code does not decide, so that it is measured; ``None``: all.
-
-    Weights that map the width to a few features, weights with updates that are not entrywise, and vectors that every
-    layer has on the stream may have a wrong effect although their factors, initial values and updates have the right
-    size.
+    Weights that map the width to a few features, and vectors that every layer has on the stream, may have a wrong
+    effect although their factors, initial values and updates are right.
     """
-    few = {path for path, leaf in layers.weights.items() if leaf.to_few_features}
-    return None if None in audits else unjudged(audits) | few | layers.matrix_updates | {*layers.on_stream}
+    others = layers.to_few_features | layers.on_stream
+    return reading.audit is None or bool(reading.not_judged | others) or bool(causes_in_rule(axis, rule))
 
 
 def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup_flax.check.networks import Traced
-from depthmup_flax.check.records import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, OUTPUT, Size
+from depthmup_flax.check.records import OUTPUT, Size
 from depthmup_flax.rule.direction_traits import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -19,8 +17,7 @@ from depthmup_flax.rule.parametrization import ParamInfo, Role
 Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
 _Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)
 
-_QUERIES_AND_KEYS = ("query", "key", "q", "k", "q_proj", "k_proj")  # names of modules
-_WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
+_QUERIES_AND_KEYS = frozenset({"query", "key", "q", "k", "q_proj", "k_proj"})  # names of modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +33,10 @@ class SizedNetwork:
         """Path -> `ParamInfo`."""
         return flatten_info(self.traced.network.info)
 
+    def paths_of(self, names: Collection[str]) -> frozenset[str]:
+        """The paths of parameters with these collapsed names."""
+        return frozenset(path for path in self.info if self.collapse(path) in names)
+
 
 def named_alike(networks: Sequence[SizedNetwork]) -> list[SizedNetwork]:
     """The networks with names that their layers share; see `collapsers`."""
@@ -49,38 +50,42 @@ class Layers:
 
     weights: Mapping[str, ParamInfo]
     vectors: Mapping[str, ParamInfo]  # and fixed parameters
-    group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
-    branch_groups: frozenset[str]
-    branch_activations: frozenset[str]
     readout_activations: frozenset[str]  # products of readouts, before a multiplier that follows them
-    score_groups: frozenset[str]  # queries and keys, by their names: the outputs see only their products
-    once_groups: frozenset[str]  # as many weights in a deep network as in a shallow one
     # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
     matrix_updates: frozenset[str]
 
     @property
-    def on_stream(self) -> list[str]:
+    def leaves(self) -> dict[str, ParamInfo]:
+        """Weights and vectors."""
+        return {**self.weights, **self.vectors}
+
+    @property
+    def on_stream(self) -> frozenset[str]:
         """Vectors outside branches that every layer has, as norms after the sum do."""
-        return [path for path, leaf in self.vectors.items() if not leaf.in_branch and "*" in path]
+        return frozenset(path for path, leaf in self.vectors.items() if not leaf.in_branch and "*" in path)
 
-    def leaf(self, path: str) -> ParamInfo:
-        """A weight or a vector."""
-        return self.vectors.get(path) or self.weights[path]
+    @property
+    def to_few_features(self) -> frozenset[str]:
+        """Weights that map the width to a few features."""
+        return frozenset(path for path, leaf in self.weights.items() if leaf.to_few_features)
 
-    def group(self, path: str) -> str:
-        """The group in which a weight trains alone, or a vector with other vectors."""
-        return _group_of_vector(self.vectors[path]) if path in self.vectors else self.group_of_weight[path]
+    def is_gate(self, path: str) -> bool:
+        """Whether a weight makes queries or keys, by its name, or gates or a bottleneck.
 
-    def weights_of(self, group: str) -> dict[str, ParamInfo]:
-        """The weights that train in a group of their own."""
-        return {path: leaf for path, leaf in self.weights.items() if self.group_of_weight[path] == group}
+        Over width its gradient falls as n^-1/2 in right networks: it is a product of two independent vectors of length
+        n, a query and a key, or the slope of the loss and the input of a gate or of an adapter of fixed rank.
+        """
+        leaf = self.weights[path]
+        names_of_modules = path.split("/")[-2:]
+        gates = leaf.in_branch and (leaf.role is Role.OUTPUT or not _QUERIES_AND_KEYS.isdisjoint(names_of_modules))
+        return gates or leaf.to_few_features
 
 
 def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
     """The layers of networks."""
     weights: dict[str, ParamInfo] = {}
     vectors: dict[str, ParamInfo] = {}
-    branch_activations, readout_activations = set[str](), set[str]()
+    inside, readouts = set[str](), set[str]()
     for one in networks:
         weights |= {one.collapse(path): leaf for path, leaf in one.info.items() if not _is_vector(leaf)}
         vectors |= {one.collapse(path): leaf for path, leaf in one.info.items() if _is_vector(leaf)}
@@ -90,41 +95,19 @@ def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
             while module and module not in kinds:
                 module = module.rpartition("/")[0]
             if kinds.get(module) == "branch":
-                branch_activations.add(one.collapse(name))
+                inside.add(one.collapse(name))
             elif kinds.get(module) == Role.OUTPUT.value:
-                readout_activations.add(one.collapse(name))
+                readouts.add(one.collapse(name))
     if len({one.size.width for one in networks}) > 1:  # what has the outputs' shape at all widths, as of a tied table
-        readout_activations |= set.intersection(*map(_of_outputs, networks)) - branch_activations
+        readouts |= set.intersection(*map(_of_outputs, networks)) - inside
     # What does not grow shows in a wide network: one of the base model's width has roles by place.
     widest = max(networks, key=lambda one: (one.size.axis == "width", one.size.size))
     in_widest = {widest.collapse(path): _is_vector(leaf) for path, leaf in widest.info.items()}
     weights = {path: leaf for path, leaf in weights.items() if not in_widest.get(path, False)}
     vectors = {path: leaf for path, leaf in vectors.items() if in_widest.get(path, True)}
-    groups = {path: _group_of(path) for path in weights}
-    inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    # Over depth: the numbers in a weight's arrays.
-    entries: dict[str, dict[int, int]] = {path: {} for path in weights}
-    for one in networks:
-        size = Counter[str]()
-        for path, leaf in one.info.items():
-            size[one.collapse(path)] += math.prod(leaf.shape)
-        for path in weights if one.size.axis == "depth" else ():
-            entries[path][one.size.size] = size[path]
-    grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
-    # Groups of every layer.
-    repeated = {groups[p] for p in weights if grows(entries[p])} or inside  # or shared by all layers
     first = networks[0].traced.network
-    return Layers(
-        weights,
-        vectors,
-        groups,
-        branch_groups=frozenset(inside),
-        branch_activations=frozenset(branch_activations),
-        readout_activations=frozenset(readout_activations),
-        score_groups=frozenset(group for group in inside if group.rpartition("/")[2] in _QUERIES_AND_KEYS),
-        once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
-        matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
-    )
+    updates = map(networks[0].collapse, matrix_updates(first.optimizer, first.info))
+    return Layers(weights, vectors, frozenset(readouts), frozenset(updates))
 
 
 def _of_outputs(network: SizedNetwork) -> set[str]:
@@ -132,12 +115,6 @@ def _of_outputs(network: SizedNetwork) -> set[str]:
     shapes = network.traced.shapes
     same = (name for name, x in shapes.items() if name != OUTPUT and x.shape == shapes[OUTPUT].shape)
     return {network.collapse(name) for name in same}
-
-
-def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:
-    """The groups other than `EVERYTHING` in which a parameter trains."""
-    own = _group_of_vector(leaf) if _is_vector(leaf) else _group_of(collapse(path))
-    return [own, BRANCHES] if leaf.in_branch else [own]
 
 
 def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mapping[str, ParamInfo]]) -> list[Collapse]:
@@ -197,16 +174,6 @@ def _equal_layers(info: Mapping[str, ParamInfo], paths: Collection[str]) -> bool
 
 def _is_vector(leaf: ParamInfo) -> bool:
     return leaf.role in (Role.VECTOR, Role.FIXED)
-
-
-def _group_of_vector(leaf: ParamInfo) -> str:
-    return BRANCH_VECTORS if leaf.in_branch else OTHER_VECTORS
-
-
-def _group_of(path: str) -> str:
-    """The group of a weight of this collapsed path: its module."""
-    parent, _, last = path.rpartition("/")
-    return parent if parent and last in _WEIGHT_NAMES else path
 
 
 def _kinds(info: Mapping[str, ParamInfo]) -> dict[str, str]:

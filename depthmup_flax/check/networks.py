@@ -114,7 +114,6 @@ class Traced:
 
     network: Network
     shapes: Mapping[str, jax.ShapeDtypeStruct]  # of the activations, and of the outputs under the name `OUTPUT`
-    convolves: bool  # whether the forward pass has convolutions
     flops: int  # of the products and convolutions in one forward pass
     equations: int  # of its jaxpr; those in a loop count once
 
@@ -136,6 +135,5 @@ def traced(network: Network) -> Traced:
     types = {getattr(x.aval, "dtype", None) for eqn in equations for x in (*eqn.invars, *eqn.outvars)}
     if low := [t.name for t in types if t and jnp.issubdtype(t, jnp.floating) and t.itemsize < 4]:
         raise InputError(f"the forward pass has numbers in {min(low)}: build the network in float32 for the check.")
-    convolves = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
     activations = {**result[1], OUTPUT: outputs}
-    return Traced(network, activations, convolves, count_flops(jaxpr), len(equations))
+    return Traced(network, activations, count_flops(jaxpr), len(equations))

@@ -14,23 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.auditing.audit_report import Audit, Finding, summary
-from depthmup_flax.check.causes import unjudged
-from depthmup_flax.check.judgment import (
-    CONVERGES,
-    DECAY,
-    FEATURES,
-    FINITE,
-    FLAT,
-    GROWS,
-    NO_ANSWER,
-    START,
-    UNCLEAR,
-    UPDATE,
-    VANISHES,
-    Quantity,
-)
-from depthmup_flax.check.records import AT_ONCE, EVERYTHING, OUTPUT, Record, Table
+from depthmup_flax.auditing.audit_report import Finding, summary
+from depthmup_flax.check.causes import Reading
+from depthmup_flax.check.judgment import FINITE, FLAT, NO_ANSWER, UNCLEAR, VANISHES, Quantity
+from depthmup_flax.check.records import ACTIVATION, CHANGE, DECAY, EFFECT, GRADIENT, START, UPDATE, Record, Table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
@@ -43,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_LAYERS = 8
 _SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
-_COLUMNS = ("", "size of", "step", "exponent", "theory", "verdict")
+_COLUMNS = ("", "size of", "step", "exponent", "verdict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +56,7 @@ class Report:
         return [q for q in self.quantities if not q.passed]
 
     def __str__(self) -> str:
-        """One screen: the failures, what passed with the largest deviation from theory, the causes and the notes."""
+        """One screen: the failures, what passed with the largest deviation from the rule, the causes and the notes."""
         return self._text(_SHOWN_FAILURES, _SHOWN_PASSED)
 
     def details(self) -> str:
@@ -88,18 +75,18 @@ class Report:
         rule = self.rule
         yield f"coordinate check: alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}"
         intervals = f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}"
-        yield f"size ~ width^exponent or depth^exponent; {intervals}"
+        yield f"size over the rule's ~ width^exponent or depth^exponent; {intervals}"
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
             quantities = [q for q in self.quantities if q.axis == axis]
             failed, others = ([q for q in quantities if q.passed == ok] for ok in (False, True))
             if passed < len(others):
-                others.sort(key=lambda q: -abs(q.fit.slope - q.expected) if q.fit.state == "fitted" else 0.0)
+                others.sort(key=lambda q: -abs(q.fit.slope) if q.fit.state == "fitted" else 0.0)
             sizes = ", ".join(str(size) for size in sorted({r.size for r in self.records if r.axis == axis}))
             word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
             right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
             yield ""
             yield f"{axis} {sizes}: {word}, {right} of {len(quantities)} right" + f", {unclear} unclear" * bool(unclear)
-            yield text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>>><")
+            yield text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>><")
             if hidden := len(failed[failures:]) + len(others[passed:]):
                 more = f", {len(failed[failures:])} of them failures" if failed[failures:] else ""
                 yield f"and {hidden} more{more}: report.details() (--details)"
@@ -136,17 +123,19 @@ class Report:
         write_atomically(path / "coord_check.png", _draw(self.records, self.failures, title))
 
 
+_WORDS = {
+    START: "initial {}",
+    GRADIENT: "gradient of {}",
+    UPDATE: "update of {}",
+    EFFECT: "effect of the update of {}",
+    DECAY: "decay of {}, its share",
+    ACTIVATION: "activation {}",
+    CHANGE: "change of {}",
+}
+
+
 def _cells(q: Quantity) -> tuple[str, ...]:
-    what = {
-        "activation": f"activation {q.name}",
-        "change": f"change of {q.name}" + ("" if q.group == EVERYTHING else f", training {q.group} alone"),
-        START: f"initial {q.name}",
-        UPDATE: f"update of {q.name}"
-        + ("" if q.name.startswith(q.group) or q.group == AT_ONCE else f", training {q.group}"),
-        DECAY: f"decay of {q.name}, its share",
-    }[q.kind]
-    theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
-    return _mark(q), what, str(q.step), str(q.fit), theory, _words(q)
+    return _mark(q), _WORDS[q.kind].format(q.name), str(q.step), str(q.fit), _words(q)
 
 
 def _mark(q: Quantity) -> str:
@@ -155,44 +144,41 @@ def _mark(q: Quantity) -> str:
 
 
 def _words(q: Quantity) -> str:
-    """The verdict, with the exponents between neighboring sizes if they decide."""
-    slopes = ", ".join(f"{slope:+.2f}" for slope in q.trend.slopes) if q.trend else ""
-    if q.verdict in (CONVERGES, FINITE, UNCLEAR) and slopes:
-        return f"{slopes}: {q.verdict}"
     if q.passed and q.verdict == VANISHES:
         return "vanishes, as it may"
-    if not q.expected:
-        return q.verdict
-    return {FLAT: "as theory", GROWS: "above theory", VANISHES: "below theory"}.get(q.verdict, q.verdict)
+    return "as the rule" if q.verdict == FLAT else q.verdict
 
 
 _Line = tuple[str, Mapping[int, Sequence[float]], bool]  # name, size -> a value per seed, failed
 
 _SHOWN = 10  # lines with a name in a legend; failures come first
+_PANELS = {
+    START: "initial values",
+    GRADIENT: "gradients, step 1",
+    UPDATE: "updates, step 1",
+    ACTIVATION: "activations before training",
+    CHANGE: "changes by step 1",
+}
 
 
 def _draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -> bytes:
-    """A PNG with a row per axis: activations before training, changes after it, each group trained alone."""
+    """A PNG with a row per axis: sizes of parameters, and of activations where they are measured."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     table = Table(records)
     axes = table.axes()
-    figure = Figure(figsize=(17, 5.4 * len(axes)), layout="constrained")
+    kinds = [kind for kind in _PANELS if any(r.quantity == kind for r in records)]
+    figure = Figure(figsize=(5.6 * len(kinds), 5.4 * len(axes)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12)
-    for (start, end, alone), axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
-        failed = {(q.kind, q.group, q.name) for q in failures if q.axis == axis}
-        last = table.steps(axis, EVERYTHING, "change")[-1]
-        of = lambda kind, step, axis=axis, failed=failed: [
-            (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
-            for name in table.features(axis)
-        ]
-        changed = lambda group, failed=failed: not failed.isdisjoint({("change", group, n) for n in (OUTPUT, FEATURES)})
-        groups = [(g, table.values(axis, g, "change", OUTPUT, 1), changed(g)) for g in table.groups(axis)[1:]]
-        _panel(start, axis, "activations before training", of("activation", 0))
-        _panel(end, axis, f"change after {last} steps of training everything", of("change", last))
-        _panel(alone, axis, "change of the output after 1 step of one group alone", groups)
+    failed = {(q.axis, q.kind, q.name) for q in failures}
+    for row, axis in zip(figure.subplots(len(axes), len(kinds), squeeze=False), axes, strict=True):
+        for panel, kind in zip(row, kinds, strict=True):
+            step = 0 if kind in (START, ACTIVATION) else 1
+            names = table.names(axis, kind)
+            lines = [(name, table.values(axis, kind, name, step), (axis, kind, name) in failed) for name in names]
+            _panel(panel, axis, _PANELS[kind], lines)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
     return content.getvalue()
@@ -222,24 +208,34 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
 
 
 def notes(
-    table: Table,
-    quantities: Sequence[Quantity],
-    causes: Sequence[Finding],
-    audits: Mapping[str, Audit | None],
-    tolerance: float,
+    table: Table, quantities: Sequence[Quantity], causes: Sequence[Finding], readings: Mapping[str, Reading]
 ) -> tuple[str, ...]:
-    """What else to know of a check, such as the sizes to use; ``audits`` are those over each axis."""
-    lines = [*_finite_sizes(table, quantities, tolerance)]
-    failures = [q for q in quantities if not q.passed]
-    if unread := [axis for axis, audit in audits.items() if audit is None]:
-        lines.append(f"the code over {' and '.join(unread)} was not audited: measurements alone decide there.")
-    if open_ := sorted(unjudged(audits.values())):
+    """What else to know of a check, such as the sizes to use; ``readings`` are those over each axis."""
+    lines = []
+    for axis in table.axes():
+        if finite := [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]:
+            lines.append(
+                f"these networks are small: {len(finite)} of their gradients over {axis} do not have the rule's sizes "
+                f"yet, though code, initial values and updates are right. To see them arrive, use "
+                f"{_larger_sizes(table, axis)}."
+            )
+    for axis, reading in readings.items():
+        if reading.error:
+            lines.append(f"the audit over {axis} failed, so measurements alone decide there. It raised {reading.error}")
+        elif reading.audit is None:
+            lines.append(f"the code over {axis} was not audited: measurements alone decide there.")
+    if open_ := sorted({path for reading in readings.values() for path in reading.not_judged}):
         lines.append(
-            f"the audit could not judge {summary(open_)}, so their effect was measured. A scale inside an operation "
+            f"the audit could not judge {summary(open_)}, so activations were measured. A scale inside an operation "
             "that is not read shows only in the activations that the network records: dm.audit says what to do."
         )
+    failures = [q for q in quantities if not q.passed]
     if failures and all(q.verdict == UNCLEAR for q in failures):
-        lines.append(f"unclear: {_what_to_run(table, failures, tolerance)}")
+        sizes = " and ".join(_larger_sizes(table, axis) for axis in dict.fromkeys(q.axis for q in failures))
+        lines.append(
+            "unclear: exponents are too far from the rule's for a pass, and too near for a mistake, as those of small "
+            f"networks may be, or their intervals are too wide. Use {sizes}, or more seeds (--seeds)."
+        )
     elif failures and not causes:
         lines.append(
             "the cause is not known. Run dm.audit on the network and its base, which reads multipliers and roles; then "
@@ -248,39 +244,7 @@ def notes(
     return tuple(lines)
 
 
-def _finite_sizes(table: Table, quantities: Sequence[Quantity], tolerance: float) -> list[str]:
-    """The sizes to use where exponents are those of small networks."""
-    lines = []
-    for axis in table.axes():
-        if finite := [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]:
-            lines.append(
-                f"these networks are small: {len(finite)} of their exponents over {axis} are not the expected ones "
-                f"yet, though code, initial values and updates are right. To see them arrive, use "
-                f"{_larger_sizes(table, axis, finite, tolerance)}."
-            )
-    return lines
-
-
-def _what_to_run(table: Table, unclear: Sequence[Quantity], tolerance: float) -> str:
-    """The sizes or seeds that decide what is unclear."""
-    lines = []
-    for axis in table.axes():
-        open_here = [q for q in unclear if q.axis == axis]
-        narrow = [q for q in open_here if q.trend and q.fit.interval < tolerance]
-        if narrow:
-            text = "exponents are too far from the right ones for a pass, and too near for a mistake"
-            wanted = _larger_sizes(table, axis, narrow, tolerance)
-            lines.append(f"{text}, as those of small networks may be: use {wanted}")
-        if len(narrow) < len(open_here):
-            seeds = max(len(seeds) for seeds in table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
-            width = max(q.fit.interval for q in open_here)
-            seeds *= min(4, max(2, math.ceil((width / tolerance) ** 2)))
-            lines.append(f"the intervals over {axis} are too wide for a verdict: use seeds={seeds} (--seeds={seeds})")
-    return "; ".join(lines) + "."
-
-
-def _larger_sizes(table: Table, axis: str, quantities: Sequence[Quantity], tolerance: float) -> str:
-    """The setting of sizes at which exponents should arrive, in Python and on a command line."""
-    sizes = table.sizes(axis)
-    wanted = max(q.trend.sizes_needed(sizes, q.expected, tolerance) for q in quantities if q.trend)
+def _larger_sizes(table: Table, axis: str) -> str:
+    """The setting of twice the sizes, in Python and on a command line."""
+    wanted = tuple(2 * size for size in table.sizes(axis))
     return f"{axis}s={wanted} (--{axis}s={','.join(map(str, wanted))})"

@@ -122,7 +122,7 @@ class Adapter:
 
 
 def linen(model: nn.Module) -> Adapter:
-    """A Linen module: all collections but the parameters, and what is sown, are the state; boxes may be around values."""
+    """A Linen module; its state is all collections but the parameters and what is sown. Boxes may be around values."""
 
     def init(key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         # Flax takes the stream "params" for streams that are not given.

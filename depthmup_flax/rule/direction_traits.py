@@ -1,163 +1,132 @@
-"""What is known of an optax direction or of a wrapper around one without running it.
+"""Which directions the rule covers, and what they fix about the size of their updates.
 
 A *direction* is an optax transformation without learning rate or decay: ``optax.scale_by_adam()``,
-``optax.trace(0.9)``. `TRAITS` says which of optax's own the rule covers, and what to write instead of the others. The
-parts of a composed transformation (``chain``, ``masked``, ``partition``, ``inject_hyperparams``, ...) are read from the
-functions that its ``update`` closes over: nothing is traced or compiled.
+``optax.trace(0.9)``. Nobody's code is looked into. What is known of a direction is
+
+* what it carries: `Direction`, made by `described`, has its degree and geometry as data, as all of this package do;
+* the tree of its state, whose named tuples say which of optax's transformations it is made of, however they are
+  composed: those of `direction_states` are not covered by the rule;
+* its updates, traced with the parameters' shapes (`update_dependence`) when the optimizer is built, and measured on
+  small arrays (`direction_probe`) by the optimizer's ``init``.
+
+What none of them tells is asked for: ``geometry=``, or `entrywise`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 
-from depthmup_flax.rule.info_trees import flatten_info, named_geometries
+from depthmup_flax.rule.direction_probe import NotJudged, Probe
+from depthmup_flax.rule.direction_states import (
+    ENTRYWISE_GEOMETRIES,
+    NotEntrywise,
+    ScaledUpdates,
+    VouchedState,
+    is_mark,
+    is_vouched_for,
+    named_tuples,
+    orthogonalized,
+    require_covered,
+    state_of,
+)
+from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.rule.update_dependence import require_function_of_own_gradients
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.rule.update_dependence import Dependence, Entries, read_dependence
+from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
+log = logging.getLogger(__name__)
 
-@dataclasses.dataclass(frozen=True)
-class Traits:
-    """What the rule says of a transformation inside `depthmup`. It covers those without ``why``."""
-
-    degree: int | None = None  # the power with which updates follow gradients: 1 for SGD, 0 for Adam (epsilon aside)
-    # Each entry depends on its own gradients alone (TP6 Definition 6.1). The rule also covers some averages over many
-    # entries: those of scaled gradients are of order one at every size.
-    entrywise: bool = True
-    why: str = ""  # it is refused
-    instead: str = ""  # what to write
-    outside: bool = False  # it is right around the finished optimizer, or after it
-    composed: bool = False  # nothing but the transformations that it wraps
-    geometry: Geometry | None = None  # of its updates, if they are not entrywise
+# --- what directions carry
 
 
-def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
-    return dict.fromkeys(names.split(), Traits(*args, **fields))
+class Direction(optax.GradientTransformationExtraArgs):
+    """An optax transformation and, as data, what the rule has to know of it. Composed by optax, it loses them."""
+
+    degree: int | None  # the power with which updates follow gradients: 1 for SGD, 0 for Adam (epsilon aside)
+    geometry: Geometry | None  # of its updates; None: of each parameter another, which is given with it
 
 
-_LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters, which grow with the network"
-_AROUND = "Put it around the finished optimizer: "
-_AFTER = "Put it after the finished optimizer: "
+def described(inner: optax.GradientTransformation, degree: int | None, geometry: Geometry | None = None) -> Direction:
+    """``inner`` with its degree and geometry, which `depthmup` then takes without reading it."""
+    direction = Direction(inner.init, optax.with_extra_args_support(inner).update)
+    direction.degree = degree
+    direction.geometry = geometry
+    return direction
 
-# The optax function that makes a transformation -> its traits. Tests measure every row.
-# A new one is a row here; a wrapper that hides its parts also needs `_children` or `parts_of`, and one that only some
-# parameters see `_ALTERNATIVES`.
-# Names that are not here, of a later optax or another library, are read by `update_dependence`, given parameters.
-TRAITS: Mapping[str, Traits] = {
-    **_rows("identity trace ema scale scale_by_schedule scale_by_optimistic_gradient clip zero_nans", 1),
-    **_rows("snapshot monitor", 1),  # they change nothing
-    **_rows("clip_by_block_rms centralize clip_by_global_rms", 1, entrywise=False),
-    **_rows("scale_by_adam scale_by_amsgrad scale_by_adamax scale_by_radam scale_by_adan scale_by_belief", 0),
-    **_rows("scale_by_yogi scale_by_lion scale_by_rms scale_by_stddev scale_by_rss scale_by_adadelta", 0),
-    **_rows("scale_by_rprop scale_by_sign", 0),
-    **_rows("scale_by_acprop scale_by_ademamix scale_by_simplified_ademamix scale_by_adopt", 0),
-    **_rows("scale_by_factored_rms", 0, entrywise=False),
-    **_rows("set_to_zero entrywise"),
-    # Not entrywise, with a rule of their own.
-    **_rows("scale_by_muon", 0, False, geometry=Geometry.ORTHOGONAL),
-    **_rows("scale_by_trust_ratio", 0, False, geometry=Geometry.NORM_MATCHED),
-    # It multiplies by the size of the weights, so what precedes it must normalize (`geometry_of`).
-    **_rows("scale_by_param_block_rms", 1, False, geometry=Geometry.NORM_MATCHED),
-    # Composed of other transformations, which are read.
-    **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
-    **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
-    **_rows("split_real_and_imaginary", composed=True),
-    # Refused.
-    **_rows("clip_by_global_norm", 1, False,
-        "a norm over all parameters grows with the network, so its threshold does not transfer",
-        "Use clip_rms of depthmup, or depthmup_flax.clip_by_global_rms in its place."),
-    **_rows("adaptive_grad_clip", 1, False,
-        "its threshold follows the norms of parameters, which the rule scales differently from updates",
-        "Use clip_rms of depthmup, or optax.clip_by_block_rms in its place."),
-    **_rows("normalize_by_update_norm normalize", 0, False,
-        "it divides by a norm over all parameters, which grows with the network",
-        "Use an entrywise normalization: optax.scale_by_sign() or optax.scale_by_rms()."),
-    **_rows("scale_by_novograd", 0, False,
-        "it divides by the norm of a gradient, which grows with the parameter's size",
-        "Use optax.scale_by_adam()."),
-    **_rows("scale_by_sm3", 0, False,
-        "its statistics are largest values of rows and columns, which slowly grow with their lengths",
-        "Use optax.scale_by_factored_rms(), whose statistics are averages."),
-    **_rows("add_decayed_weights", 1, True,
-        "the rule would scale the decay, too, which then vanishes as the network grows",
-        "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right."),
-    **_rows("scale_by_param_block_norm", 1, False,
-        "it multiplies by the norm of parameters, which grows with their number",
-        "Use optax.scale_by_param_block_rms() after optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio()."),
-    **_rows("scale_by_shape", 1, False,
-        "its factors follow the shapes of matrices, where the rule has its own", "Use depthmup_flax.muon."),
-    **_rows("scale_by_galore", 0, False,
-        "its updates have a rank that does not grow with the network, so no power of the width is right",
-        "Use depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam()."),
-    **_rows("add_noise differentially_private_aggregate", 1, False,
-        "the noise averages out as the network grows, so its strength does not transfer",
-        "Leave it out."),
-    **_rows("scale_by_distance_over_gradients scale_by_dog scale_by_dowg scale_by_polyak scale_by_lbfgs "
-        "dadapt_adamw prodigy momo momo_adam", 0, False,
-        _LEARNS_ITS_RATE,
-        "Use optax.scale_by_adam() and tune learning_rate."),
-    **_rows("scale_by_cocob scale_by_madgrad", None, True,
-        "it compares parameters with their initial values, which the rule scales differently from updates",
-        "Use optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad."),
-    **_rows("scale_by_sophia hutchinson_estimator_diag_hessian", None, True,
-        "second derivatives grow with the network by other powers than gradients", "Use optax.scale_by_adam()."),
-    # Of scale_by_depthmup.
-    **_rows("_scale_by_info", None, True, "it follows the rule already", "Pass the direction alone."),
-    # Right outside only.
-    **_rows("MultiSteps apply_every", 1, True, "the decay of depthmup would act at every micro-step",
-        _AROUND + "optax.MultiSteps(depthmup(...), every_k_schedule).", outside=True),
-    **_rows("apply_if_finite", None, False, "the decay of depthmup would act at the steps that it skips",
-        _AROUND + "optax.apply_if_finite(depthmup(...), max_consecutive_errors).", outside=True),
-    **_rows("lookahead", None, True, "it moves the parameters themselves, which the rule must not scale",
-        _AROUND + "optax.lookahead(depthmup(...), sync_period, slow_step_size).", outside=True),
-    **_rows("schedule_free", None, True, "it averages the parameters themselves, which the rule must not scale",
-        _AROUND + "optax.contrib.schedule_free(depthmup(...), learning_rate).", outside=True),
-    **_rows("sam", None, False, "its perturbation is a step of the parameters, which needs the rule as well",
-        _AROUND + "optax.contrib.sam(depthmup(...), depthmup(...)), the second of optax.identity().", outside=True),
-    **_rows("mechanize", None, False, _LEARNS_ITS_RATE, "Tune learning_rate instead."),
-    **_rows("reduce_on_plateau", None, True, "the decay of depthmup would not follow its learning rate",
-        _AFTER + "optax.chain(depthmup(...), optax.contrib.reduce_on_plateau()).", outside=True),
-    **_rows("keep_params_nonnegative", None, True, "it needs the updates as they are added to the parameters",
-        _AFTER + "optax.chain(depthmup(...), optax.keep_params_nonnegative()).", outside=True),
-    **_rows("scale_by_backtracking_linesearch scale_by_zoom_linesearch", None, False,
-        "it searches along the updates as they are added to the parameters",
-        _AFTER + "optax.chain(depthmup(...), optax.scale_by_backtracking_linesearch(...)).", outside=True),
-}  # fmt: skip
+
+def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """``inner``, which `depthmup` then takes for an entrywise direction without reading it, also as a part of others.
+
+    For one whose mixing of entries does not matter, such as the rounding of an 8-bit state by blocks, or whose kernels
+    cannot be read. `depthmup_flax.coord_check` measures whether it follows the rule.
+    """
+    inner_update = optax.with_extra_args_support(inner).update
+
+    def init(params: ArrayTree) -> VouchedState:
+        return VouchedState(inner.init(params))
+
+    def update(updates: ArrayTree, state: VouchedState, params: ArrayTree = None, **extra_args: Any) -> Any:
+        updates, inner_state = inner_update(updates, state.inner, params, **extra_args)
+        return updates, VouchedState(inner_state)
+
+    return described(optax.GradientTransformationExtraArgs(init, update), None, Geometry.SIGN)
+
+
+# --- what a direction is
+
+# Parameters that stand for a network's, where it is not known.
+_SAMPLE = {"w": jax.ShapeDtypeStruct((16, 16), jnp.float32)}
 
 
 def homogeneity(inner: optax.GradientTransformation) -> int | None:
     """The power with which a direction's updates follow its gradients: 1 for SGD, 0 for Adam, Lion, RMSprop.
 
-    From `TRAITS`; ``None`` if that does not tell: a part is not listed, or ``optax.partition`` mixes both.
+    As it is `described`; of other directions measured. ``None`` if it is neither.
     """
-    return _degree(inner.update)
+    if isinstance(inner, Direction):
+        return inner.degree
+    return Probe(inner, _SAMPLE, ["w"]).degree()
+
+
+def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
+    """The geometry of a direction's updates of matrices: as it is `described`, or as their dependence tells.
+
+    Entrywise ones of which only that is known count as `Geometry.SIGN`, whose factors are those of `Geometry.LINEAR`.
+
+    Raises:
+      InputError: the updates mix entries, or follow the parameters, in a way that the rule does not cover.
+    """
+    if isinstance(inner, Direction):
+        return inner.geometry
+    return _read_geometries(inner, _SAMPLE).geometries["w"]
 
 
 def require_direction(inner: optax.GradientTransformation, rule: Parametrization) -> None:
-    """Raises `InputError` unless ``rule`` allows ``inner``, by its known parts; `check_direction` reads others."""
+    """Raises `InputError` unless ``rule`` allows ``inner``, as far as it is `described`, or its state tells."""
+    _require_allowed(inner, rule)
+    if not isinstance(inner, Direction):
+        require_covered(state_of(inner, _SAMPLE))
+
+
+def _require_allowed(inner: optax.GradientTransformation, rule: Parametrization) -> None:
     if not isinstance(rule, Parametrization):
         raise InputError(f"rule is {rule!r}: use depthmup_flax.get_parametrization(name).")
     if not hasattr(inner, "update"):
         raise InputError(f"inner is {inner!r}: use an optax transformation, such as optax.scale_by_adam().")
-    parts = list(parts_of(inner.update))
-    refused = [part.name for part in parts if part.name in TRAITS and TRAITS[part.name].why]
-    wrapper = refused[:1] == [parts[0].name] and TRAITS[parts[0].name].outside  # it may wrap a finished optimizer
-    if not wrapper and any(_steps_downhill(part) for part in parts):
-        raise InputError(_finished(parts))
-    if refused:
-        name = next((name for name in refused if name != "add_decayed_weights"), refused[0])
-        raise InputError(f"inner has {_described(name)}")
-    if rule.normalized_updates_only and homogeneity(inner) == 1:
+    if isinstance(inner, Direction):
+        _require_degree(inner.degree, rule)
+
+
+def _require_degree(degree: int | None, rule: Parametrization) -> None:
+    if rule.normalized_updates_only and degree == 1:
         alpha, gamma = rule.alpha, rule.gamma
         raise InputError(
             f"the parametrization with alpha={alpha:g}, gamma={gamma:g} (preset 'block_only') is for Adam-like "
@@ -166,208 +135,234 @@ def require_direction(inner: optax.GradientTransformation, rule: Parametrization
         )
 
 
-def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """``inner``, which `depthmup` then takes for an entrywise direction without reading it.
-
-    For one whose mixing of entries does not matter, such as the rounding of an 8-bit state by blocks, or whose kernels
-    cannot be read. `depthmup_flax.coord_check` measures whether it follows the rule.
-    """
-    inner_update = optax.with_extra_args_support(inner).update
-
-    def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None, **extra_args: Any) -> Any:
-        return inner_update(updates, state, params, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _finished(parts: list[_Part]) -> str:
-    """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
-    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
-    names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
-    refused = [name for name in names if TRAITS[name].why]
-    right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
-    here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
-    message = "inner is a finished optimizer, which has a learning rate of its own"
-    if "scale_by_muon" in names:
-        return f"{message}: use depthmup_flax.muon(learning_rate, info, rule), which has one for all parameters."
-    if refused and not right:
-        return f"{message}, with {_described(refused[0])}"
-    if not right and any(part.name == "identity" for part in parts):
-        here = "optax.identity()"
-    elif "partition" in names or not right:
-        here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
-    message += f": pass the direction alone, {here}."
-    if any(part.name == "add_decayed_weights" for part in parts):
-        message += " Give weight_decay to depthmup."
-    return message + (f" It has {_described(refused[0])}" if refused else "")
-
-
-def _described(name: str) -> str:
-    """A refused transformation, why, and what to write instead."""
-    return f"{written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}"
-
-
-def written(name: str) -> str:
-    """A transformation as a user writes it: ``optax.contrib.scale_by_muon``."""
-    return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
-
-
-class _Part(NamedTuple):
-    """An update function, composed of others or not."""
-
-    name: str  # of the function that made it; "" for one that is not from optax, nor from here
-    closure: Mapping[str, Any]  # the variables that it closes over
-
-
-def parts_of(update: Callable[..., Any]) -> Iterator[_Part]:
-    """An ``update`` function and those that it is composed of."""
-    closure, name, children = _closure(update), _made_by(update), _children(update)
-    if "inner_factory" in closure:  # of optax.inject_hyperparams
-        factory, closure, children = closure["inner_factory"], closure["other_hps"], []
-        name = _made_by(factory.func if isinstance(factory, functools.partial) else factory)
-    hidden = name in TRAITS and TRAITS[name].composed and not children  # what it wraps cannot be seen
-    yield _Part("" if hidden else name, closure)
-    for child in children:
-        yield from parts_of(child)
-
-
-def _degree(update: Callable[..., Any]) -> int | None:
-    degrees, name = [_degree(child) for child in _children(update)], _made_by(update)
-    if not degrees:
-        return TRAITS[name].degree if name in TRAITS else None
-    if name == "partition":  # alternatives, not steps
-        return degrees[0] if len(set(degrees)) == 1 else None
-    if 0 in degrees:  # what precedes or follows a normalization changes nothing
-        return 0
-    return None if None in degrees or not name else 1
-
-
-def _children(update: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The update functions that ``update`` calls."""
-    owner = getattr(update, "__self__", None)
-    if isinstance(owner, optax.MultiSteps):
-        return [owner.inner_opt.update]
-    if _made_by(update) in ("entrywise", "monitor", "snapshot"):  # what the last two measure is not an update
-        return []
-    return [child for value in _closure(update).values() for child in _update_functions(value)]
-
-
-def _update_functions(value: Any) -> list[Callable[..., Any]]:
-    if isinstance(value, (optax.GradientTransformation, optax.GradientTransformationExtraArgs)):
-        return [value.update]
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        return [function for item in value for function in _update_functions(item)]
-    return [value] if inspect.isfunction(value) and value.__name__ in ("update", "update_fn") else []
-
-
-def _closure(function: Callable[..., Any]) -> Mapping[str, Any]:
-    function = inspect.unwrap(function)  # of jax.jit
-    if not inspect.isfunction(function):
-        return {}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    # A function that calls itself is in its own closure.
-    return {name: cell.cell_contents for name, cell in cells if cell.cell_contents is not function}
-
-
-def _made_by(function: Any) -> str:
-    """``scale_by_adam`` for a function of optax or of this package, or for one that it made; "" for any other."""
-    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
-    return name.split(".")[0] if module.partition(".")[0] in ("optax", "depthmup_flax") else ""
-
-
-def _steps_downhill(part: _Part) -> bool:
-    """Whether a part multiplies by minus a learning rate, as a finished optimizer's last part does."""
-    if part.name == "scale_by_schedule":
-        return _made_by(part.closure.get("step_size_fn")) == "scale_by_learning_rate"
-    if part.name == "scale":
-        return _is_negative(part.closure.get("step_size"))
-    # Of optax.inject_hyperparams, optax.adam; optimizers in one piece, optax.contrib.prodigy.
-    contrib = sys.modules.get("optax.contrib")  # not imported here: it is slow
-    factory = vars(optax).get(part.name) or getattr(contrib, part.name, None)
-    signature = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
-    return part.name not in TRAITS and "learning_rate" in signature
-
-
-def _is_negative(value: Any) -> bool:
-    try:
-        return bool(np.all(np.asarray(value) < 0))
-    except (jax.errors.TracerArrayConversionError, TypeError):  # a mapped value cannot be looked at
-        return False
-
-
 def check_direction(
     inner: optax.GradientTransformation, info: InfoTree, rule: Parametrization, geometry: str | ArrayTree | None
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
-    """``inner``, and path -> geometry of its updates: as `TRAITS` say or, of other people's, as ``geometry`` says.
+    """``inner``, and path -> geometry of its updates: as described, as given, or as their dependence tells.
 
-    Without a ``geometry``, the ``init`` of what `TRAITS` does not list calls `require_function_of_own_gradients`.
+    The ``init`` of the result measures on small arrays what a trace does not tell. With a ``geometry`` that is whether
+    updates step downhill; what else they depend on is the user's word.
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter.
     """
-    require_direction(inner, rule)
-    known = geometry_of(inner)
-    if geometry is None and known is None:
-        raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
-            f"one of {', '.join(Geometry)} for each parameter. For Muon, use depthmup_flax.muon."
-        )
-    kinds = named_geometries(info, geometry if geometry is not None else known)
-    foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
+    _require_allowed(inner, rule)
+    shapes = _shapes(info)
+    if isinstance(inner, Direction):
+        dependence: Mapping[str, Dependence] = {}
+        kinds: Mapping[str, Geometry] = named_geometries(info, inner.geometry if geometry is None else geometry)
+        if geometry is not None and inner.geometry not in (None, *kinds.values()):
+            raise InputError(f"geometry is {shown(geometry)}, but inner is '{inner.geometry}': leave geometry out.")
+    else:
+        require_covered(state_of(inner, shapes))
+        if geometry is not None:
+            dependence, kinds = {}, named_geometries(info, geometry)
+            _require_mixing(inner, shapes, kinds)
+        else:
+            dependence, kinds = _read_geometries(inner, shapes)
     for path, leaf in flatten_info(info).items():
-        kind = kinds[path]
-        if known not in (None, kind) and not foreign:
-            raise InputError(f"geometry is '{kind}', but the updates of inner are '{known}': leave geometry out.")
-        _require_fit(path, leaf, kind)
-    if geometry is not None or not foreign:
-        return inner, kinds
+        _require_fit(path, leaf, kinds[path])
 
     def init(params: ArrayTree) -> ArrayTree:
-        require_function_of_own_gradients(inner, params)
+        require_norms(info, params, kinds)
+        if not isinstance(inner, Direction):
+            probe = Probe(inner, params, _paths(info, params))
+            with contextlib.suppress(NotJudged):
+                _require_measured(probe, rule, dependence, kinds, is_given=geometry is not None)
         return inner.init(params)
 
     return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(inner).update), kinds
 
 
-# They apply what they wrap to some parameters only.
-_ALTERNATIVES = ("partition", "masked", "conditionally_mask")
+def _shapes(info: InfoTree) -> ArrayTree:
+    """The parameters' shapes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), info, is_leaf=is_info)
 
 
-def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
-    """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
+def _paths(info: InfoTree, params: ArrayTree) -> list[str]:
+    """The paths in ``info`` of the arrays of a tree, in its order."""
+    paths: list[str] = []
+    map_info(lambda path, leaf, array: paths.append(path), info, params)
+    return paths
 
-    Parts that are not listed count as entrywise (`check_direction` has them read).
-    """
-    geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
-    for part in parts:
-        traits = TRAITS.get(part.name, Traits())
-        if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
-            raise InputError(f"inner has {written(part.name)}: put it after optax.scale_by_factored_rms().")
-        if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
-            return None
-        if traits.geometry is not None or traits.degree == 0:
-            geometry = traits.geometry or Geometry.SIGN
-    return geometry
+
+# --- of a finished optimizer
 
 
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
-    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its parts tell."""
-    parts = list(parts_of(optimizer.update))
-    for part in parts:
-        if isinstance(kinds := part.closure.get("geometries"), dict):  # of depthmup
-            return {path for path, kind in kinds.items() if kind not in (Geometry.LINEAR, Geometry.SIGN)}
-    known = any(TRAITS[part.name].geometry is not None for part in parts if part.name in TRAITS)
-    return set(flatten_info(info)) if known else set()
+    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as can be told.
+
+    Its state tells of optimizers of this package and of optax's Muon, however they are wrapped, and its updates whether
+    they follow the norms of parameters. Other people's matrix products, unless they go through `depthmup`, count as
+    entrywise, and so do the updates of what needs more than gradients.
+    """
+    state = jax.eval_shape(optimizer.init, _shapes(info))
+    paths = orthogonalized(state)
+    for part in named_tuples(state):
+        if isinstance(part, ScaledUpdates):
+            marked = jax.tree_util.tree_flatten_with_path(part.not_entrywise, is_leaf=is_mark)[0]
+            paths |= {path_name(path) for path, mark in marked if isinstance(mark, NotEntrywise)}
+    try:
+        dependence = read_dependence(optimizer, _shapes(info))
+    except InputError as error:
+        log.info("the state alone tells which updates are entrywise: %s", error)
+        return paths
+    return paths | {path for path, one in dependence.items() if one.on_their_norms}
+
+
+# --- by its updates
+
+
+class _Reading(NamedTuple):
+    dependence: Mapping[str, Dependence]  # of the parameters whose updates are to be measured
+    geometries: Mapping[str, Geometry]
+
+
+def _read_geometries(inner: optax.GradientTransformation, shapes: ArrayTree) -> _Reading:
+    """Path -> geometry of updates, from what they depend on; `direction_probe` measures whether it is right.
+
+    Raises:
+      InputError: entries are mixed in a way that has no geometry of its own.
+    """
+    state = state_of(inner, shapes)
+    leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
+    if is_vouched_for(state):
+        return _Reading({}, dict.fromkeys(leaves, Geometry.SIGN))
+    matrices = orthogonalized(state)
+    for path in matrices & leaves.keys():
+        _require_matrix(path, leaves[path].shape)
+    dependence = dict(read_dependence(inner, shapes))
+    geometries: dict[str, Geometry] = {}
+    for path, (entries, on_parameters, _) in list(dependence.items()):
+        if path in matrices and entries is Entries.MIXED and not on_parameters:
+            geometries[path] = Geometry.ORTHOGONAL
+            del dependence[path]
+        elif entries is Entries.MIXED:
+            raise InputError(_of_other_entries(path))
+        else:
+            geometries[path] = Geometry.NORM_MATCHED if on_parameters else Geometry.SIGN
+    return _Reading(dependence, geometries)
+
+
+def _require_mixing(inner: optax.GradientTransformation, shapes: ArrayTree, kinds: Mapping[str, Geometry]) -> None:
+    """Raises `InputError` where updates that are entry by entry are given another geometry."""
+    try:
+        dependence = read_dependence(inner, shapes)
+    except InputError as error:
+        log.warning("geometry is taken as given: %s", error)
+        return
+    for path, kind in kinds.items():
+        if kind not in ENTRYWISE_GEOMETRIES and dependence.get(path) == Dependence(Entries.OWN, on_parameters=False):
+            raise InputError(
+                f"geometry of {path!r} is '{kind}', but inner updates each entry by its own gradients, which is "
+                "'sign': leave geometry out."
+            )
+
+
+def _require_measured(
+    probe: Probe,
+    rule: Parametrization,
+    dependence: Mapping[str, Dependence],
+    kinds: Mapping[str, Geometry],
+    *,
+    is_given: bool,
+) -> None:
+    """Raises `InputError` if updates on small arrays are not those that the rule is for."""
+    try:
+        path = probe.downhill()
+    except InputError as error:
+        if not is_given:
+            raise
+        log.warning("whether inner is a finished optimizer is not judged: %s", error)
+        return
+    if path is not None:
+        raise InputError(
+            f"inner is a finished optimizer: its updates of {path!r} point downhill, as those with a learning rate of "
+            "their own. Pass the direction alone, such as optax.scale_by_adam() for optax.adam(...), optax.identity() "
+            "for optax.sgd(...), or depthmup_flax.muon for Muon; give weight_decay to depthmup."
+        )
+    if rule.normalized_updates_only:
+        _require_degree(probe.degree(), rule)
+    if is_given:
+        return
+    orthogonal = {path for path, kind in kinds.items() if kind is Geometry.ORTHOGONAL}
+    if (path := probe.not_orthogonal(orthogonal)) is not None:
+        raise InputError(
+            f"inner has a MuonState, but its updates of {path!r} are not orthogonal: pass geometry= for what they fix, "
+            "such as 'sign' for a normalization of entries behind Muon."
+        )
+    if not dependence:
+        return
+    if (path := probe.of_other_entries(dependence)) is not None:
+        raise InputError(_of_other_entries(path))
+    if (path := probe.by_their_shape(dependence)) is not None:
+        raise InputError(
+            f"inner multiplies updates of {path!r} by a function of their shape, where the rule has factors of its "
+            "own. Use depthmup_flax.muon for Muon, or a direction without them."
+        )
+    if (found := probe.not_of_the_parameters_norm(dependence)) is not None:
+        path, degree = found
+        raise InputError(_of_parameters(path, degree))
+
+
+def _of_other_entries(path: str) -> str:
+    return (
+        f"inner updates an entry of {path!r} by the gradients of other entries (a norm, a largest value, a matrix "
+        "product), which grows with the network, but the rule is for entrywise directions. Clip with clip_rms; put "
+        "what looks at all gradients around the finished optimizer; pass depthmup_flax.entrywise(inner) if it does not "
+        "matter, geometry='two_sided' if updates have singular values of order one (Shampoo), or geometry='rotated' "
+        "for SOAP."
+    )
+
+
+def _of_parameters(path: str, degree: int) -> str:
+    if degree == 1:
+        return (
+            f"inner multiplies updates of {path!r} by the size of the parameters, and they follow the gradients' size, "
+            "too: normalize before, as with optax.scale_by_factored_rms()."
+        )
+    return (
+        f"inner updates {path!r} by the values of the parameters (weight decay, a clipping by their norm), but the "
+        "rule is for functions of the gradients alone. Decay with weight_decay, clip with clip_rms; for updates with "
+        "the weights' norm pass geometry='norm_matched'."
+    )
+
+
+# --- whether it fits the parameters
 
 
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
-    if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
-        raise InputError(f"parameter {path!r} of shape {leaf.shape} is no matrix: use dm.muon.")
-    if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
-        raise InputError(
-            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
-            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
-            "geometries."
-        )
+    if geometry is Geometry.ORTHOGONAL:
+        is_vector = leaf.role is Role.VECTOR
+        _require_matrix(path, leaf.shape[-1:] if is_vector else leaf.shape)
+
+
+def _require_matrix(path: str, shape: tuple[int, ...]) -> None:
+    if len(shape) < 2:
+        raise InputError(f"parameter {path!r} of shape {shape} is no matrix: use dm.muon.")
+
+
+def require_norms(info: InfoTree, params: ArrayTree, kinds: Mapping[str, Geometry]) -> None:
+    """Raises `InputError` for a hidden matrix, or one of a stack, that starts at zero where updates follow its norm.
+
+    ``params`` are without the factors that they carry. Values that are being traced are not judged.
+    """
+
+    def require(path: str, leaf: ParamInfo, array: Any) -> None:
+        if kinds[path] is not Geometry.NORM_MATCHED or leaf.role is not Role.HIDDEN:
+            return
+        if isinstance(array, jax.core.Tracer) or not hasattr(array, "dtype"):
+            return
+        if not jnp.all(norms(leaf, array)):
+            raise InputError(
+                f"parameter {path!r} starts at zero, so that updates have no norm to follow: start it at random "
+                "(qk_norm=True in our GPT and ViT), or give it another optimizer by optax.partition."
+            )
+
+    map_info(require, info, params)
+
+
+def norms(leaf: ParamInfo, array: jax.Array) -> jax.Array:
+    """The Frobenius norm of each matrix of a stack, float32, with axes of length 1; of all if no matrix is known."""
+    axes = leaf.in_axes + leaf.out_axes if leaf.is_matrix else None
+    return jnp.sqrt(jnp.square(jnp.abs(array).astype(jnp.float32)).sum(axes, keepdims=True))

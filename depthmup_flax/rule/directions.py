@@ -10,12 +10,11 @@ from typing import Any
 
 import optax
 
-from depthmup_flax.rule.direction_traits import TRAITS, Traits, parts_of
+from depthmup_flax.rule.direction_traits import described, require_direction
 from depthmup_flax.rule.optimizer import require_ranges, sgd_direction
+from depthmup_flax.rule.parametrization import PRESETS, Geometry
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import Scalar
-
-_BY_WEIGHTS = "it only multiplies updates by the size of the weights, as the last part of adafactor"
 
 
 def lamb_direction(
@@ -57,14 +56,27 @@ DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 }
 
 
+# The power with which updates follow gradients, by name; of `DIRECTIONS` and of optax's ``scale_by_<name>``.
+_DEGREES: Mapping[str, int] = {
+    **dict.fromkeys(("sgd", "momentum", "optimistic_gradient"), 1),
+    **dict.fromkeys(("adam", "adamw", "nadam", "adabelief", "adagrad", "rmsprop", "sign_sgd"), 0),
+    **dict.fromkeys(("lamb", "lars", "adafactor", "trust_ratio", "factored_rms"), 0),
+    **dict.fromkeys(("adadelta", "adamax", "adan", "amsgrad", "belief", "lion", "radam", "rms"), 0),
+    **dict.fromkeys(("rprop", "rss", "sign", "stddev", "yogi"), 0),
+}
+_NORM_MATCHED = ("lamb", "lars", "adafactor", "trust_ratio")
+# They only multiply updates by the size of the weights, as the last part of adafactor.
+_NO_DIRECTIONS = ("param_block_rms", "param_block_norm", "polyak")
+
+
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An optax direction by name; ``kwargs`` go to optax as they are.
 
     Names are those of `DIRECTIONS`, and ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ...
-    Muon, which needs to know the parameters, is `depthmup_flax.muon`.
+    Muon, which needs to know the parameters, is `depthmup_flax.muon`. One of a later optax is read by `depthmup`.
 
     Raises:
-      InputError: there is no such direction, it does not take an argument, or the rule does not cover it (`TRAITS`).
+      InputError: there is no such direction, it does not take an argument, or the rule does not cover it.
     """
     factory = direction_factory(name)
     require_ranges(kwargs, "optimizer.kwargs.")
@@ -73,10 +85,21 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
-    for part in parts_of(inner.update):
-        if why := _BY_WEIGHTS if name == "param_block_rms" else TRAITS.get(part.name, Traits()).why:
-            raise InputError(f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam or lion.")
+    if name in _DEGREES:
+        return described(inner, _DEGREES[name], _geometry(name))
+    if name in _NO_DIRECTIONS:
+        raise InputError(f"optimizer.name is {name!r}: it is no direction of its own. Use, for example, adafactor.")
+    try:
+        require_direction(inner, PRESETS["depth_mup"])
+    except InputError as error:
+        raise InputError(f"optimizer.name is {name!r}: {error}") from error
     return inner
+
+
+def _geometry(name: str) -> Geometry:
+    if name in _NORM_MATCHED:
+        return Geometry.NORM_MATCHED
+    return Geometry.SIGN if _DEGREES[name] == 0 else Geometry.LINEAR
 
 
 def direction_eps(name: str, **kwargs: Any) -> float | None:
@@ -98,6 +121,5 @@ def direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
     optax_names = {n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix)} - {"learning_rate", "schedule"}
     factory = DIRECTIONS.get(name) or (getattr(optax, prefix + name) if name in optax_names else None)
     if factory is None:
-        covered = {n for n in optax_names if not TRAITS.get(prefix + n, Traits()).why}
-        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, {*DIRECTIONS, *covered})}")
+        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, {*DIRECTIONS, *_DEGREES})}")
     return factory

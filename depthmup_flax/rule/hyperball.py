@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.rule.info_trees import flatten_info, map_info
+from depthmup_flax.rule.direction_traits import described, norms, require_norms
+from depthmup_flax.rule.info_trees import flatten_info, info_of, map_info
 from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal_direction, require_matrices
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Dtype, InfoTree, Scalar
+from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 
 def adamh(
@@ -51,8 +51,10 @@ def adamh(
       adam_ratio: Adam's rate, of embeddings, readouts, norms and biases, over ``learning_rate``.
 
     Raises:
-      InputError: a hidden parameter whose input and output dimensions are unknown, or that starts at zero.
+      InputError: a hidden parameter whose input and output dimensions are unknown. From ``init``: one that starts at
+        zero; values that are being traced are not judged.
     """
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     require_matrices(info)
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
@@ -77,9 +79,10 @@ def muonh(
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonH: `adamh` with the updates of `depthmup_flax.muon` in place of Adam's for hidden matrices."""
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    orthogonal = orthogonal_direction(info, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
+    orthogonal = orthogonal_direction(info, rule, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
     # At the base the norm of this direction, whose singular values are max(1, fan_out / fan_in)^1/2; elsewhere
     # m_out^1/2 times the base's, as the norm of the parameter is.
     shares = optax.chain(orthogonal, _of_norm(info, lambda leaf: math.sqrt(leaf.fan_out)))
@@ -96,11 +99,9 @@ def _hyperball(
     adam_ratio: Scalar,
     clip_rms: Scalar | None,
 ) -> optax.GradientTransformationExtraArgs:
-    for path, leaf in flatten_info(info).items():
-        if leaf.role is Role.HIDDEN and leaf.init_std == 0:
-            raise InputError(f"parameter {path!r} starts at zero, which has no norm to keep: start it at random.")
+    others = optax.chain(adam, optax.scale(adam_ratio))
     steps = depthmup(
-        by_role(info, hidden, optax.chain(adam, optax.scale(adam_ratio))),
+        described(by_role(info, hidden, others), 0),
         info,
         rule,
         learning_rate,
@@ -110,28 +111,37 @@ def _hyperball(
     return optax.chain(steps, _kept_norms(info, rule))
 
 
-def _norm(leaf: ParamInfo, x: jax.Array) -> jax.Array:
-    """The Frobenius norm of each matrix of a stack, float32, with axes of length 1."""
-    return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(leaf.in_axes + leaf.out_axes, keepdims=True))
-
-
 def _of_norm(info: InfoTree, own: Callable[[ParamInfo], float] | None = None) -> optax.GradientTransformation:
     """Updates of matrices times the norm of the parameter over their own, which is ``own`` of a leaf or measured."""
 
-    def matched(_: str, leaf: ParamInfo, u: jax.Array, x: jax.Array) -> jax.Array:
-        norm = jnp.asarray(_norm(leaf, u) if own is None else own(leaf))
-        return (u * (_norm(leaf, x) / jnp.where(norm == 0, 1, norm))).astype(u.dtype)
+    def matched(_: str, leaf: ParamInfo, update: jax.Array, param: jax.Array) -> jax.Array:
+        norm = norms(leaf, update) if own is None else jnp.asarray(own(leaf))
+        share = norms(leaf, param) / jnp.where(norm == 0, 1, norm)
+        return (update * share).astype(update.dtype)
 
     return optax.stateless(lambda updates, params: map_info(matched, info, updates, params))
 
 
 def _kept_norms(info: InfoTree, rule: Parametrization) -> optax.GradientTransformation:
     """Updates after which each hidden matrix has the norm that it had, without the factor that it carries."""
+    all_matched = dict.fromkeys(flatten_info(info), Geometry.NORM_MATCHED)
 
-    def kept(_: str, leaf: ParamInfo, u: jax.Array, x: jax.Array) -> jax.Array:
+    def uncarried(_: str, leaf: ParamInfo, param: jax.Array) -> jax.Array:
+        return leaf.uncarried(param, rule)
+
+    def init(params: ArrayTree) -> optax.EmptyState:
+        require_norms(info, map_info(uncarried, info, params), all_matched)
+        return optax.EmptyState()
+
+    def kept(_: str, leaf: ParamInfo, update: jax.Array, param: jax.Array) -> jax.Array:
         if leaf.role is not Role.HIDDEN:
-            return u
-        old, moved = leaf.uncarried(x, rule), leaf.uncarried(x + u, rule)
-        return ((moved * (_norm(leaf, old) / _norm(leaf, moved)) - old) * leaf.factor(rule)).astype(u.dtype)
+            return update
+        old = leaf.uncarried(param, rule)
+        moved = leaf.uncarried(param + update, rule)
+        at_old_norm = moved * (norms(leaf, old) / norms(leaf, moved))
+        return ((at_old_norm - old) * leaf.factor(rule)).astype(update.dtype)
 
-    return optax.stateless(lambda updates, params: map_info(kept, info, updates, params))
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        return map_info(kept, info, updates, params), state
+
+    return optax.GradientTransformation(init, update)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.rule.factor import Factor, broadcastable
-from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, path_name
+from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -53,6 +53,7 @@ def measures(
         ``update_per_direction/ROLE`` instead, by momentum or gradients; ``None``, unknown: updates are left out.
       geometry: as in `depthmup_flax.scale_by_depthmup`; for `depthmup_flax.muon` its ``muon_geometry``.
     """
+    info = info_of(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     squares: dict[str, list[jax.Array]] = {}
 
@@ -61,30 +62,21 @@ def measures(
             squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square)
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(GRADIENT, leaf, _mean_square(x, rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf)))
+        add(GRADIENT, leaf, mean_square(x, gradient_size(rule, leaf)))
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        shrinks = leaf.role is Role.HIDDEN
-        scale = leaf.width_in ** (-0.5 * rule.width_power) if shrinks else 1.0
-        add(PARAMETER, leaf, _mean_square(leaf.uncarried(x, rule), scale))
+        add(PARAMETER, leaf, mean_square(leaf.uncarried(x, rule), parameter_size(rule, leaf)))
         add(COUNT, leaf, jnp.float32(1 / x.size))
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        kind, size = kinds[path], _mean_square
-        scale = rule.update_scale(leaf, kind) / rule.update_scale(_at_base(leaf), kind)
+        kind, size = kinds[path], mean_square
         if kind in _SPECTRAL and leaf.is_matrix:
             size = functools.partial(_square_singular_value, leaf)
-        elif kind is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN:
-            scale = scale / leaf.width_in**0.5
-        add(UPDATE, leaf, size(x, scale))
-
-    def moved(x: jax.Array, update: jax.Array) -> jax.Array:
-        change = jnp.abs((x + update).astype(x.dtype) - x)
-        return jnp.sign(update) * jnp.minimum(change, jnp.abs(update))
+        add(UPDATE, leaf, size(x, update_size(rule, leaf, kind)))
 
     map_info(gradient, info, grads)
     if degree == 1 and momentum is not None:  # which is of scaled gradients
-        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, _mean_square(x, 1.0)), info, momentum)
+        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, mean_square(x, 1.0)), info, momentum)
     map_info(parameter, info, params)
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
@@ -96,6 +88,30 @@ def measures(
             size = means.pop(f"{_MOMENTUM}/{role}", means[f"{GRADIENT}/{role}"])
             means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(size, 1e-30)
     return dict(sorted(means.items()))
+
+
+def parameter_size(rule: Parametrization, leaf: ParamInfo) -> Any:
+    """The power of width in initial values without a carried factor (TP6 Table 2)."""
+    return leaf.width_in ** (-0.5 * rule.width_power) if leaf.role is Role.HIDDEN else 1.0
+
+
+def gradient_size(rule: Parametrization, leaf: ParamInfo) -> Any:
+    """The powers of width and depth in a gradient (TP6 Definition 6.1)."""
+    return rule.gradient_scale(_at_base(leaf)) / rule.gradient_scale(leaf)
+
+
+def update_size(rule: Parametrization, leaf: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Any:
+    """The powers of width and depth in an update (TP6 Definition 6.1)."""
+    size = rule.update_scale(leaf, geometry) / rule.update_scale(_at_base(leaf), geometry)
+    if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN:
+        return size / leaf.width_in**0.5
+    return size
+
+
+def moved(x: jax.Array, update: jax.Array) -> jax.Array:
+    """An update as far as it changes ``x``: not where a number of low precision stays as it is."""
+    change = jnp.abs((x + update).astype(x.dtype) - x)
+    return jnp.sign(update) * jnp.minimum(change, jnp.abs(update))
 
 
 def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -> tuple[InfoTree, ArrayTree]:
@@ -118,7 +134,8 @@ def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -
     return jax.tree_util.tree_map_with_path(carried, info, is_leaf=is_info), map_info(part, info, tree)
 
 
-def _mean_square(x: jax.Array, scale: Any) -> jax.Array:
+def mean_square(x: jax.Array, scale: Any) -> jax.Array:
+    """Of ``x / scale``, in float32."""
     return jnp.square(x.astype(jnp.float32) / scale).mean()
 
 

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule import info_trees
-from depthmup_flax.rule.direction_traits import check_direction
+from depthmup_flax.rule.direction_states import scaled_updates
+from depthmup_flax.rule.direction_traits import check_direction, described
 from depthmup_flax.rule.info_trees import is_info, map_info
 from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number
@@ -57,7 +58,7 @@ def scale_by_depthmup(
     Args:
       inner: an optax *direction* (`depthmup_flax.rule.direction_traits`): no learning rate, no decay, such as
         ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD.
-      info: tree of `ParamInfo` with the parameters' structure.
+      info: an audit, or its ``info``: a tree of `ParamInfo` with the parameters' structure.
       rule: the parametrization.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
         ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo, ``"rotated"`` for SOAP,
@@ -68,7 +69,7 @@ def scale_by_depthmup(
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a
         ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.update_dependence`).
     """
-    return optax.chain(*_scaled(inner, info, rule, geometry))
+    return optax.chain(*_scaled(inner, info_trees.info_of(info), rule, geometry))
 
 
 def depthmup(
@@ -95,7 +96,7 @@ def depthmup(
       mask: which parameters decay, in place of ``info.decay``: as in ``optax.adamw``, a tree of bools or a function of
         the parameters, here of their shapes.
     """
-    info = info_trees.with_decay(info, mask)
+    info = info_trees.with_decay(info_trees.info_of(info), mask)
     first, *others = _scaled(inner, info, rule, geometry)
     if not callable(learning_rate):
         require_number("learning_rate", learning_rate, least=0)
@@ -138,7 +139,8 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
     if momentum is None and nesterov:
         raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
     require_ranges({"momentum": momentum})
-    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    inner = optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    return described(inner, 1, Geometry.LINEAR)
 
 
 def adamw(
@@ -164,7 +166,7 @@ def adamw(
     require_ranges({"b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root})
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return depthmup(
-        inner,
+        described(inner, 0, Geometry.SIGN),
         info,
         rule,
         learning_rate,
@@ -207,6 +209,7 @@ def freeze(
     ``patterns`` are globs of paths or of their beginnings, each of which must match: TP6 10.2 freezes
     ``("stem", "readout")``.
     """
+    info = info_trees.info_of(info)
     frozen = info_trees.frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if info_trees.path_name(path) in frozen else "trained", info, is_leaf=is_info
@@ -258,7 +261,6 @@ def _scaled(
     inner: optax.GradientTransformation, info: InfoTree, rule: Parametrization, geometry: str | ArrayTree | None
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
-    info_trees.require_info(info)
     inner, kinds = check_direction(inner, info, rule, geometry)
     info_trees.require_followed(info, rule)
     info_trees.require_inner_layers(info, rule)
@@ -304,14 +306,15 @@ def _scale_by_info(
     def factor_of(path: str, leaf_info: ParamInfo) -> Scalar:
         return scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
 
-    def init(params: ArrayTree) -> optax.EmptyState:
+    def init(params: ArrayTree) -> ArrayTree:
         map_info(_require_match, info, params)
-        if geometries is not None:
-            info_trees.require_rescaled(info, params, rule)
-            _warn_of_coarse(info, params, factor_of)
-        return optax.EmptyState()
+        if geometries is None:
+            return optax.EmptyState()
+        info_trees.require_rescaled(info, params, rule)
+        _warn_of_coarse(info, params, factor_of)
+        return scaled_updates(geometries, info, params)
 
-    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+    def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
 
         def scale(path: str, leaf_info: ParamInfo, g: jax.Array) -> jax.Array:

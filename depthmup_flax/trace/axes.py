@@ -54,3 +54,8 @@ def axis_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int],
                 break
         groups.append((before, after))
     return groups
+
+
+def summed_size(before: Node, after: Node) -> float:
+    """How many entries of an array are summed into one of another."""
+    return before.size / max(after.size, 1)

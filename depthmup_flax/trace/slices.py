@@ -1,7 +1,9 @@
-"""The slices of parameters that a forward pass reads apart, as queries, keys and values of one fused matrix.
+"""The slices of parameters that a forward pass reads apart, as those of a fused matrix.
 
-A slice of a product is the product with a slice of its weights, and a slice of a sum is a sum of slices. So what is
-read of each array is followed up to the parameters.
+A slice of a product is the product with a slice of its weights, and a slice of a sum is a sum of
+slices. So what is read of each array is followed up to the parameters. A row of `_READS` tells
+which parts of its inputs a primitive makes a part of its result of; without one, a part is taken of
+the whole result.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ import collections
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from depthmup_flax.trace.axes import axis_groups
 from depthmup_flax.trace.graph import PARAM, Graph, Node, Place
 from depthmup_flax.util.primitives import ENTRYWISE
 
-# Which entries are read along each axis, a byte for each, 0 or 1; ``None``: all.
-Part: TypeAlias = tuple[bytes | None, ...]
+# Which entries are read along an axis, a byte for each, 0 or 1; ``None``: all.
+PartOfAxis: TypeAlias = "bytes | None"
+Part: TypeAlias = tuple[PartOfAxis, ...]
+Shape: TypeAlias = tuple[int, ...]
 _MOST = 4  # parts of an array on average: written-out loops over positions have more
 
 
@@ -50,7 +54,7 @@ class Slices:
         result: dict[str, np.ndarray] = {}
         for name, factor in factors.items():
             path, part = self.slices[name]
-            is_inside = _outer([np.ones(1, bool) if axis is None else _entries(axis) for axis in part])
+            is_inside = _outer([_entries_of(1, axis) for axis in part])
             result[path] = result.get(path, 1.0) * np.where(is_inside, factor, 1.0)
         return result
 
@@ -58,61 +62,100 @@ class Slices:
 def sliced(graph: Graph) -> Slices | None:
     """The graph with the slices of parameters apart; ``None`` if there are none, or too many."""
     parts = _parts_read(graph)
-    if parts is None or not any(len(parts[i]) > 1 for i, node in enumerate(graph.nodes) if node.op == PARAM):
+    if parts is None:
         return None
-    result, origin, slices = Graph(replaced=graph.replaced), list[int](), dict[str, tuple[str, Part]]()
-    new: dict[tuple[int, Part], int] = {}
-
-    def add(i: int, op: str, inputs: Sequence[int], params: Mapping) -> int:
-        node = graph.nodes[i]
-        origin.append(i)
-        result.nodes.append(dataclasses.replace(node, op=op, inputs=tuple(inputs), params=params))
-        return len(origin) - 1
-
-    for i, node in enumerate(graph.nodes):
-        pieces: dict[Part, int] = {}
-        for piece in _pieces(parts[i]) if node.op == PARAM and len(parts[i]) > 1 else ():
-            path = f"{node.params['path']} {'i' * len(pieces)}"  # a number would be a layer
-            slices[path] = node.params["path"], piece
-            pieces[piece] = add(i, PARAM, (), {"path": path})
-        for part in sorted(parts[i], key=any):  # the whole first
-            reads = _reads(node, [graph.nodes[j].shape for j in node.inputs], part)
-            if pieces:
-                inside = [k for piece, k in pieces.items() if _contains(part, piece)]
-                new[i, part] = inside[0] if len(inside) == 1 else add(i, "concatenate", inside, {})
-            elif reads is None:
-                new[i, part] = add(i, "slice", [new[i, _whole(node)]], {})
-            else:
-                new[i, part] = add(
-                    i, node.op, [new[pair] for pair in zip(node.inputs, reads, strict=True)], node.params
-                )
-    for (i, part), k in new.items():
-        if graph.nodes[i].op == "carry":
-            result.nodes[k] = dataclasses.replace(
-                result.nodes[k], params={"next": new[graph.nodes[i].params["next"], part]}
-            )
-    whole = lambda i: new[i, _whole(graph.nodes[i])]
-    result.output, result.ends = whole(graph.output), tuple(map(whole, graph.ends))
-    return Slices(result, origin, slices)
+    is_sliced = [node.op == PARAM and len(parts[i]) > 1 for i, node in enumerate(graph.nodes)]
+    if not any(is_sliced):
+        return None
+    builder = _Builder(graph, Graph(replaced=graph.replaced))
+    for i, of_array in enumerate(parts):
+        if is_sliced[i]:
+            builder.add_slices(i, of_array)
+        else:
+            for part in _in_order(of_array):
+                builder.add_part(i, part)
+    builder.end()
+    return Slices(builder.result, builder.origin, builder.slices)
 
 
 def _parts_read(graph: Graph) -> list[set[Part]] | None:
-    """The parts of each array that others read."""
+    """The parts of each array that others read; ``None`` if there are too many."""
     parts: list[set[Part]] = [set() for _ in graph.nodes]
-    stack, found = [(i, _whole(graph.nodes[i])) for i in (graph.output, *graph.ends)], 0
+    stack = [(i, _whole(graph.nodes[i])) for i in graph.results]
+    number = 0
     while stack:
         i, part = stack.pop()
         if part in parts[i]:
             continue
         parts[i].add(part)
-        found += 1
-        if found > _MOST * len(parts):
+        number += 1
+        if number > _MOST * len(parts):
             return None
         node = graph.nodes[i]
-        reads = _reads(node, [graph.nodes[j].shape for j in node.inputs], part)
+        reads = _reads(graph, node, part)
         stack += [(i, _whole(node))] if reads is None else zip(node.inputs, reads, strict=True)
-        stack += [(node.params["next"], part)] if node.op == "carry" else []
+        if node.op == "carry":
+            stack.append((node.params["next"], part))
     return parts
+
+
+def _in_order(parts: Collection[Part]) -> list[Part]:
+    """The whole first, of which others may be slices."""
+    return sorted(parts, key=any)
+
+
+@dataclasses.dataclass
+class _Builder:
+    """Adds the parts of a graph's arrays to another graph; see `Slices`."""
+
+    graph: Graph
+    result: Graph
+    origin: list[int] = dataclasses.field(default_factory=list)
+    slices: dict[str, tuple[str, Part]] = dataclasses.field(default_factory=dict)
+    number_of: dict[tuple[int, Part], int] = dataclasses.field(default_factory=dict)
+
+    def _add(self, i: int, op: str, inputs: Sequence[int], params: Mapping[str, Any]) -> int:
+        node = dataclasses.replace(self.graph.nodes[i], op=op, inputs=tuple(inputs), params=params)
+        self.origin.append(i)
+        self.result.nodes.append(node)
+        return len(self.origin) - 1
+
+    def add_slices(self, i: int, parts: Collection[Part]) -> None:
+        """Makes a parameter of each slice; what reads several of them reads them together."""
+        path = self.graph.nodes[i].params["path"]
+        pieces: dict[Part, int] = {}
+        for piece in _pieces(parts):
+            name = f"{path} {'i' * len(pieces)}"  # a number would be a layer
+            self.slices[name] = (path, piece)
+            pieces[piece] = self._add(i, PARAM, (), {"path": name})
+        for part in _in_order(parts):
+            inside = [k for piece, k in pieces.items() if _contains(part, piece)]
+            if len(inside) == 1:
+                self.number_of[i, part] = inside[0]
+            else:
+                self.number_of[i, part] = self._add(i, "concatenate", inside, {})
+
+    def add_part(self, i: int, part: Part) -> None:
+        """Makes a part of an array of parts of its inputs, or takes it of the whole."""
+        node = self.graph.nodes[i]
+        reads = _reads(self.graph, node, part)
+        if reads is None:
+            whole = self.number_of[i, _whole(node)]
+            self.number_of[i, part] = self._add(i, "slice", [whole], {})
+        else:
+            inputs = [self.number_of[pair] for pair in zip(node.inputs, reads, strict=True)]
+            self.number_of[i, part] = self._add(i, node.op, inputs, node.params)
+
+    def end(self) -> None:
+        """Tells loops what they carry, and the graph what it returns."""
+        nodes = self.graph.nodes
+        for (i, part), k in self.number_of.items():
+            if nodes[i].op == "carry":
+                params = {"next": self.number_of[nodes[i].params["next"], part]}
+                self.result.nodes[k] = dataclasses.replace(self.result.nodes[k], params=params)
+        wholes = [self.number_of[i, _whole(nodes[i])] for i in self.graph.results]
+        self.result.output = wholes[0]
+        self.result.ends = tuple(wholes[1:])
 
 
 def _whole(node: Node) -> Part:
@@ -123,7 +166,11 @@ def _entries(axis: bytes) -> np.ndarray:
     return np.frombuffer(axis, bool)
 
 
-def _axis(entries: np.ndarray) -> bytes | None:
+def _entries_of(size: int, axis: PartOfAxis) -> np.ndarray:
+    return np.ones(size, bool) if axis is None else _entries(axis)
+
+
+def _axis(entries: np.ndarray) -> PartOfAxis:
     return None if entries.all() else entries.tobytes()
 
 
@@ -132,98 +179,164 @@ def _outer(axes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _contains(part: Part, piece: Part) -> bool:
-    pairs = [(p, q) for p, q in zip(part, piece, strict=True) if p is not None]
-    return all(q is not None and (_entries(p) | ~_entries(q)).all() for p, q in pairs)
+    for axis, of_piece in zip(part, piece, strict=True):
+        if axis is None:
+            continue
+        if of_piece is None or not (_entries(axis) | ~_entries(of_piece)).all():
+            return False
+    return True
 
 
 def _pieces(parts: Collection[Part]) -> Iterator[Part]:
     """The largest parts that are inside of or outside of each of ``parts``."""
-    columns: list[list[bytes | None]] = []
+    columns: list[list[PartOfAxis]] = []
     for axes in zip(*parts, strict=True):
         entries = [_entries(axis) for axis in axes if axis is not None]
-        kinds = np.unique(entries, axis=1, return_inverse=True)[1].ravel() if entries else np.zeros(1, int)
+        kinds = np.zeros(1, int)
+        if entries:
+            kinds = np.unique(entries, axis=1, return_inverse=True)[1].ravel()
         columns.append([_axis(kinds == kind) for kind in range(kinds.max() + 1)])
     return itertools.product(*columns)
 
 
-def _reads(node: Node, shapes: Sequence[tuple[int, ...]], part: Part) -> list[Part] | None:
-    """The parts of the inputs that a part of an array is made of; ``None``: it is not made of parts."""
-    wholes: list[Part] = [(None,) * len(shape) for shape in shapes]
-    first: list[bytes | None] | None = None
+def _reads(graph: Graph, node: Node, part: Part) -> list[Part] | None:
+    """The parts of the inputs that a part of an array is made of, or ``None``."""
+    inputs = [graph.nodes[j] for j in node.inputs]
+    if not any(part) and node.op not in _CUTS:
+        return list(map(_whole, inputs))
+    read = _READS.get(node.op)
+    return None if read is None else read(node, [array.shape for array in inputs], part)
+
+
+def _of_first(axes: Sequence[PartOfAxis], shapes: Sequence[Shape]) -> list[Part]:
+    """A part of the first input, and the whole of the others, such as numbers of places."""
+    return [tuple(axes), *((None,) * len(shape) for shape in shapes[1:])]
+
+
+def _of_entrywise(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    """Axes of size 1 are broadcast; so are numbers."""
+    result: list[Part] = []
+    for shape in shapes:
+        axes = []
+        for size, new, axis in zip(shape, node.shape, part, strict=bool(shape)):
+            axes.append(axis if size == new else None)
+        result.append(tuple(axes))
+    return result
+
+
+def _of_broadcast(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    axes = []
+    for size, k in zip(shapes[0], node.params["broadcast_dimensions"], strict=True):
+        axes.append(part[k] if size == node.shape[k] else None)
+    return _of_first(axes, shapes)
+
+
+def _of_transpose(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    order = node.params["permutation"]
+    return _of_first([part[order.index(k)] for k in range(len(part))], shapes)
+
+
+def _of_layer(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    return _of_first([None, *part], shapes)
+
+
+def _of_slice(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
     params = node.params
-    match node.op:
-        case op if op in ENTRYWISE | {"cond"}:
-            of = lambda shape: zip(shape, node.shape, part, strict=bool(shape))  # sizes of 1 are broadcast
-            return [tuple(axis if n == size else None for n, size, axis in of(shape)) for shape in shapes]
-        case "broadcast_in_dim":
-            into = params["broadcast_dimensions"]
-            first = [part[k] if n == node.shape[k] else None for n, k in zip(shapes[0], into, strict=True)]
-        case "transpose":
-            first = [part[params["permutation"].index(k)] for k in range(len(part))]
-        case "scan_in":
-            first = [None, *part]
-        case "reshape" | "squeeze" | "expand_dims":
-            first = _before_reshape(shapes[0], node.shape, part)
-        case "slice":
-            steps = params["strides"] or (1,) * len(part)
-            several = map(slice, params["start_indices"], params["limit_indices"], steps)
-            first = list(map(_embedded, shapes[0], several, part))
-        case "split" | "unstack":
-            k, number, axes = params["axis"], params["result"], list(part)
-            sizes = params.get("sizes", (1,) * shapes[0][k])
-            where = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-            first = [*part[:k], _embedded(shapes[0][k], where, axes.pop(k) if node.op == "split" else None), *axes[k:]]
-        case "dot_general":
-            return _before_product(shapes, params["dimension_numbers"], part)
-        case "conv_general_dilated" if params["feature_group_count"] == 1:
-            spec = params["dimension_numbers"]
-            if not any(axis for k, axis in enumerate(part) if k != spec.out_spec[1]):
-                of_kernel = list(wholes[1])
-                of_kernel[spec.rhs_spec[0]] = part[spec.out_spec[1]]
-                return [wholes[0], tuple(of_kernel)]
-    if first is not None:
-        return [tuple(first), *wholes[1:]]
-    return None if any(part) else wholes
+    steps = params["strides"] or (1,) * len(part)
+    slices = map(slice, params["start_indices"], params["limit_indices"], steps)
+    return _of_first(list(map(_embedded, shapes[0], slices, part)), shapes)
 
 
-def _embedded(size: int, where: slice, axis: bytes | None) -> bytes | None:
+def _of_split(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    """One of several parts along an axis; ``unstack`` takes the axis away."""
+    k = node.params["axis"]
+    number = node.params["result"]
+    size = shapes[0][k]
+    sizes = node.params.get("sizes", (1,) * size)
+    where = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+    if node.op == "unstack":
+        axes = [*part[:k], _embedded(size, where, None), *part[k:]]
+    else:
+        axes = [*part[:k], _embedded(size, where, part[k]), *part[k + 1 :]]
+    return _of_first(axes, shapes)
+
+
+def _embedded(size: int, where: slice, axis: PartOfAxis) -> PartOfAxis:
     """What is read along an axis, if ``axis`` is read of a slice of it."""
     entries = np.zeros(size, bool)
     entries[where] = True if axis is None else _entries(axis)
     return _axis(entries)
 
 
-def _before_product(
-    shapes: Sequence[tuple[int, ...]], dimension_numbers: Sequence[Sequence[Sequence[int]]], part: Part
-) -> list[Part]:
-    """Axes of the result are those of the batch, then the other ones of the first operand, then of the second."""
-    result, outer = list[Part](), list(part[len(dimension_numbers[1][0]) :])
-    for shape, inner, batch in zip(shapes, *dimension_numbers, strict=True):
-        of_batch = dict(zip(batch, part, strict=False))
-        result.append(
-            tuple(None if k in inner else of_batch[k] if k in of_batch else outer.pop(0) for k in range(len(shape)))
-        )
+def _of_product(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part]:
+    """Axes of the result are those of the batch, of the first operand, then of the second."""
+    contracted, batched = node.params["dimension_numbers"]
+    outer = list(part[len(batched[0]) :])
+    result: list[Part] = []
+    for place, shape in enumerate(shapes):
+        axes: list[PartOfAxis] = []
+        for k in range(len(shape)):
+            if k in contracted[place]:
+                axes.append(None)
+            elif k in batched[place]:
+                axes.append(part[batched[place].index(k)])
+            else:
+                axes.append(outer.pop(0))
+        result.append(tuple(axes))
     return result
 
 
-def _before_reshape(old: Sequence[int], new: Sequence[int], part: Part) -> list[bytes | None] | None:
-    """In groups of axes that have the same entries; ``None`` if what is read of a group is no part of its axes."""
-    result: list[bytes | None] = []
-    k = n = 0
-    while k < len(old) or n < len(new):
-        k_end, n_end = min(k + 1, len(old)), min(n + 1, len(new))
-        while (difference := math.prod(old[k:k_end]) - math.prod(new[n:n_end])) != 0:
-            k_end, n_end = k_end + (difference < 0), n_end + (difference > 0)
-        group = old[k:k_end]
-        axes: list[bytes | None] = [None] * len(group)
-        if any(part[n:n_end]):
-            of_new = zip(new[n:n_end], part[n:n_end], strict=True)
-            entries = _outer([np.ones(size, bool) if axis is None else _entries(axis) for size, axis in of_new])
-            entries = entries.reshape(group)
-            along = [np.asarray(entries.any(tuple({*range(len(group))} - {axis}))) for axis in range(len(group))]
-            if (_outer(along) != entries).any():
-                return None
-            axes = list(map(_axis, along))
-        result += axes
-        k, n = k_end, n_end
-    return result
+def _of_convolution(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part] | None:
+    """A part of the output's features is made of a part of the kernel."""
+    spec = node.params["dimension_numbers"]
+    features = spec.out_spec[1]
+    is_of_places = any(axis for k, axis in enumerate(part) if k != features)
+    if is_of_places or node.params["feature_group_count"] != 1:
+        return None
+    kernel: list[PartOfAxis] = [None] * len(shapes[1])
+    kernel[spec.rhs_spec[0]] = part[features]
+    return [(None,) * len(shapes[0]), tuple(kernel)]
+
+
+def _of_reshape(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part] | None:
+    """In groups of axes that have the same entries.
+
+    ``None`` if what is read of a group is no part of its axes.
+    """
+    old = shapes[0]
+    axes: list[PartOfAxis] = [None] * len(old)
+    for before, after in axis_groups(old, node.shape):
+        if not any(part[k] for k in after):
+            continue
+        entries = _outer([_entries_of(node.shape[k], part[k]) for k in after])
+        entries = entries.reshape([old[k] for k in before])
+        along = []
+        for n in range(len(before)):
+            others = tuple({*range(len(before))} - {n})
+            along.append(np.asarray(entries.any(others)))
+        if (_outer(along) != entries).any():
+            return None
+        for k, of_axis in zip(before, along, strict=True):
+            axes[k] = _axis(of_axis)
+    return _of_first(axes, shapes)
+
+
+# The whole of their result is a part of their input.
+_CUTS = ("slice", "split", "unstack")
+# Primitive -> (node, shapes of its inputs, part of its result) -> the parts of its inputs that this
+# is made of; ``None`` if it is made of no parts.
+_READS: Mapping[str, Callable[[Node, Sequence[Shape], Part], list[Part] | None]] = {
+    **dict.fromkeys(ENTRYWISE, _of_entrywise),
+    "cond": _of_entrywise,
+    "broadcast_in_dim": _of_broadcast,
+    "transpose": _of_transpose,
+    "scan_in": _of_layer,
+    "reshape": _of_reshape,
+    "squeeze": _of_reshape,
+    "expand_dims": _of_reshape,
+    "slice": _of_slice,
+    "split": _of_split,
+    "unstack": _of_split,
+    "dot_general": _of_product,
+    "conv_general_dilated": _of_convolution,
+}

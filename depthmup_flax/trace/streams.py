@@ -61,8 +61,7 @@ def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
 
 
 def _decided(graph: Graph, finder: SumFinder) -> tuple[list[ResidualSum], list[int]]:
-    """The residual sums, the last first; and, for each node, those that a path to the output avoids
-    the branch of.
+    """The residual sums, the last first; and those whose branch a path from a node avoids.
 
     The second are sets of positions in the first, as bits; all bits of a node outside of branches
     are set.
@@ -271,11 +270,10 @@ def _reached(graph: Graph, paths: Paths, sums: Sequence[ResidualSum]) -> _Reache
         if not paths.needed[i]:
             continue
         for j in _followed(graph, i):
-            ended = number_of.get((j, i))
-            if ended is None:
+            if (j, i) in number_of:
+                reached.ends[j] |= 1 << number_of[j, i]
+            else:
                 reached.ends[j] |= reached.ends[i]
                 reached.outside[j] |= reached.outside[i]
-            else:
-                reached.ends[j] |= 1 << ended
             reached.shortcuts[j] |= reached.shortcuts[i]
     return reached

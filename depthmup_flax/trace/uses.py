@@ -169,6 +169,7 @@ class _Reader:
         return not self._takes_a_layer(node)
 
     def _takes_a_layer(self, node: Node) -> bool:
+        """Whether a look-up takes one entry along some axes, at one place: a layer of a stack."""
         taken = taken_axes(self.graph, node)
         number = max(len(taken), 1)
         is_one = all(self.graph.nodes[j].size <= number for j in node.inputs[1:])
@@ -323,9 +324,10 @@ def _entry_by_entry(graph: Graph, node: Node, place: int, view: View, use: Use) 
 
 
 def _in_product(graph: Graph, node: Node, place: int, view: View, use: Use) -> Use:
+    """A product without sums is entry by entry, as a scale by einsum("...k,k->...k")."""
     contracted, batched = product_axes(node, place)
     if not contracted and len(batched) == len(graph.nodes[node.inputs[place]].shape):
-        return use  # as a scale by einsum("...k,k->...k")
+        return use
     return _contracted(view, contracted, batched, use)
 
 
@@ -347,6 +349,7 @@ def _in_lookup(graph: Graph, node: Node, place: int, view: View, use: Use) -> Us
 
 
 def _contracted(view: View, contracted: Sequence[int], batched: Sequence[int], use: Use) -> Use:
+    """The use of a view of which some axes are contracted, and some are those of a batch."""
     into = view.axes(contracted)
     batch = (view.experts | view.axes(batched)) - into  # heads and their size may be one axis
     out = use.out - into - batch

@@ -1,5 +1,4 @@
-"""Arrays that are made of parameters alone: which axes of a parameter are where, and what
-operations do to them.
+"""Arrays that are made of parameters alone: which axes of a parameter are where.
 
 A row of `_MOVES` tells where a primitive moves axes to; without one, axes stay, or are regrouped if
 their number changes.
@@ -76,6 +75,7 @@ def moved(view: View, node: Node, shape: Shape) -> View:
 
 
 def _gathered(view: View, node: Node, shape: Shape) -> View:
+    """Without the axes along which one place is taken; ``offset_dims`` says where others go."""
     numbers = node.params["dimension_numbers"]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     left = [axis for k, axis in enumerate(view.dims) if k not in gone]
@@ -103,6 +103,7 @@ def _scanned(view: View, node: Node, shape: Shape) -> View:
 
 
 def _stacked(view: View, node: Node, shape: Shape) -> View:
+    """A new axis counts the arrays of a stack, or the rounds of a loop."""
     dims = list(view.dims)
     dims.insert(node.params.get("axis", 0), _NONE)
     return view.with_dims(dims)
@@ -181,8 +182,7 @@ def of_product(
     views: Sequence[Sequence[View]],
     shapes: Sequence[Shape],
 ) -> tuple[View, ...]:
-    """A weight that is a product of two, such as LoRA's, or of a parameter with constants, such as
-    positions.
+    """A weight that is a product of two, as LoRA's, or of a parameter with constants.
 
     ``views`` and ``shapes`` are those of both operands.
     """

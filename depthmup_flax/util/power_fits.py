@@ -35,8 +35,10 @@ def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
         return Fit(math.nan, math.nan, EXPLODES)
     positive = values > 0
     x, y = np.log([size for size, _ in pairs])[positive], np.log(values[positive])
-    if len(set(x)) < 3:
-        return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
+    if not positive.all() and len(set(x)) < 3:
+        return Fit(math.nan, math.inf, BELOW_PRECISION)
+    if len(set(x)) < 2 or len(x) < 3:
+        return Fit(math.nan, math.inf)
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
     return Fit(float(slope), student_t(len(x) - 2) * math.sqrt(covariance[0, 0]))
 

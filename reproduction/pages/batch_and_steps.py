@@ -30,6 +30,7 @@ from depthmup_flax.report.optimum import (
 from depthmup_flax.report.style import canvas
 from depthmup_flax.storage.sweep_records import COMPLETED, LEARNING_RATE, SEED, read_sweep
 
+DECAYS = (0.25, 1.0)  # of steps_with_decay
 COST = 0.02  # training loss that decay may cost where its time is read
 HERE = pathlib.Path(__file__).parent
 RECORDS = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "records"
@@ -60,12 +61,17 @@ class Curve:
         return Estimate(max(0.0, lost(self.losses.mean(0))), draws, len(self.losses))
 
 
-def curves(name: str, x: str = LEARNING_RATE) -> dict[tuple[int, int, float | None], Curve]:
-    """(batch size, steps, averaging constant) -> curve, of the sweep in the directory ``name``."""
+def curves(name: str, x: str = LEARNING_RATE, decay: float | None = None) -> dict[tuple[int, int, float | None], Curve]:
+    """(batch size, steps, averaging constant) -> curve, of the sweep in the directory ``name``.
+
+    With ``decay`` of its runs with that weight decay alone.
+    """
     found: dict[tuple[int, int, float | None], dict[tuple[float, int], float]] = {}
     sweep = read_sweep([RECORDS / name])
     for record in sweep.records:
         point = record.point
+        if decay is not None and point[DECAY] != decay:
+            continue
         beta = point.get(MOMENTUM, point.get(B1))
         beta = None if beta is None else round(beta, 6)
         rate = math.log2(point[x] / (1 - (point.get(MOMENTUM) or 0.0))) if point[x] else -math.inf
@@ -207,8 +213,13 @@ def main() -> None:
         parts.append(f"Best rate ~ batch size^({exponent(rescaled, largest)}).")
         if kept and kept is not rescaled:
             parts[-1] += f" With unchanged averages: ^({exponent(kept, largest)})."
+    decayed = {decay: curves("steps_with_decay-cpu", decay=decay) for decay in DECAYS}
     for title, at, found in (
         ("Residual MLP, Adam", 300, steps),
+        *(
+            (f"Residual MLP, AdamW, weight decay {decay:g}", 300, {n: own[128, n, 0.9] for n in lengths})
+            for decay, own in decayed.items()
+        ),
         ("Residual MLP, Adam, averages as parts of the run", 300, steps_averaged),
         ("Residual MLP, SGD", 300, steps_plain),
         ("GPT, Adam", 150, steps_text),

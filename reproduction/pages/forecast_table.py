@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.search.forecast.law import LONGER_ERROR, Fit, Rung, fit, forecast_loss
+from depthmup_flax.search.forecast.law import (
+    COST,
+    DEPTH,
+    LONGER_ERROR,
+    PARAMETERS,
+    STEPS,
+    WIDTH,
+    Fit,
+    Rung,
+    fit,
+    forecast_loss,
+)
 from reproduction.pages.generated_parts import with_part
 
 HERE = pathlib.Path(__file__).parent
@@ -79,12 +90,12 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
     spreads = [forecast.seed_spread for forecast in forecasts]
     longer = np.array([target.steps > max(rung.steps for rung in rungs) for rungs, target in ladders], bool)
     largest = [max(rungs, key=lambda rung: rung.cost) for rungs, _ in ladders]
-    sums = [
-        fit(("width", "depth"), rungs, target, spread)
-        for (rungs, target), spread, long in zip(ladders, spreads, longer, strict=True)
-        if not long
-    ]
     pick = lambda values, where: [value for value, at in zip(values, where, strict=True) if at]
+
+    def by_law(axes: tuple[str, ...], where: np.ndarray) -> list[Fit]:
+        chosen = pick(list(zip(ladders, spreads, strict=True)), where)
+        return [fit(axes, rungs, target, spread) for (rungs, target), spread in chosen]
+
     old = [(one["loss"], *one["interval"]) for one in map(_forecast, checks)]
     new = [(forecast.loss, *forecast.interval) for forecast in forecasts]
     last = [(float(np.mean(rung.losses)), math.nan, math.nan) for rung in largest]
@@ -96,8 +107,9 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
             ~longer,
             {
                 "old machinery: sum, product and parameters, posterior": pick(old, ~longer),
-                "**E + A parameters^-a**": pick(new, ~longer),
-                "E + A width^-a + B depth^-b": [_interval(one) for one in sums],
+                "**the package's**": pick(new, ~longer),
+                "E + A parameters^-a": list(map(_interval, by_law((PARAMETERS,), ~longer))),
+                "E + A width^-a + B depth^-b": list(map(_interval, by_law((WIDTH, DEPTH), ~longer))),
                 "loss of the largest rung": pick(last, ~longer),
             },
         ),
@@ -105,11 +117,12 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
             longer,
             {
                 "old machinery": pick(old, longer),
-                "**E + A parameters^-a + B steps^-b**": pick(new, longer),
+                "**the package's**": pick(new, longer),
                 "the same, not widened": [_interval(some[0]) for some in pick(fits, longer)],
-                "E + A cost^-a": [wide(some[1]) for some in pick(fits, longer)],
-                "E + A parameters^-a": [wide(some[2]) for some in pick(fits, longer)],
-                "of these three, the smallest error for left-out rungs": list(map(wide, by_rungs)),
+                "E + A parameters^-a + B steps^-b": list(map(wide, by_law((PARAMETERS, STEPS), longer))),
+                "E + A cost^-a": list(map(wide, by_law((COST,), longer))),
+                "E + A parameters^-a": list(map(wide, by_law((PARAMETERS,), longer))),
+                "of the package's, the smallest error for left-out rungs": list(map(wide, by_rungs)),
                 "loss of the largest rung": pick(last, longer),
             },
         ),

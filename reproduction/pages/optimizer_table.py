@@ -18,11 +18,12 @@ if __name__ == "__main__":  # as tests/conftest.py has it: these programs compil
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
+import numpy as np
 import optax
 import optax.contrib
 
 import depthmup_flax as dm
-from depthmup_flax.rule.direction_traits import TRAITS, Traits
+from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.parametrization import Geometry
 from reproduction.pages.optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
@@ -113,8 +114,32 @@ AROUND = {
 }
 # Right behind a normalization only.
 BEHIND_A_NORMALIZATION = {"scale_by_param_block_rms"}
-# Other names of wrappers, which `TRAITS` does not see.
-ALIASES = {"freeze", "inject_hyperparams", "multi_transform", "selective_transform"}
+# In which table a transformation stands; a new one is added here.
+NAMES = {
+    "Directions": """
+        centralize clip clip_by_block_rms ema identity monitor scale scale_by_acprop scale_by_adadelta scale_by_adam
+        scale_by_adamax scale_by_adan scale_by_ademamix scale_by_adopt scale_by_amsgrad scale_by_belief
+        scale_by_factored_rms scale_by_lion scale_by_muon scale_by_optimistic_gradient scale_by_param_block_rms
+        scale_by_radam scale_by_rms scale_by_rprop scale_by_rss scale_by_schedule scale_by_sign
+        scale_by_simplified_ademamix scale_by_stddev scale_by_trust_ratio scale_by_yogi set_to_zero snapshot trace
+        zero_nans""",
+    "Wrappers": """
+        apply_every apply_if_finite chain conditionally_mask conditionally_transform flatten freeze inject_hyperparams
+        inject_stateful_hyperparams keep_params_nonnegative lookahead masked mechanize multi_transform MultiSteps
+        named_chain partition reduce_on_plateau sam scale_by_backtracking_linesearch scale_by_zoom_linesearch
+        schedule_free selective_transform split_real_and_imaginary with_extra_args_support""",
+    "Refused": """
+        adaptive_grad_clip add_decayed_weights add_noise clip_by_global_norm dadapt_adamw
+        differentially_private_aggregate hutchinson_estimator_diag_hessian momo momo_adam normalize
+        normalize_by_update_norm prodigy scale_by_cocob scale_by_distance_over_gradients scale_by_dog scale_by_dowg
+        scale_by_galore scale_by_lbfgs scale_by_madgrad scale_by_novograd scale_by_param_block_norm scale_by_polyak
+        scale_by_shape scale_by_sm3 scale_by_sophia""",
+}
+GEOMETRIES = {
+    "scale_by_muon": Geometry.ORTHOGONAL,
+    "scale_by_trust_ratio": Geometry.NORM_MATCHED,
+    "scale_by_param_block_rms": Geometry.NORM_MATCHED,
+}
 # Public names of optax without a return type that make no transformation.
 NO_TRANSFORMATIONS = {"schedule_free_eval_params"}
 # They need more than gradients and parameters, a bounded loss or more than a few steps (mechanize's first are below the
@@ -170,10 +195,13 @@ def evaluate(text, **names):
     )
 
 
+@functools.cache
 def refusal(name):
     """The sentence with which `depthmup` refuses a transformation; "" for one that it takes."""
+    info, rng = info_of(BASE), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("float32"), info, is_leaf=is_info)
     try:
-        dm.depthmup(evaluate(code(name)), info_of(BASE), RULE, ETA)
+        dm.depthmup(evaluate(code(name)), info, RULE, ETA).init(params)
     except dm.InputError as error:
         return str(error)
     return ""
@@ -181,22 +209,20 @@ def refusal(name):
 
 def table_of(name):
     """In which of `TABLES` a transformation stands; `KeyError` for one that is new."""
-    if name in ALIASES:
-        return "Wrappers"
+    for title, names in NAMES.items():
+        if name in names.split():
+            return title
     arguments = inspect.signature(transformations()[name]).parameters
-    if name not in TRAITS and {"learning_rate", "max_learning_rate"} & arguments.keys():
+    if {"learning_rate", "max_learning_rate"} & arguments.keys():
         return "Finished optimizers"
-    traits = TRAITS[name]
-    if traits.outside or traits.composed or name in AROUND:
-        return "Wrappers"
-    return "Refused" if traits.why else "Directions"
+    raise KeyError(name)
 
 
 def inside(name):
     """`slopes` of the rule around a transformation, whether or not the rule covers it."""
     made = evaluate(code(name))
     made = optax.chain(made, optax.scale(-1 / ETA)) if name in FINISHED_STEPS else made
-    return slopes(around(made, TRAITS.get(name, Traits()).geometry or Geometry.SIGN))
+    return slopes(around(made, GEOMETRIES.get(name, Geometry.SIGN)))
 
 
 def outside(name):
@@ -238,7 +264,7 @@ def printed(measured):
 def row(name, table):
     """The cells of a transformation."""
     sentence = refusal(name)
-    advice = sentence.split(": ", 1)[-1].removeprefix("pass the direction alone, ")
+    advice = sentence.split(": ", 1)[-1]
     written = f"`{code(name)}`"
     if table == "Directions":
         if name in UNMEASURED:
@@ -251,7 +277,14 @@ def row(name, table):
         return [f"`{name}`", *within, around_it, *numbers]
     if table == "Refused":
         return [written, *(printed(inside(name)) if name not in UNMEASURED else 4 * ["-"]), advice]
-    return [written, advice]
+    assert sentence, f"{name} is taken"
+    return [written, direction_of(name)]
+
+
+def direction_of(name):
+    """What to pass in place of a finished optimizer, as the page says: written by hand."""
+    rows = dict(row for row in in_document()["Finished optimizers"])
+    return rows[f"`{code(name)}`"]
 
 
 HEADS = {

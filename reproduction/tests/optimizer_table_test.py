@@ -26,7 +26,7 @@ def key(name):
 
 
 def test_every_transformation_of_optax_stands_in_the_document():
-    """It fails for a new one: add a row to `TRAITS`, then run python -m reproduction.pages.optimizer_table."""
+    """It fails for a new one: add it to `NAMES`, then run python -m reproduction.pages.optimizer_table."""
     here = {key(name) for name in TITLES}
     is_older = tuple(map(int, optax.__version__.split(".")[:3])) < DOCUMENTED
     assert here < ROWS.keys() if is_older else here == ROWS.keys()

@@ -27,6 +27,7 @@ def test_links_lead_to_files_that_exist(page):
         "forecast_table",
         "course_table",
         "recipe_table",
+        "drift_table",
         pytest.param("rule_benchmark_table", marks=pytest.mark.slow),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.batch_and_steps import rescaling_table
+from depthmup_flax.rule.batch_and_steps import concerns, rescaling_table
 from depthmup_flax.util.errors import InputError
 
 
@@ -52,10 +52,11 @@ def test_a_simulated_run_of_four_times_the_batch_size_follows_the_tuned_one_and_
     assert largest_difference(tuned, kept, optimizer) > 0.15
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a kept rate is uncertain
 def test_every_field_follows_its_factor():
     tuned = dm.Hyperparameters(1e-3, 64, 1000, warmup_steps=100, weight_decay=0.1, b1=0.9, b2=0.99, eps=1e-8)
     target = dm.rescaled_hyperparameters(tuned, batch_size=256, steps=500)  # k = 4, d = 2
-    assert target.learning_rate == pytest.approx(1e-3 * 2 * 2**-0.25)
+    assert target.learning_rate == pytest.approx(1e-3 * 2)
     assert (1 - target.b1, 1 - target.b2, target.eps) == pytest.approx((0.4, 0.04, 5e-9))
     assert target.learning_rate * target.weight_decay == pytest.approx(4 * 1e-4)
     assert target.warmup_steps == 50
@@ -63,6 +64,26 @@ def test_every_field_follows_its_factor():
     assert dm.rescaled_hyperparameters(tuned) == tuned
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_rate_falls_over_the_number_of_examples_without_weight_decay_and_stays_with_it(optimizer):
+    rate = lambda decay, steps: (
+        dm.rescaled_hyperparameters(
+            dm.Hyperparameters(1e-3, 64, 1000, weight_decay=decay), steps=steps, optimizer=optimizer
+        ).learning_rate
+    )
+    assert rate(0.0, 4000) == pytest.approx(1e-3 * 4**-0.25)
+    assert rate(0.1, 4000) == rate(0.1, 250) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("decay", "steps", "warns"), [(0.1, 2000, True), (0.1, 1500, False), (0.0, 2000, False)])
+def test_a_kept_rate_of_a_longer_run_warns_that_it_is_uncertain(decay, steps, warns):
+    tuned = dm.Hyperparameters(1e-3, 64, 1000, weight_decay=decay)
+    target = dm.Hyperparameters(1e-3, 64, steps, weight_decay=decay)
+    assert bool(concerns(tuned, target)) is warns
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a kept rate is uncertain
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 def test_two_changes_after_one_another_are_one_change(optimizer):
     tuned = dm.Hyperparameters(1e-3, 64, 1000, weight_decay=0.1, momentum=0.95, b1=0.95)
@@ -125,11 +146,13 @@ def test_the_table_has_every_change_and_its_reason():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         target = dm.rescaled_hyperparameters(tuned, batch_size=1024)
+    without = dm.Hyperparameters(1e-3, 64, 1024)
+    assert "times k^0.5 d^-0.25" in rescaling_table(without, without)
     lines = rescaling_table(tuned, target).splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(("Warning", " "))] == [
         "batch_size", "steps", "learning_rate", "weight_decay", "b1", "b2", "eps"
     ]  # fmt: skip
-    assert any(line.split()[1:] == ["0.001", "0.004", "times", "k^0.5", "d^-0.25"] for line in lines)
+    assert any(line.split()[1:5] == ["0.001", "0.004", "times", "k^0.5;"] for line in lines)
     assert [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning")] == [
         str(warning.message) for warning in caught
     ]

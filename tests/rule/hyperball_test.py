@@ -8,6 +8,7 @@ import pytest
 from drawn import updated
 
 import depthmup_flax as dm
+from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
@@ -109,7 +110,35 @@ def test_a_norm_stays_for_thousands_of_steps():
     assert float(jnp.vdot(params["w"], w)) < 0.5 * float(jnp.vdot(w, w))
 
 
-def test_a_matrix_that_starts_at_zero_has_no_norm_and_is_refused():
-    for optimizer in (dm.adamh, dm.muonh):
-        with pytest.raises(dm.InputError, match="starts at zero"):
-            optimizer(0.1, {"w": matrix((4, 4), init_std=0)}, RULE)
+NORM_FOLLOWING = {
+    "AdamH": dm.adamh,
+    "MuonH": dm.muonh,
+    "LAMB by name": lambda *args: dm.depthmup(direction("lamb"), args[1], args[2], args[0]),
+    "LAMB": lambda *args: dm.depthmup(
+        optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), args[1], args[2], args[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORM_FOLLOWING)
+@pytest.mark.parametrize("carried", [Factor(), Factor(constant=0.5)])
+def test_a_matrix_that_starts_at_zero_has_no_norm_and_is_refused(name, carried):
+    """As one of a stack, too. A bias may start at zero."""
+    info = {"w": matrix((3, 4, 4), carried=carried), "bias": ParamInfo(Role.VECTOR, (4,), decay=False)}
+    optimizer = NORM_FOLLOWING[name](0.1, info, RULE)
+    random = noise((3, 4, 4), 0)
+    optimizer.init({"w": random, "bias": jnp.zeros(4)})
+    with pytest.raises(dm.InputError, match="'w' starts at zero"):
+        optimizer.init({"w": jnp.zeros((3, 4, 4)), "bias": jnp.zeros(4)})
+    with pytest.raises(dm.InputError, match="'w' starts at zero"):
+        optimizer.init({"w": random.at[1].set(0), "bias": jnp.zeros(4)})
+
+
+def test_another_optimizer_may_train_a_matrix_that_starts_at_zero():
+    info = {"w": matrix((4, 4)), "query": matrix((4, 4))}
+    labels = {"w": "norm", "query": "adam"}
+    params = {"w": noise((4, 4), 0), "query": jnp.zeros((4, 4))}
+    optimizer = optax.partition({"norm": dm.muonh(0.1, info, RULE), "adam": dm.adamw(0.1, info, RULE)}, labels)
+    trained = updated(optimizer, params, [{"w": noise((4, 4), 1), "query": noise((4, 4), 2)}])
+    assert np.all(np.isfinite(trained["query"]))
+    assert np.any(trained["query"])

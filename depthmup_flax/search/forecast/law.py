@@ -1,7 +1,8 @@
 """Laws of the loss, fitted to a ladder of networks, and the loss they forecast.
 
 A law is an irreducible part and power laws, such as ``E + A parameters^-a + B steps^-b``, fitted by least squares of
-relative errors; ``E, A, B`` are not negative.
+relative errors; ``E, A, B`` are not negative. What is chosen here was tried on published runs of up to 9 billion
+parameters and on the package's own (reproduction/public, reproduction/pages/forecasts.md).
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ from scipy import optimize, stats
 
 WIDTH, DEPTH, STEPS, PARAMETERS, COST = "width", "depth", "steps", "parameters", "cost"
 AXES = (WIDTH, DEPTH, STEPS)
-_EXPONENTS = (-3, 1)  # logarithms to base 2, of exponents from nearly a logarithm to a square
+# Logarithms to base 2, of exponents from 1/4 to the square root of 2. With smaller ones a few rungs are fitted by
+# nearly a logarithm, which has no irreducible part: published ladders then forecast losses that are too low.
+_EXPONENTS = (-2, 0.5)
+_GRID_STEP = 0.5  # of the search for the exponents' start
 _LEVEL = 0.95
 # Root mean square of log(reached / forecast) of the ten checked targets that are longer than all rungs
-# (reproduction/pages/forecasts.md); nine of them reached lower losses, and of four later ones two.
+# (reproduction/pages/forecasts.md); nine of them reached lower losses, and of four later ones two. Ladders of more
+# lengths measure it themselves.
 LONGER_ERROR = 0.125
+_LENGTHS = 5
+# Rungs of the target's own steps that do without the others.
+_ENOUGH, _SIZES = 6, 3
+# By which the errors of costly rungs count: they have one sign, so they are few. Chosen on published runs, of whose
+# forecasts 91 % then lie inside (reproduction/public).
+_BEYOND = 1.25
+_SHAPES = 2.0  # the largest ratio of width to depth over the smallest, above which depth has a term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +59,8 @@ class Fit:
     left_out_error: float  # root mean square of the errors of log loss for each rung, by the law of the others
     loss: float  # of the target
     # Standard deviation of the log loss of one run of the target: from how much its forecast changes without each rung
-    # (jackknife) and by the seeds' noise of each, the error for left-out rungs, and its own seed
+    # (jackknife) and by the seeds' noise of each, the errors for left-out rungs and for costly ones by much cheaper
+    # ones, and its own seed
     deviation: float
 
 
@@ -64,17 +77,43 @@ class Forecast:
 def forecast_loss(rungs: Sequence[Rung], target: Rung) -> Forecast:
     """The loss of one run of ``target``, from a ladder with equally many seeds for each rung.
 
-    Where all rungs have the same steps, the law is ``E + A parameters^-a``; else that of arXiv:2203.15556, eq. 2, with
-    steps for examples.
+    Six rungs or more with the target's steps are used without the others. Where all have the same steps, the law is
+    ``E + A parameters^-a``; else that of arXiv:2203.15556, eq. 2, with steps for examples. Where shapes differ, depth
+    has a term, too: at equal parameters, deep and shallow networks reach different losses.
     """
+    rungs = _of_own_steps(rungs, target)
     logs = np.log([rung.losses for rung in rungs])
     spread = float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
-    axes = tuple(axis for axis in (PARAMETERS, STEPS) if len({getattr(rung, axis) for rung in rungs}) > 1)
-    laws = [axes, (COST,), (PARAMETERS,)] if len(axes) > 1 else [axes]  # the first one forecasts
-    fits = tuple(fit(law, rungs, target, spread) for law in laws)
-    longer, loss = LONGER_ERROR * (target.steps > max(rung.steps for rung in rungs)), fits[0].loss
-    factor = math.exp(stats.norm.ppf((1 + _LEVEL) / 2) * math.hypot(fits[0].deviation, longer))
+    sizes = _varying((PARAMETERS, STEPS), rungs)
+    laws = [_with_depth(sizes, rungs), sizes]  # the first one forecasts
+    if len(sizes) > 1:
+        laws += [(COST,), (PARAMETERS,)]
+    fits = tuple(fit(law, rungs, target, spread) for law in dict.fromkeys(laws))
+    lengths = {rung.steps for rung in rungs}
+    unmeasured = target.steps > max(lengths) and len(lengths) < _LENGTHS
+    deviation, loss = math.hypot(fits[0].deviation, LONGER_ERROR * unmeasured), fits[0].loss
+    factor = math.exp(stats.norm.ppf((1 + _LEVEL) / 2) * deviation)
     return Forecast(loss, (loss / factor, loss * factor), fits, spread)
+
+
+def _of_own_steps(rungs: Sequence[Rung], target: Rung) -> Sequence[Rung]:
+    """The rungs with the target's steps if they suffice, else all."""
+    own = [rung for rung in rungs if rung.steps == target.steps]
+    enough = len(own) >= _ENOUGH and len({(rung.width, rung.depth) for rung in own}) >= _SIZES
+    return own if enough else rungs
+
+
+def _varying(axes: Sequence[str], rungs: Sequence[Rung]) -> tuple[str, ...]:
+    """The axes along which rungs differ."""
+    return tuple(axis for axis in axes if len({getattr(rung, axis) for rung in rungs}) > 1)
+
+
+def _with_depth(axes: tuple[str, ...], rungs: Sequence[Rung]) -> tuple[str, ...]:
+    """The axes and depth, if shapes differ and there are two rungs more than such a law has unknowns."""
+    shapes = [rung.width / rung.depth for rung in rungs]
+    unknowns = 1 + 2 * (len(axes) + 1)
+    differ = max(shapes) > _SHAPES * min(shapes) and len({rung.depth for rung in rungs}) >= _SIZES
+    return (*axes, DEPTH) if PARAMETERS in axes and differ and len(rungs) >= unknowns + 2 else axes
 
 
 def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: float) -> Fit:
@@ -93,7 +132,33 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
         ratios.append((moved / loss, without / loss, mean / own))
     by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
     left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
-    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, seed_spread, *by_seeds))
+    beyond = _BEYOND * error_beyond(axes, rungs, target)
+    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, beyond, seed_spread, *by_seeds))
+
+
+def error_beyond(axes: Sequence[str], rungs: Sequence[Rung], target: Rung) -> float:
+    """Root mean square of the errors of log loss for the costly half of rungs, by the law of much cheaper ones.
+
+    They are cheaper than that half by the factor by which the target costs more than every rung, as far as one more
+    than the law has unknowns remain. 0 if no rung remains to forecast.
+    """
+    ordered = sorted(rungs, key=_cost)
+    costly = ordered[len(ordered) // 2 :]
+    gap = max(1.0, target.cost / ordered[-1].cost)
+    cheap = [rung for rung in ordered if rung.cost * gap < costly[0].cost]
+    fewest = 2 + 2 * len(axes)
+    cheap = cheap if len(cheap) >= fewest else ordered[:fewest]
+    costly = [rung for rung in costly if rung not in cheap]
+    varied = _varying(axes, cheap)
+    if not costly or not varied:
+        return 0.0
+    _, forecasts = _fitted(varied, cheap, costly)
+    losses = [np.mean(rung.losses) for rung in costly]
+    return float(np.sqrt(np.mean(np.log(np.divide(losses, forecasts)) ** 2)))
+
+
+def _cost(rung: Rung) -> float:
+    return rung.cost
 
 
 def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
@@ -108,7 +173,8 @@ def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) 
         return error, coefficients, terms[len(rungs) :] @ coefficients
 
     error = lambda logs: fitted(logs)[0]
-    start = min(itertools.product(np.arange(*_EXPONENTS, 0.5), repeat=len(axes)), key=error)
+    values = np.arange(_EXPONENTS[0], _EXPONENTS[1] + _GRID_STEP / 2, _GRID_STEP)
+    start = min(itertools.product(values, repeat=len(axes)), key=error)
     logs = optimize.minimize(error, start, method="Nelder-Mead", bounds=[_EXPONENTS] * len(axes)).x
     _, coefficients, forecast = fitted(logs)
     parts = [f"{coefficients[0]:.4g}"]

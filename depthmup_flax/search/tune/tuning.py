@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -15,8 +16,9 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
-from depthmup_flax.search.tune.choice import Best
+from depthmup_flax.search.tune.choice import Best, Choice
 from depthmup_flax.search.tune.searches import Search
+from depthmup_flax.search.tune.start import start_warning
 from depthmup_flax.storage import sweep_records
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path
@@ -80,9 +82,25 @@ def tune(
     directory = as_path(workdir)
     options: Any = {"lanes": lanes, "overwrite": overwrite, "load": load, "on_record": on_record}
     records = sweep(grid, directory, kind=workdirs.TUNE, more=search.more, **options)
-    best = Best(search.choice(grid, records), proxy, records, directory)
+    choice = search.choice(grid, records)
+    warning = _start_warning(choice, proxy, search.seeds, records, load)
+    if warning:
+        choice = dataclasses.replace(choice, warnings=(*choice.warnings, warning))
+    best = Best(choice, proxy, records, directory)
     write_reference(best, proxy, records, experiment.total_steps)
     return best
+
+
+def _start_warning(
+    choice: Choice, proxy: ConfigDict, seeds: Sequence[int], records: Sequence[Record], load: LoadOnce
+) -> str:
+    """`start_warning` of the proxy with the best values; what it learns is by the search's objective."""
+    config = proxy.copy_and_resolve_references()
+    for path, value in choice.values.items():
+        set_field(config, path, value)
+    losses = (record.loss(choice.objective) for record in records)
+    lowest = min(loss for loss in losses if loss is not None)
+    return start_warning(build(config, load=load), seeds, lowest)
 
 
 def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], total_steps: int) -> None:

@@ -17,7 +17,7 @@ from reproduction.rules.version2.tasks import PROXY, SEEDS, TARGETS, TASKS, Task
 
 FIXED, MARGIN, NOISE = ("depth_mup", "completep"), 0.01, 0.02
 COMPARED = ("auto", *FIXED)
-DECIDING = ("depth x4", "both x4")  # 12 hours end in the last cell of the second
+STARTED = ("depth x4", "both x4")  # 12 hours end in the last cell of the second
 # Rules without runs of their own -> the rule whose runs they share at one matrix in a branch, and at more.
 BY_MATRICES = {"auto": FIXED, "spectral": FIXED}
 
@@ -142,15 +142,29 @@ def _difference(rule: str, other: str, found: Cells, pairs: Sequence[tuple[str, 
 
 
 def decision(found: Cells) -> str:
-    """Which rule becomes the default, by the cells of the targets that 12 hours suffice for."""
-    pairs = [pair for pair in dict.fromkeys(key[:2] for key in found) if pair[1] in DECIDING]
+    """Which rule the registration makes the default, "on the targets that are done for all tasks"; and others' answer.
+
+    The second sentence has the targets that were started and are nearly done, which decided before: not as registered.
+    """
+    tasks = {task for task, *_ in found}
+    done = [target for target in TARGETS if {task for task, of, _ in found if of == target} >= tasks]
+    started = [target for target in STARTED if any(of == target for _, of, _ in found)]
+    return f"Decision, as registered: {_by_targets(found, done)}\nNot as registered: {_by_targets(found, started)}"
+
+
+def _by_targets(found: Cells, targets: Sequence[str]) -> str:
+    """The decision by the cells of these targets."""
+    pairs = [pair for pair in dict.fromkeys(key[:2] for key in found) if pair[1] in targets]
     quiet = [pair for pair in pairs if max(found[(*pair, rule)].noise for rule in COMPARED) < NOISE]
-    (chosen, means), (without, quiet_means) = (_chosen(found, some) for some in (pairs, quiet))
+    if not quiet:
+        return "no target is done for all tasks."
+    chosen, means = _chosen(found, pairs)
+    without, quiet_means = _chosen(found, quiet)
     listed = (
-        f"{chosen} in all {len(pairs)} cells at {' and '.join(DECIDING)} ({means}), {without} in the {len(quiet)} "
+        f"{chosen} in all {len(pairs)} cells at {' and '.join(targets)} ({means}), {without} in the {len(quiet)} "
         f"without noise of {NOISE:g} or more ({quiet_means})"
     )
-    return f"Decision: {chosen if chosen == without else 'not resolved, the default stays'}: {listed}."
+    return f"{chosen if chosen == without else 'not resolved, the default stays'}: {listed}."
 
 
 def _chosen(found: Cells, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from depthmup_flax.search.forecast.law import LONGER_ERROR, Rung, fit, forecast_loss
+from depthmup_flax.search.forecast.law import LONGER_ERROR, PARAMETERS, Rung, error_beyond, fit, forecast_loss
 
 
 def rung(width, depth, steps=100):
@@ -16,8 +16,10 @@ def rung(width, depth, steps=100):
 LADDER = [rung(width, depth) for width in (16, 32, 64) for depth in (2, 4, 8)]
 LENGTHS = [rung(width, 4, steps) for width in (16, 32, 64) for steps in (50, 100, 200)]
 TARGET = rung(512, 64)
+LONG = rung(512, 4, 800)
 BY_SIZE = lambda r: 0.7 + 1.1 * (r.parameters / 600) ** -0.35
 BY_BOTH = lambda r: BY_SIZE(r) + 0.9 * (r.steps / 50) ** -0.5
+BY_SHAPE = lambda r: BY_SIZE(r) + 0.3 * (r.depth / 2) ** -0.8
 
 
 def measured(rungs, loss_of, noise=0.0, seed=0):
@@ -27,7 +29,7 @@ def measured(rungs, loss_of, noise=0.0, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("rungs", "loss_of", "target"), [(LADDER, BY_SIZE, TARGET), (LENGTHS, BY_BOTH, rung(512, 4, 200))]
+    ("rungs", "loss_of", "target"), [(LADDER, BY_SHAPE, TARGET), (LENGTHS, BY_BOTH, rung(512, 4, 200))]
 )
 def test_a_law_without_noise_is_forecast(rungs, loss_of, target):
     forecast = forecast_loss(measured(rungs, loss_of), target)
@@ -37,7 +39,49 @@ def test_a_law_without_noise_is_forecast(rungs, loss_of, target):
     best, *others = forecast.fits
     assert best.left_out_error < 0.005
     assert all(other.left_out_error > 5 * best.left_out_error for other in others)
-    assert len(others) == (2 if rungs is LENGTHS else 0)
+    assert len(others) == (2 if rungs is LENGTHS else 1)
+
+
+def test_rungs_of_the_targets_own_steps_are_used_without_the_others_if_they_are_six():
+    own = measured(LADDER[:6], BY_SIZE, 0.01)
+    misleading = measured([rung(width, 4, 10) for width in (16, 32, 64)], lambda r: 9 - BY_SIZE(r))
+    target = rung(128, 8)
+    assert forecast_loss([*own, *misleading], target) == forecast_loss(own, target)
+    assert forecast_loss([*own[:5], *misleading], target) != forecast_loss(own[:5], target)
+
+
+def test_depth_has_a_term_only_where_shapes_differ_and_rungs_are_two_more_than_unknowns():
+    has_depth = lambda rungs: "depth" in forecast_loss(measured(rungs, BY_SHAPE), TARGET).fits[0].law
+    assert has_depth(LADDER)
+    assert not has_depth(LADDER[:6])
+    assert not has_depth([rung(8 * depth, depth) for depth in range(2, 12)])
+
+
+def test_exponents_are_no_smaller_than_a_quarter_so_that_a_law_keeps_its_irreducible_part():
+    nearly_a_logarithm = lambda r: 3 - 0.1 * math.log(r.parameters)
+    law = forecast_loss(measured([rung(2**k, 4) for k in range(3, 9)], nearly_a_logarithm), TARGET).fits[0].law
+    assert float(law.split("^-")[1]) == pytest.approx(0.25)
+
+
+def test_a_ladder_of_five_lengths_measures_how_well_it_forecasts_longer_targets():
+    lengths = [rung(width, 4, steps) for width in (16, 32, 64) for steps in (25, 50, 100, 150, 200)]
+    half_width = lambda rungs: math.log(np.divide(*forecast_loss(measured(rungs, BY_BOTH), LONG).interval[::-1])) / 2
+    assert half_width(LENGTHS) > 1.9 * LONGER_ERROR
+    assert half_width(lengths) < LONGER_ERROR / 2
+
+
+def test_the_error_beyond_is_that_of_the_costly_half_by_rungs_as_much_cheaper_as_the_target_is_dearer():
+    ladder, near, far = [rung(2**k, 4) for k in range(3, 16)], rung(2**16, 4), rung(2**18, 4)
+    error = lambda loss_of, target: error_beyond((PARAMETERS,), measured(ladder, loss_of), target)
+    bends = lambda r: BY_SIZE(r) * (1.05 if r.width >= 512 else 1)
+    assert [error(BY_SIZE, near), error(bends, near)] == pytest.approx([0, math.log(1.05)], abs=0.003)
+    outlier = lambda r: BY_SIZE(r) * (1.05 if r.width == 128 else 1)  # nearer to the half than the far target is
+    assert error(outlier, near) > 0.01
+    assert error(outlier, far) < 0.003
+
+
+def test_a_ladder_without_a_rung_more_than_a_law_needs_has_no_error_beyond():
+    assert error_beyond((PARAMETERS,), measured(LADDER[:4], BY_SIZE, 0.1), TARGET) == 0
 
 
 def test_more_noise_widens_the_interval_and_its_size_is_that_of_the_seeds():

@@ -178,10 +178,15 @@ def test_the_tuned_choice_is_rescaled_to_the_targets_batch_size_and_steps():
     config.optimizer.update(warmup_steps=10, weight_decay=0.1, learning_rate=1e-3)
     large, table = rescaled(config, batch_size=128, steps=50)  # k = 4, d = 2
     assert (large.train.batch_size, large.train.steps, large.optimizer.warmup_steps) == (128, 50, 5)
-    assert large.optimizer.learning_rate == pytest.approx(1e-3 * 2 * 2**-0.25, rel=1e-5)
+    assert large.optimizer.learning_rate == pytest.approx(1e-3 * 2, rel=1e-5)  # kept over examples, for the decay
     assert large.optimizer.learning_rate * large.optimizer.weight_decay == pytest.approx(4e-4, rel=1e-5)
     assert optimizer_kwargs(large) == pytest.approx({"b1": 0.6, "b2": 0.996, "eps": 5e-9})
-    assert "0.00168179" in table
+    assert "kept over examples" in table
+    config.optimizer.weight_decay = 0.0
+    assert rescaled(config, batch_size=128, steps=50)[0].optimizer.learning_rate == pytest.approx(
+        1e-3 * 2 * 2**-0.25, rel=1e-5
+    )
+    config.optimizer.weight_decay = 0.1
     # Without --target.steps the number of examples is that of the target's config.
     assert rescaled(config, batch_size=128)[0].train.steps == 25
     # A tuned.py loads what was set.

@@ -1,0 +1,1 @@
+"""Rules and laws of this package on training runs that others have published."""
