@@ -84,8 +84,8 @@ def _parts(
     config.optimizer.name = optimizer
     experiment = build(config)
     if rule == "on":
-        return experiment, experiment.model, experiment.optimizer
-    network = experiment.model.clone(rule=PRESETS["sp"])
+        return experiment, experiment.network.model, experiment.network.optimizer
+    network = experiment.network.model.clone(rule=PRESETS["sp"])
     if rule == "plain":
         network = plain.NETWORKS[model["name"]](**{k: v for k, v in model.items() if k in plain.FIELDS})
     return experiment, network, optax.adam(RATE)
@@ -227,7 +227,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     call = next(program.calls(placed, 0))
     inputs = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
     prepare = lambda key, x: (x, jnp.zeros(batch, jnp.int32))
-    function = _step_of(experiment.model, experiment.optimizer, prepare)
+    function = _step_of(experiment.network.model, experiment.network.optimizer, prepare)
     facts = {
         "flops": count_flops(jax.make_jaxpr(function)(experiment.state_shapes(), inputs)) * len(runs),
         "temporary_bytes": program.bytes_per_device,

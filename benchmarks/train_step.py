@@ -9,8 +9,9 @@ import flax.linen as nn
 import jax
 import optax
 
+from depthmup_flax.auditing.config_audit import of_module
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.network_task import network_task, our_functions
+from depthmup_flax.trainer.engine.network_task import network_task
 from depthmup_flax.trainer.engine.task import Stepped, TrainState, batch_key, counted, new_state, step_key
 from depthmup_flax.util.types import Batch
 
@@ -24,7 +25,7 @@ def make_train_step(
     log_every: int = 1,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState, Batch], Stepped]]:
     """``init(input_spec)`` and ``step(state, batch)``; ``prepare`` makes of a key and a batch inputs and targets."""
-    task = lambda example: network_task(lambda hyper: (our_functions(model), optimizer), example, CROSS_ENTROPY)
+    task = lambda example: network_task(lambda hyper: (of_module(model), optimizer), example, CROSS_ENTROPY)
 
     def init(example: Any) -> TrainState:
         return new_state(task(example).init(jax.random.key(seed), {}), CROSS_ENTROPY.averaged)

@@ -13,12 +13,12 @@ from depthmup_flax.util.imports import imported_late
 
 if TYPE_CHECKING:  # each is imported at its first use, so that reading records needs neither Flax nor JAX
     from depthmup_flax.auditing import audit, baked, rescale_init, rescaled_before
+    from depthmup_flax.auditing.overrides import Axes
     from depthmup_flax.check import Network, Source, checked_network, coord_check
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.report.sweep_report import Report, make_report
-    from depthmup_flax.rule.annotations import Axes
     from depthmup_flax.rule.batch_and_steps import Hyperparameters, rescaled_hyperparameters
     from depthmup_flax.rule.direction_traits import entrywise
     from depthmup_flax.rule.hyperball import adamh, muonh
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
     )
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
+    from depthmup_flax.search.ladder.ladder import Ladder, ladder
     from depthmup_flax.search.study import Study
     from depthmup_flax.search.sweep.grid import at_scale, powers_of_two, sweep_config
     from depthmup_flax.search.sweep.runner import sweep
@@ -49,14 +50,14 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
     from depthmup_flax.util.imports import __version__
 
 __all__ = [
-    "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "LadderPlan", "Network",
-    "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch", "Role", "Search",
-    "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw", 
+    "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "Ladder", "LadderPlan",
+    "Network", "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch",
+    "Role", "Search", "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw",
     "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "compare_runs",
-    "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "load_run",
-    "make_report", "measures", "muon", "muon_geometry", "muonh", "param_table", "powers_of_two",
-    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", 
-    "scale_by_depthmup", "search_of", "sgd", "sweep", "sweep_config", "tune",
+    "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "ladder",
+    "load_run", "make_report", "measures", "muon", "muon_geometry", "muonh", "param_table", "powers_of_two",
+    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", "scale_by_depthmup",
+    "search_of", "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers would accept any name

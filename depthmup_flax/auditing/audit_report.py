@@ -1,4 +1,4 @@
-"""An audit and its printed form: one line per parameter, equal layers in one line, and what to write."""
+"""An audit and its printed form: one line per parameter or equal layers, and what to write."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import jax
 
+from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.rule.factor import ONE, Factor
-from depthmup_flax.rule.info_trees import collapsed, conflicts, sizes, template
+from depthmup_flax.rule.info_trees import HasInfo, collapsed, conflicts, sizes, template
 from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo, Role
 from depthmup_flax.trace.graph import Place
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -31,10 +32,11 @@ class Finding:
     text: str
     code: str  # what to write or do
     certain: bool = True  # False: it depends on the optimizer
-    # What parameters may carry instead: the factor that is wanted over the one that was found, and where.
+    # What parameters may carry instead: the wanted factor over the one of the code, and where.
     factor: Factor | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
-    parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)  # the same of each kind of branches
+    # The same of each kind of branches.
+    parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)
     source: str = ""  # where it is in the code, file.py:12
 
     @property
@@ -45,7 +47,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What an audit says about one parameter. Factors are relative to the base model; ``None`` is unknown."""
+    """What an audit says about one parameter.
+
+    Factors are relative to the base model; ``None`` is unknown.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -61,7 +66,7 @@ class Row:
     @property
     def lacks(self) -> bool:
         """Whether the code has another factor than the rule wants, or an unknown one."""
-        return self.found is None or self.expected is None or not math.isclose(self.found, self.expected, rel_tol=5e-3)
+        return not close(self.found, self.expected)
 
     @property
     def in_branch(self) -> bool:
@@ -70,18 +75,22 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Audit:
+class Audit(HasInfo):
     """The result of `audit`; ``print(audit)`` shows it as a table.
+
+    Optimizers, `rescale_init` and others take it in place of its ``info``.
 
     Attributes:
       rows: one per parameter; "?" is what the trace does not tell.
       findings: what is missing or wrong, each with the code to write.
       not_judged: what was not read, each with the parameters that it concerns and what to do.
       notes: initial values to set, and what else to know.
-      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of all streams together.
-      record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches' multipliers;
-        ``None``: it has none, and parameters carry them.
-      accepted: names of findings and of what was not judged with which optimizers take the info all the same.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums, of
+        all streams together.
+      record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches'
+        multipliers; ``None``: it has none, and parameters carry them.
+      accepted: names of findings and of what was not judged with which optimizers take the info all
+        the same.
     """
 
     rows: Sequence[Row]
@@ -93,14 +102,18 @@ class Audit:
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
     record: AuditRecord = dataclasses.field(default=AuditRecord(), repr=False)
     accepted: frozenset[str] = frozenset()
-    pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # path -> that in the base model
+    # Path -> that in the base model.
+    pairs: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def verdict(self) -> Literal["ok", "missing", "not judged"]:
-        """``ok``: with ``info``, the rule holds: all factors were read, and are in the code or carried by parameters.
+        """What the audit says in a word.
 
-        ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as they depend on the
-        optimizer, do not count.
+        ``ok``: with ``info``, the rule holds: all factors were read, and are in the code or carried
+        by parameters.
+
+        ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as
+        they depend on the optimizer, do not count.
         """
         if self.certain:
             return "missing"
@@ -125,72 +138,96 @@ class Audit:
         return self.ok
 
     def require(self) -> None:
-        """Raises `InputError` unless the verdict is ``ok``, with what is missing or was not judged."""
+        """Raises `InputError` with what is missing or was not judged, unless it is ``ok``."""
         if not self.ok:
             raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
 
     @property
     def _headline(self) -> str:
         """The verdict in one sentence."""
-        certain = dict.fromkeys(f"{finding.name} ({summary(finding.paths)})" for finding in self.certain)
-        ok = "every factor is in the code"
+        missing: dict[str, None] = {}
+        for finding in self.certain:
+            missing[f"{finding.name} ({summary(finding.paths)})"] = None
+        what = "; ".join(missing) or places(self.not_judged) or self._why_ok
+        return f"{self.verdict}: {what}."
+
+    @property
+    def _why_ok(self) -> str:
+        """Where the factors are."""
+        text = "every factor is in the code"
         if any(not row.carried.is_one for row in self.rows):
-            ok += ", or carried by a parameter"
+            text += ", or carried by a parameter"
         if self.record.alpha is not None:
-            ok += f"; the code is for alpha = {self.record.alpha:g}"
-        return f"{self.verdict}: {'; '.join(certain) or places(self.not_judged) or ok}."
+            text += f"; the code is for alpha = {self.record.alpha:g}"
+        return text
 
     def accept(self, *names: str) -> Audit:
-        """The audit with an ``info`` that optimizers take although something is missing or was not judged.
+        """The audit with an ``info`` that optimizers take although it is not ``ok``.
 
         Args:
           *names: of findings, and of what was not judged: all that remain.
         """
-        present = {one.name for one in (*self.certain, *self.not_judged)}
         for name in names:
-            if name not in present:
-                raise InputError(f"accept has {name!r}: {did_you_mean(name, present)}")
+            if name not in self._open:
+                raise InputError(f"accept has {name!r}: {did_you_mean(name, self._open)}")
         return dataclasses.replace(self, accepted=frozenset(names))
 
-    def under(self, rule: Parametrization) -> Audit:
-        """The audit with the findings of one rule: without what it does not want, with what the code has of another.
+    @property
+    def _open(self) -> set[str]:
+        """The names of what is missing or was not judged."""
+        return {finding.name for finding in (*self.certain, *self.not_judged)}
 
-        Under ``mup`` no branch lacks a multiplier, for example; and a multiplier of ``completep`` is one too many.
+    def under(self, rule: Parametrization) -> Audit:
+        """The audit with the findings of one rule.
+
+        It lacks what the rule does not want, and has what the code has of another rule.
+
+        Under ``mup`` no branch lacks a multiplier, for example; and a multiplier of ``completep``
+        is one too many.
         """
-        findings = [one for one in self.findings if one.factor is None or not _is_one(one.factor.under(rule))]
-        names = {"alpha": "missing_branch_multiplier", "branch_multiplier": "missing_branch_multiplier"}
+        findings = []
+        for finding in self.findings:
+            if finding.factor is None or not close(finding.factor.under(rule), 1.0):
+                findings.append(finding)
         for field, text in conflicts(self.record, rule):
-            paths = tuple(row.path for row in self.rows if row.in_branch and row.found != 1 and row.found is not None)
-            code = "h = h + rule.residual_multiplier(r) * y"
-            if field not in names:
-                paths = tuple(row.path for row in self.rows if row.info is not None and row.info.role is Role.OUTPUT)
-                code = "logits = logits * rule.readout_multiplier(m)"
-            findings.append(Finding(names.get(field, "readout_not_scaled"), paths, text, code))
+            findings.append(self._conflict(field, text))
         return dataclasses.replace(self, findings=tuple(findings))
+
+    def _conflict(self, field: str, text: str) -> Finding:
+        """A field of a rule, whose factors stand in the code with another number, as a finding."""
+        if field in ("alpha", "branch_multiplier"):
+            paths = [row.path for row in self.rows if row.in_branch and row.found not in (1, None)]
+            code = "h = h + rule.residual_multiplier(r) * y"
+            return Finding("missing_branch_multiplier", tuple(paths), text, code)
+        infos = {row.path: row.info for row in self.rows if row.info is not None}
+        paths = [path for path, info in infos.items() if info.role is Role.OUTPUT]
+        code = "logits = logits * rule.readout_multiplier(m)"
+        return Finding("readout_not_scaled", tuple(paths), text, code)
 
     def require_roles(self) -> None:
         """Raises `InputError` if the role of a parameter could not be read."""
         for row in self.rows:
             if row.info is None:
-                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
+                names = ("width_in", *["width_out"] * len(row.shape))[: len(row.shape)]
                 raise InputError(
-                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
-                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read "
+                    f"({row.why_not}): name its axes, such as "
+                    f"overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
                 )
 
     @functools.cached_property
     def info(self) -> InfoTree:
         """The `ParamInfo` of every parameter, in the model's containers.
 
-        It serves every rule. Optimizers refuse it unless the audit is ok, or `accept` names what is not; and under a
-        rule other than that whose factors the code has.
+        It serves every rule. Optimizers refuse it unless the audit is ok, or `accept` names what is
+        not; and under a rule other than that whose factors the code has.
 
         Raises:
           InputError: a role could not be read.
         """
         self.require_roles()
-        open_ = {one.name for one in (*self.certain, *self.not_judged)}
-        record = dataclasses.replace(self.record, problem=self._headline if open_ - self.accepted else "")
+        problem = self._headline if self._open - self.accepted else ""
+        record = dataclasses.replace(self.record, problem=problem)
         infos = [row.info and dataclasses.replace(row.info, audited=record) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
 
@@ -205,76 +242,105 @@ class Audit:
 
     @property
     def _parts(self) -> list[str | Table]:
-        """The verdict in one line, a table with equal layers in one row, findings, what was not judged, and notes."""
-        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows), *_wrapped(self._ratios, "")]
-        parts += ["\n".join(["", *lines]) for lines in _listed(self.findings, self.not_judged)]
+        """The verdict, a table, the findings, what was not judged, and notes."""
+        parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows)]
+        parts += _wrapped(self._ratios, "")
+        for lines in _listed(self.findings, self.not_judged):
+            parts.append("\n".join(["", *lines]))
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
-            parts.append("\n".join(["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]))
+            lines = ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
+            parts.append("\n".join(lines))
         return parts
 
     @property
     def _ratios(self) -> str:
-        """The ratios of the two models; of streams with depth ratios of their own, each with the parts of the model."""
+        """The ratios of the two models.
+
+        Of streams with depth ratios of their own, each is named with the parts of the model.
+        """
         parts: dict[float, list[str]] = {}
         for row in self.rows:
             if row.info is not None and row.in_branch:
                 parts.setdefault(row.info.depth_ratio, []).append(row.path)
         several = [f"{ratio:g} in {names}" for ratio, names in _told_apart(parts).items()]
         depth = " and ".join(several) if len(several) > 1 else f"{self.depth_ratio:g}"
-        return f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}; factors are relative to the base model"
-
-
-def _is_one(factor: float) -> bool:
-    return math.isclose(factor, 1.0, rel_tol=5e-3)
+        ratios = f"width ratio m = {self.width_ratio:g}, depth ratio r = {depth}"
+        return f"{ratios}; factors are relative to the base model"
 
 
 def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
-    """Parameters by ratio -> the shortest names of the modules that they are in, of which no two are equal."""
-    cut = lambda length: {
-        r: list(dict.fromkeys("/".join(path.split("/")[:length]) for path in paths)) for r, paths in parts.items()
-    }
-    alike = lambda names: len(set().union(*names.values())) < sum(map(len, names.values()))
-    names = next(names for names in map(cut, itertools.count(1)) if not alike(names))
-    return {r: summary(several, numbered=True) for r, several in names.items()}
+    """Parameters by ratio -> the shortest names of their modules of which no two are equal."""
+    for length in itertools.count(1):
+        modules = {ratio: _modules(paths, length) for ratio, paths in parts.items()}
+        together = set().union(*modules.values())
+        if len(together) == sum(map(len, modules.values())):
+            break
+    return {ratio: summary(names, numbered=True) for ratio, names in modules.items()}
+
+
+def _modules(paths: Sequence[str], length: int) -> list[str]:
+    """The first parts of paths."""
+    return list(dict.fromkeys("/".join(path.split("/")[:length]) for path in paths))
+
+
+_COLUMNS = ("parameter", "shape", "role", "uses", "in code", "wanted", "carried", "missing")
+_ALIGNMENT = "<<<>>>><"
 
 
 def _table(rows: Sequence[Row]) -> Table:
     """Equal layers in one row; without columns that would be empty."""
-    columns = ("parameter", "shape", "role", "uses", "in code", "wanted", "carried", "missing")
-    shown = [*range(6), *([6] if any(not row.carried.is_one for row in rows) else [])]
-    shown += [7] if any(row.missing for row in rows) else []
-    pick = lambda cells: [cells[k] for k in shown]
+    shown = list(range(6))
+    if any(not row.carried.is_one for row in rows):
+        shown.append(6)
+    if any(row.missing for row in rows):
+        shown.append(7)
     groups = list(grouped(rows, _same).values())
     names = [collapsed([row.path for row in group]) for group in groups]
-    lines = [pick(_cells(group, names.count(name) > 1)) for group, name in zip(groups, names, strict=True)]
-    return Table(pick(columns), lines, "".join(pick("<<<>>>><")), ruled=True)
+    lines = []
+    for group, name in zip(groups, names, strict=True):
+        cells = _cells(group, names.count(name) > 1)
+        lines.append([cells[k] for k in shown])
+    alignment = "".join(_ALIGNMENT[k] for k in shown)
+    return Table([_COLUMNS[k] for k in shown], lines, alignment, ruled=True)
 
 
 def _listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
-    """The lines of each finding, with the code to write, and of each thing that was not judged, with what to do."""
+    """The lines of each finding, and of what was not judged, with what to write or do."""
     texts = []
-    for n, one in enumerate(findings, start=1):
-        texts.append([*_wrapped(f"{n}. {one.name}: {one.text}", "   "), f"   write: {one.code}"])
-    for other in not_judged:
-        what = _wrapped(f"?  not judged, {other.place}: {other.text}", "   ")
-        texts.append([*what, *_wrapped(f"   do: {other.code}", "   ")])
+    for n, finding in enumerate(findings, start=1):
+        what = _wrapped(f"{n}. {finding.name}: {finding.text}", "   ")
+        texts.append([*what, f"   write: {finding.code}"])
+    for finding in not_judged:
+        what = _wrapped(f"?  not judged, {finding.place}: {finding.text}", "   ")
+        texts.append([*what, *_wrapped(f"   do: {finding.code}", "   ")])
     return texts
 
 
 def places(not_judged: Sequence[Finding]) -> str:
     """What was not judged, in one line."""
-    return "; ".join(f"{one.place} ({summary(one.paths)})" if one.paths else one.place for one in not_judged)
+    texts = []
+    for finding in not_judged:
+        where = f" ({summary(finding.paths)})" if finding.paths else ""
+        texts.append(f"{finding.place}{where}")
+    return "; ".join(texts)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        110,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _same(row: Row) -> str:
     """What equal layers have in common."""
     info = row.info and dataclasses.replace(row.info, shape=())
-    return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
+    path = template(row.path)
+    return repr(dataclasses.replace(row, path=path, shape=(len(row.shape),), info=info))
 
 
 def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:

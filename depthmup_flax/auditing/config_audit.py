@@ -14,11 +14,11 @@ import numpy as np
 from depthmup_flax.auditing.audit_report import Audit, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.networks.adapters import Linen, once_for_shapes
+from depthmup_flax.networks.adapters import linen, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
-from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -28,11 +28,22 @@ Sizes: TypeAlias = tuple[int, int]  # width, depth
 _MULTIPLES = ((2, 2), (4, 2), (2, 3), (3, 2), (4, 4), (2, 1), (4, 1))
 
 
+class _Power(float):
+    """A power of width ratios, as `Parametrization.width` takes it; what is computed of it is a plain float.
+
+    A NumPy number would be: modules that keep one would have an array more.
+    """
+
+    dtype = np.dtype(float)
+
+
 # The rule under which networks that take one are built to be audited. Its numbers belong to no preset: where the code
 # has its factors, the code follows any rule; where it has those of a preset, they are written into it.
-PROBE = Parametrization(alpha=0.618, gamma=0.382, width=np.float64(0.847), gamma0_width_exponent=0.271)
+PROBE = Parametrization(alpha=0.618, gamma=0.382, width=_Power(0.847), gamma0_width_exponent=0.271)
 
 
+# A second one: what parameters carry under both stands in no place where the code has a part of the rule's factor.
+SECOND_PROBE = Parametrization(alpha=0.811, gamma=0.189, width=_Power(0.733), gamma0_width_exponent=0.193)
 # The same for models of this package. A tied readout has the initial scale of weights as a factor, which is no power of
 # the width ratio between muP and the standard parametrization.
 _OUR_PROBE = PROBE.replace(width="mup")
@@ -43,6 +54,9 @@ class Audited(NamedTuple):
 
     info: InfoTree  # in the structure of the parameters of `ModelFunctions.init`
     audit: Audit  # of the network itself or, where that has a base size, of a larger one
+    # Whether the output is divided by the rule's power of the width, `Parametrization.gamma0_width_exponent`, if the
+    # code follows the rule: `Parametrization.readout_multiplier` alone does not.
+    divides_output: bool = True
 
 
 def audited(
@@ -80,9 +94,11 @@ def audited(
     shapes, _ = own.shapes(inputs)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs, deeper=count is not None)
 
+    in_code = probe, probe.replace(gamma0_width_exponent=0.0)
+
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
         def with_ratio(ratio: float | None) -> Audit:
-            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=(probe,))
+            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=in_code)
 
         if count is not None:
             return with_ratio(count(network))
@@ -102,17 +118,15 @@ def audited(
         reason = f", because {' and '.join(same)} {'are' if len(same) > 1 else 'is'} the base's" if same else ""
         note = f"audited at {at}{reason}."
         result = dataclasses.replace(result, notes=(note, *result.notes))
-    return Audited(info, dataclasses.replace(result, record=_of_code(result.record, probe)))
-
-
-def _of_code(record: AuditRecord, probe: Parametrization) -> AuditRecord:
-    """What the code of a network has of a rule, without what it has of the one that it was given."""
+    # What the code has of a rule, without what it has of the one that it was given.
+    record, divides_output = result.record, True
     if record.alpha == probe.alpha:
         record = dataclasses.replace(record, alpha=None)
-    of_width = record.width_power, record.gamma0_width_exponent
-    if of_width == (probe.width_power, probe.gamma0_width_exponent):
+    exponents = (probe.gamma0_width_exponent, 0.0)
+    if record.width_power == probe.width_power and record.gamma0_width_exponent in exponents:
+        divides_output = record.gamma0_width_exponent != 0
         record = dataclasses.replace(record, width_power=None, gamma0_width_exponent=0.0)
-    return record
+    return Audited(info, dataclasses.replace(result, record=record), divides_output)
 
 
 def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo]) -> InfoTree:
@@ -178,18 +192,19 @@ def _larger(
             width if width != base_width else width_times * width,
             depth if depth != base_depth else depth_times * depth,
         )
-        if str(larger) in failures:
+        name = f"{larger[0]} x {larger[1]}"
+        if name in failures:
             continue
         try:
             model = functions(*larger)
             model.outputs(inputs)
             return larger, model
         except (UserCodeError, InputError) as error:
-            failures[str(larger)] = error
+            failures[name] = error
     last = list(failures.values())[-1]
     raise InputError(
         f"model.width is {sizes[0]} and model.depth is {sizes[1]}: roles are read from a larger network, but "
-        f"{own.name} fails at (width, depth) {', '.join(failures)} ({last}). Make one of these sizes work."
+        f"{own.name} fails at width x depth {', '.join(failures)} ({last}). Make one of these sizes work."
     ) from last
 
 
@@ -234,12 +249,12 @@ def of_module(model: nn.Module) -> ModelFunctions:
     try:
         return _of_known_module(model)
     except TypeError:  # a traced number has no hash
-        return ModelFunctions("", Linen(model))
+        return ModelFunctions("", linen(model))
 
 
 @functools.lru_cache(maxsize=64)
 def _of_known_module(model: nn.Module) -> ModelFunctions:
-    return ModelFunctions("", Linen(model))
+    return ModelFunctions("", linen(model))
 
 
 def audited_model(model: Any, inputs: ArrayTree) -> Audited:

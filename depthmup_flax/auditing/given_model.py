@@ -1,4 +1,4 @@
-"""The models that an audit takes, each as one pure function of its parameters, traced with shapes alone."""
+"""The models that an audit takes, each as a pure function of parameters, traced with shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import jax.numpy as jnp
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.devices.host import drawn
-from depthmup_flax.networks.adapters import Call, Function, abstract, adapter_of, once_for_shapes
+from depthmup_flax.networks.adapters import (
+    Adapter,
+    Call,
+    abstract,
+    adapter_of,
+    function_of_parameters,
+    once_for_shapes,
+)
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
 from depthmup_flax.rule.info_trees import root_mean_square
@@ -33,32 +40,46 @@ class Model:
     structure: jax.tree_util.PyTreeDef  # around the leaves
     shapes: Mapping[str, tuple[int, ...]]  # path -> shape
     graph: Graph
-    initial: Callable[[], ArrayTree]  # -> its initial parameters; shapes, if the model was given by them
+    # -> its initial parameters; shapes, if the model was given by them.
+    initial: Callable[[], ArrayTree]
 
     def initial_sizes(self, paths: Mapping[str, str]) -> Callable[[], Mapping[str, float]]:
-        """A function: path -> root mean square of the initial values at the other path; empty if these are not known.
+        """A function: path -> root mean square of the initial values at the other path.
 
-        They are drawn at the first call.
+        They are drawn at the first call. Empty if these are not known.
         """
 
         @functools.cache
         def sizes() -> Mapping[str, float]:
-            arrays = {path: trees.value_of(leaf) for path, leaf in trees.flatten(self.initial(), "base")[0].items()}
-            if any(isinstance(array, (jax.ShapeDtypeStruct, jax.core.Tracer)) for array in arrays.values()):
+            leaves, _ = trees.flatten(self.initial(), "base")
+            arrays = {path: trees.value_of(leaf) for path, leaf in leaves.items()}
+            if any(map(_has_no_values, arrays.values())):
                 return {}
-            return {path: root_mean_square(arrays[other]) for path, other in paths.items()}
+            return {path: root_mean_square(arrays[drawn_at]) for path, drawn_at in paths.items()}
 
         return sizes
 
 
-def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known) -> Model:
-    """A Linen, NNX or Equinox module, a pair or a `ModelFunctions`, traced on a batch of the shapes of ``x``.
+def _has_no_values(array: Any) -> bool:
+    return isinstance(array, (jax.ShapeDtypeStruct, jax.core.Tracer))
 
-    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if the forward pass fails
-    or does not return ``output``.
+
+def as_model(
+    model: Any,
+    x: ArrayTree,
+    argument: str,
+    output: Output,
+    kwargs: Mapping[str, Any],
+    known: Known,
+) -> Model:
+    """A module, a pair or a `ModelFunctions`, traced on a batch of the shapes of ``x``.
+
+    ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if
+    the forward pass fails or does not return ``output``.
     """
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
-        raise InputError(f"x is {shown(x)}: pass a batch that the model takes, an array or a jax.ShapeDtypeStruct.")
+        right = "a batch that the model takes, an array or a jax.ShapeDtypeStruct"
+        raise InputError(f"x is {shown(x)}: pass {right}.")
     inputs = jax.tree.map(abstract, x)
     if isinstance(model, ModelFunctions) and not known:
         return _of_functions(model, inputs, argument, output)
@@ -71,46 +92,100 @@ def _of_functions(model: ModelFunctions, inputs: ArrayTree, argument: str, outpu
 
 
 def _traced(
-    model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any], known: Known
+    model: Any,
+    inputs: ArrayTree,
+    argument: str,
+    output: Output,
+    kwargs: Mapping[str, Any],
+    known: Known,
 ) -> Model:
-    adapter = Function(model) if type(model) is tuple and callable(model[0]) else adapter_of(model)
-    if adapter is None and not isinstance(model, ModelFunctions):
-        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
-        raise InputError(f"{argument} is {shown(model)}: pass {right} with function(parameters, x).")
-
-    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
-        key = jax.random.key(0)  # traced: the audit makes no array
-        if adapter is None:
-            return model.apply(params, state, batch, train=True, key=key)[0]
-        return adapter.apply(params, state, batch, Call(key, kwargs=kwargs))[0]
-
+    adapter = _adapter(model, argument)
     try:
-        params, state = model.boxed_shapes(inputs) if adapter is None else adapter.shapes(inputs, Call(kwargs=kwargs))
+        params, state = _shapes(model, adapter, inputs, kwargs)
         leaves, structure = trees.flatten(params, argument)
         inner = jax.tree.structure(params)
-        run = lambda flat, state, batch: selected(
-            apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output
-        )
-        graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs, known)
+
+        def forward(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
+            arrays = jax.tree.unflatten(inner, [flat[path] for path in leaves])
+            return selected(_called(model, adapter, kwargs, arrays, state, batch), output)
+
+        flat = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
+        graph = trace(forward, flat, state, inputs, known)
     except InputError:
         raise
     except Exception as error:
-        message = (str(error).strip().splitlines() or [""])[0]
+        lines = str(error).strip().splitlines()
+        message = lines[0] if lines else ""
         raise InputError(
-            f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: {message}. The parts "
-            "of a tuple are the model's arguments; audit passes keyword arguments on."
+            f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: "
+            f"{message}. The parts of a tuple are the model's arguments; audit passes keyword "
+            "arguments on."
         ) from error
+    shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
+    initial = _initial(model, adapter, inputs, kwargs, params)
+    return Model(leaves, structure, shapes, graph, initial)
+
+
+def _adapter(model: Any, argument: str) -> Adapter | None:
+    """How to call a model; ``None`` of a `ModelFunctions`, which is called as it is."""
+    if type(model) is tuple and callable(model[0]):
+        return function_of_parameters(model)
+    adapter = adapter_of(model)
+    if adapter is None and not isinstance(model, ModelFunctions):
+        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
+        text = f"{argument} is {shown(model)}: pass {right} with function(parameters, x)."
+        raise InputError(text)
+    return adapter
+
+
+def _shapes(
+    model: Any, adapter: Adapter | None, inputs: ArrayTree, kwargs: Mapping[str, Any]
+) -> tuple[ArrayTree, ArrayTree]:
+    """The shapes of parameters, in their boxes, and of the state."""
+    if adapter is None:
+        return model.boxed_shapes(inputs)
+    return adapter.shapes(inputs, Call(kwargs=kwargs))
+
+
+def _called(
+    model: Any,
+    adapter: Adapter | None,
+    kwargs: Mapping[str, Any],
+    params: ArrayTree,
+    state: ArrayTree,
+    batch: ArrayTree,
+) -> Any:
+    """What the forward pass returns in training."""
+    key = jax.random.key(0)  # traced: the audit makes no array
+    if adapter is None:
+        result, _ = model.apply(params, state, batch, train=True, key=key)
+    else:
+        result, _ = adapter.apply(params, state, batch, Call(key, kwargs=kwargs))
+    return result
+
+
+def _initial(
+    model: Any,
+    adapter: Adapter | None,
+    inputs: ArrayTree,
+    kwargs: Mapping[str, Any],
+    params: ArrayTree,
+) -> Callable[[], ArrayTree]:
+    """A function that draws initial parameters; those of a pair are given."""
 
     def initial() -> ArrayTree:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
-        draw = adapter.init if adapter is not None else None
-        if isinstance(adapter, Function):
+        if adapter is not None and adapter.library == "function":
             return params
-        if draw is None:
-            return drawn(lambda key: model.init(key, zeros)[0], jax.random.key(0))
-        return drawn(lambda key: draw(key, zeros, Call(kwargs=kwargs))[0], jax.random.key(0))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
 
-    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph, initial)
+        def draw(key: jax.Array) -> ArrayTree:
+            if adapter is None:
+                return model.init(key, zeros)[0]
+            return adapter.init(key, zeros, Call(kwargs=kwargs))[0]
+
+        return drawn(draw, jax.random.key(0))
+
+    return initial
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -120,11 +195,17 @@ def selected(result: Any, output: Output) -> Any:
     if callable(output):
         return output(result)
     if isinstance(output, (tuple, list)):  # each makes a readout of its own
-        return jnp.concatenate([x.ravel() for one in output for x in jax.tree.leaves(selected(result, one))])
+        arrays: list[jax.Array] = []
+        for name in output:
+            arrays += jax.tree.leaves(selected(result, name))
+        return jnp.concatenate([array.ravel() for array in arrays])
     if isinstance(output, str) and not isinstance(result, Mapping) and hasattr(result, output):
         return getattr(result, output)
     try:
         return result[output]
     except (KeyError, IndexError, TypeError) as error:
-        names = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else shapes_of(result)
-        raise InputError(f"output is {output!r}, but the model returns {names}: name one of its results.") from error
+        names = shapes_of(result)
+        if isinstance(result, Mapping):
+            names = f"the keys {sorted(map(str, result))}"
+        text = f"output is {output!r}, but the model returns {names}: name one of its results."
+        raise InputError(text) from error

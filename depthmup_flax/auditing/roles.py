@@ -5,29 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-import jax
-
-from depthmup_flax.auditing import parameter_trees as trees
-from depthmup_flax.auditing.given_model import Model
-from depthmup_flax.auditing.parameter_trees import Leaf, abstract
-from depthmup_flax.auditing.relative_factors import DepthRatios
-from depthmup_flax.rule.annotations import AnnotatedParam, Axes
-from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.auditing.counterparts import contradictions
+from depthmup_flax.auditing.depth_ratios import DepthRatios
+from depthmup_flax.auditing.expert_axes import expert_axes
+from depthmup_flax.auditing.matching import MatchedModels, layer_axes
+from depthmup_flax.auditing.overrides import Axes, decays, info_of_axes, overridden
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.rule.roles import info_from_annotations, model_width
 from depthmup_flax.trace.facts import Traced
-from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, Use
+from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, PRODUCT, Use
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.groups import series
 
-# Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias has heads and their
-# size, a scanned bias has a layer axis.
+# Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias
+# has heads and their size, a scanned bias has a layer axis.
 VECTOR_NAMES = frozenset({"bias", "scale", "offset", "beta", "gamma", "b", "g"})
 
 # Tables of positions and learned tokens are input weights that by custom are not decayed.
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _NO_MATRIX = re.compile(r"bias|scale|gain|temperature|emb|pos|token")
+
+
+MatrixAxes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of inputs and of outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ParamShapes:
     path: str
     shape: tuple[int, ...]  # in the model
     base: tuple[int, ...]  # in the base model
-    stacked: bool  # whether the leading dimension counts layers
+    layers: frozenset[int] = frozenset()  # axes that count layers
 
     @property
     def name(self) -> str:
@@ -45,51 +47,178 @@ class ParamShapes:
         return self.path.rsplit("/", 1)[-1]
 
     @property
+    def is_stacked(self) -> bool:
+        """Whether the leading axis counts layers."""
+        return 0 in self.layers
+
+    @property
     def growing(self) -> list[int]:
-        """The dimensions that grow."""
-        return [i for i, (size, base) in enumerate(zip(self.shape, self.base, strict=True)) if size != base]
+        """The axes that grow."""
+        sizes = zip(self.shape, self.base, strict=True)
+        return [axis for axis, (size, base_size) in enumerate(sizes) if size != base_size]
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        """Axis that grows, and counts no layers -> its width ratio."""
+        growing = [axis for axis in self.growing if axis not in self.layers]
+        return {axis: self.shape[axis] / self.base[axis] for axis in growing}
 
     @property
     def is_table(self) -> bool:
         """Whether it is one vector for each of a fixed number of places, if it acts entrywise."""
-        is_vector = len(self.shape) - self.stacked <= 1 or self.name in VECTOR_NAMES
+        is_vector = len(self.shape) - self.is_stacked <= 1 or self.name in VECTOR_NAMES
         return not is_vector and self.growing == [len(self.shape) - 1]
 
-
-def own_annotation(leaf: Leaf) -> AnnotatedParam | None:
-    """The annotation that a model gives a parameter, around its shape."""
-    value = abstract(leaf)
-    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        return AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
-    return leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
+    @property
+    def sides(self) -> list[int]:
+        """The sizes of one layer's axes, without those of size 1."""
+        return [size for size in self.shape[self.is_stacked :] if size > 1]
 
 
-def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes) -> AnnotatedParam:
-    """``box`` of a readout with the width ratio of its shapes, unless it has one."""
-    if box.width_ratio is not None or len(box.names) != len(shapes.shape):
-        return box
-    sizes = zip(shapes.shape, shapes.base, box.names, strict=True)
-    return box.replace(width_ratio=math.prod(size / base for size, base, name in sizes if name == "width_in"))
+_NO_SUCH_WIDTH = "the base model has no layer of its width"
+_NAME_THE_DEPTH = "give the base model this depth, and pass depth_ratio="
 
 
-def infer_decay(shapes: ParamShapes) -> bool | None:
-    """Whether to decay a parameter; ``None`` where its role decides. Matrices in which nothing grows are decayed."""
-    if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
-        return False
-    name, sides = shapes.name.lower(), [n for n in shapes.shape[shapes.stacked :] if n > 1]
-    is_matrix = shapes.name == "kernel" or (len(sides) >= 2 and not _NO_MATRIX.search(name))
-    return True if not shapes.growing and is_matrix else None
+@dataclasses.dataclass(frozen=True)
+class ParameterRoles:
+    """Path -> what the rule needs to know; and path -> why a role was not read."""
+
+    infos: Mapping[str, ParamInfo]
+    unread: Mapping[str, str]
 
 
-def _is_undecayed_table(shapes: ParamShapes) -> bool:
-    """Whether it is a table of positions or a class token: by name, or as one vector with more dimensions."""
-    *parents, name = shapes.path.lower().split("/")
-    if name == "kernel":
-        return False
-    if name == "embedding" and parents:  # the module's name says what it embeds
-        return bool(_POSITION.search(parents[-1]))
-    one_vector = [shapes.shape[i] for i in shapes.growing] == [math.prod(shapes.shape[shapes.stacked :])]
-    return one_vector or bool(_POSITION.search(name) or _TOKEN.search(name))
+def parameter_roles(
+    match: MatchedModels,
+    ratios: DepthRatios,
+    overrides: Mapping[str, Axes],
+) -> ParameterRoles:
+    """The roles of all parameters, and what infos of one model have in common."""
+    infos, unread = _roles_by_use(match, ratios, overrides)
+    _copy_twins(infos, unread, match.facts)
+    infos = _with_common_fields(infos, match, ratios)
+    shapes = (match.model.shapes, match.base.shapes)
+    for path in contradictions(*shapes, match.pairs, match.layers, match.base_shapes):
+        if path in infos:
+            del infos[path]
+            unread[path] = f"{_NO_SUCH_WIDTH}: {_NAME_THE_DEPTH}"
+    return ParameterRoles(infos, unread)
+
+
+def _roles_by_use(
+    match: MatchedModels, ratios: DepthRatios, overrides: Mapping[str, Axes]
+) -> tuple[dict[str, ParamInfo], dict[str, str]]:
+    """Path -> role and ratios, and path -> why they were not read."""
+    facts = match.facts
+    layers = layer_axes(facts.uses)
+    experts = expert_axes(facts.graph, facts.kinds)
+    infos: dict[str, ParamInfo] = {}
+    unread: dict[str, str] = {}
+    for path, shape in match.model.shapes.items():
+        of_path = layers.get(path, frozenset())
+        shapes = ParamShapes(path, shape, match.base_shapes[path], of_path)
+        traced = Axes(
+            in_branch=facts.inside.get(path, False),
+            depth_ratio=ratios.of_path(path, facts),
+            decay=infer_decay(shapes),
+        )
+        axes = overridden(path, traced, overrides)
+        if axes.names is not None:
+            is_readout = path in facts.readouts
+            infos[path] = info_of_axes(path, axes, shape, shapes.base, is_readout=is_readout)
+            continue
+        reading = _read(shapes, facts, by_place=match.has_one_width)
+        if reading.role is None:
+            unread[path] = reading.why_not
+        else:
+            uses = facts.uses.get(path, ())
+            of_experts = experts.get(path, frozenset())
+            matrix = matrix_axes(reading.role, uses, of_experts)
+            infos[path] = _info(reading.role, reading, shapes, axes, matrix)
+    return infos, unread
+
+
+def _info(
+    role: Role,
+    reading: Reading,
+    shapes: ParamShapes,
+    axes: Axes,
+    matrix: MatrixAxes,
+) -> ParamInfo:
+    """The info of a parameter whose role was read; ``matrix`` are its dimensions, as a matrix."""
+    in_axes, out_axes = matrix
+    return ParamInfo(
+        role,
+        shapes.shape,
+        reading.width_in,
+        reading.width_out,
+        in_branch=bool(axes.in_branch),
+        depth_ratio=1.0 if axes.depth_ratio is None else axes.depth_ratio,
+        decay=decays(role, axes.decay),
+        in_axes=in_axes,
+        out_axes=out_axes,
+    )
+
+
+def _copy_twins(infos: dict[str, ParamInfo], unread: dict[str, str], facts: Traced) -> None:
+    """Gives parameters without effect, as at the end of a second stream, an equal layer's info."""
+    for path in sorted(unread.keys() - facts.uses.keys()):
+        for twin, info in infos.items():
+            if series(twin) == series(path) and info.shape == facts.shapes[path]:
+                infos[path] = info
+                del unread[path]
+                break
+
+
+def _with_common_fields(
+    infos: Mapping[str, ParamInfo], match: MatchedModels, ratios: DepthRatios
+) -> dict[str, ParamInfo]:
+    """The infos with what the whole model tells."""
+    facts = match.facts
+    at_end = [infos[path] for path in facts.readouts if path in infos]
+    width = model_width(infos.values(), at_end)
+    result: dict[str, ParamInfo] = {}
+    for path, info in infos.items():
+        result[path] = dataclasses.replace(
+            info,
+            model_width=width,
+            uses=ratios.uses_of_path(path, facts),
+            summed=ratios.repeated.get(path, 1.0),
+            base_shape=tuple(match.base_shapes[path]),
+        )
+    return result
+
+
+def model_width(infos: Collection[ParamInfo], at_end: Iterable[ParamInfo]) -> float:
+    """The ratio m of the width that the readout reads; ``at_end`` are tied tables, too.
+
+    Raises:
+      InputError: readouts read widths that grow differently.
+    """
+    widths = {info.width_in for info in infos if info.role is Role.OUTPUT and not info.in_branch}
+    widths |= {info.width_out for info in at_end if info.role is Role.INPUT}
+    if len(widths) > 1:
+        ratios = sorted(widths)
+        text = f"readouts have different width ratios {ratios}: they must grow together."
+        raise InputError(text)
+    if widths:
+        return widths.pop()
+    return max((info.width_out for info in infos), default=1.0)
+
+
+def inner_layers(infos: Mapping[str, ParamInfo], facts: Traced) -> dict[str, ParamInfo]:
+    """Matrices whose products later matrices of their branch read, and their biases, as inner."""
+    ends: set[str] = set().union(*(branch.factors for branch in facts.branches))
+    inner: set[str] = set()
+    for path, info in infos.items():
+        is_hidden = info.in_branch and info.role is Role.HIDDEN and path not in ends
+        if is_hidden and any(use.kind == PRODUCT for use in facts.uses.get(path, ())):
+            inner.add(path)
+            biases = facts.biases.get(path, ())
+            inner.update(bias.path for bias in biases if bias.path not in ends)
+    return {path: dataclasses.replace(infos[path], inner=True) for path in inner & infos.keys()}
+
+
+# --- roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,119 +231,169 @@ class Reading:
     why_not: str = ""
 
 
-def layer_axes(uses: Mapping[str, Sequence[Use]]) -> dict[str, frozenset[int]]:
-    """Path -> the axes that count layers: in each use, one entry along them is taken."""
-    return {path: frozenset().union(*(use.layers for use in several)) for path, several in uses.items()}
+def _read(shapes: ParamShapes, facts: Traced, *, by_place: bool) -> Reading:
+    uses = facts.uses.get(shapes.path, ())
+    if not uses:
+        return Reading(None, why_not="the output does not depend on it")
+    is_readout = shapes.path in facts.readouts
+    if not by_place:
+        return read_role(shapes, uses, is_readout)
+    module = shapes.path.rpartition("/")[0]
+    readout_modules = {path.rpartition("/")[0] for path in facts.readouts if "/" in path}
+    return read_role_by_place(shapes, uses, is_readout, module in readout_modules)
 
 
-def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], is_readout: bool) -> Reading:
-    """The role of one parameter whose axes ``shapes.growing`` grow."""
-    grows = {k: shapes.shape[k] / shapes.base[k] for k in shapes.growing if k not in layers}
-    ratio = lambda axes: math.prod(grows[k] for k in axes)
-    if not grows:
+@dataclasses.dataclass(frozen=True)
+class _Contraction:
+    """Which of the axes that grow are contracted with activations, go out, or are theirs, too."""
+
+    ratios: Mapping[int, float]
+    into: frozenset[int]
+    out: frozenset[int]
+    batch: frozenset[int]  # such as experts
+
+    @property
+    def ratio_in(self) -> float:
+        """The width ratio of what is contracted."""
+        return self.ratio_of(self.into)
+
+    def ratio_of(self, axes: Iterable[int]) -> float:
+        """The product of width ratios."""
+        return math.prod(self.ratios[axis] for axis in axes)
+
+
+def read_role(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool) -> Reading:
+    """The role of one parameter whose axes ``shapes.ratios`` grow."""
+    ratios = shapes.ratios
+    if not ratios:
         return Reading(Role.FIXED)
-    if all(use.kind == ENTRYWISE for use in uses):
-        # A table of one vector per position is an input by convention; both have the same factors.
-        return Reading(Role.INPUT if shapes.is_table else Role.VECTOR, width_out=ratio(grows))
     contracting = [use for use in uses if use.kind != ENTRYWISE]
-    union = lambda sides: frozenset().union(*sides) & grows.keys()
-    into, out = union(use.into for use in contracting), union(use.out for use in contracting)
-    batch = union(use.batch for use in contracting)
-    if any(use.into & use.out & grows.keys() for use in contracting) or grows.keys() - into - out - batch:
+    if not contracting:
+        # A table of one vector per position is an input by convention; both have the same factors.
+        role = Role.INPUT if shapes.is_table else Role.VECTOR
+        return Reading(role, width_out=math.prod(ratios.values()))
+    axes = _contraction(ratios, contracting)
+    if axes is None:
         return Reading(None, why_not="the trace does not tell its input axes from its output axes")
-    looked_up = [use for use in contracting if use.kind == LOOKUP] or [use for use in contracting if use.first]
-    if looked_up and (looked_up[0].kind == LOOKUP or into & out):  # an embedding, which may be the readout too
-        out = union(use.out for use in looked_up)
-        return Reading(Role.INPUT if out else Role.FIXED, width_out=ratio(out))
-    if into & out:  # used in both directions, as in a tied autoencoder
-        low, high = min(grows.values()), max(grows.values())
-        if len(grows) < 2 or not math.isclose(low, high):
-            return Reading(None, why_not="it is used in two directions")
-        return Reading(Role.HIDDEN, high, high)
-    if into and is_readout and not out:
-        return Reading(Role.OUTPUT, ratio(into))
-    role = Role.HIDDEN if into else Role.INPUT if out | batch else Role.FIXED
-    # The gates of experts sum to 1, so the gradient of each falls with their number, as with the fan-out.
-    return Reading(role, ratio(into), ratio(out | batch))
+    embedding = _read_embedding(axes, contracting)
+    if embedding is not None:
+        return embedding
+    if axes.into & axes.out:
+        return _read_two_directions(ratios)
+    return _read_matrix(axes, is_readout)
 
 
-def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
+def _contraction(ratios: Mapping[int, float], uses: Sequence[Use]) -> _Contraction | None:
+    """The axes of all uses; ``None`` if one contracts what it keeps, or an axis is in none."""
+    growing = ratios.keys()
+    if any(use.into & use.out & growing for use in uses):
+        return None
+    none: frozenset[int] = frozenset()
+    into = none.union(*(use.into for use in uses)) & growing
+    out = none.union(*(use.out for use in uses)) & growing
+    batch = none.union(*(use.batch for use in uses)) & growing
+    if growing - into - out - batch:
+        return None
+    return _Contraction(ratios, into, out, batch)
+
+
+def _read_embedding(axes: _Contraction, uses: Sequence[Use]) -> Reading | None:
+    """The role of a table, or of a stem that is a readout, too; ``None`` of others."""
+    lookups = [use for use in uses if use.kind == LOOKUP]
+    if not lookups and axes.into & axes.out:
+        lookups = [use for use in uses if use.first]
+    if not lookups:
+        return None
+    out = frozenset().union(*(use.out for use in lookups)) & axes.ratios.keys()
+    return Reading(Role.INPUT if out else Role.FIXED, width_out=axes.ratio_of(out))
+
+
+def _read_two_directions(ratios: Mapping[int, float]) -> Reading:
+    """The role of a matrix that is used in both directions, as in a tied autoencoder."""
+    low = min(ratios.values())
+    high = max(ratios.values())
+    if len(ratios) < 2 or not math.isclose(low, high):
+        return Reading(None, why_not="it is used in two directions")
+    return Reading(Role.HIDDEN, high, high)
+
+
+def _read_matrix(axes: _Contraction, is_readout: bool) -> Reading:
+    """The role of a matrix by what grows."""
+    if axes.into and is_readout and not axes.out:
+        return Reading(Role.OUTPUT, axes.ratio_in)
+    out = axes.out | axes.batch
+    role = Role.FIXED
+    if axes.into:
+        role = Role.HIDDEN
+    elif out:
+        role = Role.INPUT
+    # The gates of experts sum to 1, so the gradient of each falls with their number, as with the
+    # fan-out.
+    return Reading(role, axes.ratio_in, axes.ratio_of(out))
+
+
+def read_role_by_place(
+    shapes: ParamShapes,
+    uses: Sequence[Use],
+    is_readout: bool,
+    after_readout: bool,
+) -> Reading:
     """The role, by place, in a model as wide as the base model, where no axis grows."""
     if all(use.kind == ENTRYWISE for use in uses):
-        sides = [n for n in shapes.shape[1 if shapes.stacked else 0 :] if n > 1]
-        is_vector = len(sides) < 2 or shapes.name in VECTOR_NAMES
-        return Reading(Role.FIXED if after_readout or not sides else Role.VECTOR if is_vector else Role.INPUT)
+        if after_readout or not shapes.sides:
+            return Reading(Role.FIXED)
+        is_vector = len(shapes.sides) < 2 or shapes.name in VECTOR_NAMES
+        return Reading(Role.VECTOR if is_vector else Role.INPUT)
     if any(use.kind == LOOKUP for use in uses) or all(use.first for use in uses):
         return Reading(Role.INPUT)
     return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
 
 
-def traced_infos(
-    model: Model,
-    traced: Traced,
-    base: Mapping[str, tuple[int, ...]],
-    depth_ratios: DepthRatios,
-    overrides: Mapping[str, Axes],
-    *,
-    same_width: bool,
-) -> tuple[dict[str, ParamInfo], dict[str, str]]:
-    """Path -> `ParamInfo`; and path -> reason of parameters that were not read.
+def matrix_axes(role: Role, uses: Sequence[Use], experts: frozenset[int]) -> MatrixAxes:
+    """What every use of a hidden matrix contracts, and what it keeps; none if uses differ.
 
-    ``base`` are the base model's shapes at the model's depth.
+    ``experts`` are axes that count matrices.
     """
-    infos, unread, layers = dict[str, ParamInfo](), dict[str, str](), layer_axes(traced.uses)
-    readout_parents = {path.rpartition("/")[0] for path in traced.readouts if "/" in path}
-    for path, leaf in model.leaves.items():
-        shape, uses = trees.shape_of(leaf), traced.uses.get(path, ())
-        shapes = ParamShapes(path, shape, base[path], 0 in layers.get(path, frozenset()))
-        inside = traced.inside.get(path, False)
-        ratio, decay = depth_ratios.of_path(path, traced), infer_decay(shapes)
-        unnamed = AnnotatedParam(trees.abstract(leaf), names=None, in_branch=inside, depth_ratio=ratio, decay=decay)  # type: ignore[arg-type]
-        box = own_annotation(leaf) or unnamed
-        for pattern, axes in overrides.items():  # later ones win
-            box = axes.annotate(path, box) if matches(path, pattern) else box
-        if box.names is not None:
-            box = with_readout_ratio(box, shapes) if path in traced.readouts else box
-            base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
-            infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
-            continue
-        if not uses:
-            reading = Reading(None, why_not="the output does not depend on it")
-        elif same_width:
-            after = path.rpartition("/")[0] in readout_parents
-            reading = read_role_by_place(shapes, uses, path in traced.readouts, after)
-        else:
-            reading = read_role(shapes, uses, layers.get(path, frozenset()), path in traced.readouts)
-        if reading.role is None:
-            unread[path] = reading.why_not
-            continue
-        role, (into, out) = reading.role, matrix_axes(reading.role, uses)
-        decayed = role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay
-        widths = reading.width_in, reading.width_out
-        leaf_info = ParamInfo(role, shape, *widths, box.in_branch, box.depth_ratio, decay=decayed)
-        infos[path] = dataclasses.replace(leaf_info, in_axes=into, out_axes=out)
-    for path in sorted(unread.keys() - traced.uses.keys()):  # the end of a second stream may have no effect
-        series, shape = trees.series(path), traced.shapes[path]
-        twin = next((q for q, leaf in infos.items() if trees.series(q) == series and leaf.shape == shape), None)
-        if twin is not None:
-            infos[path] = infos[twin]
-            del unread[path]
-    width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
-    for path, leaf_info in infos.items():
-        used, summed = depth_ratios.of_path(path, traced, "uses"), depth_ratios.repeated.get(path, 1.0)
-        infos[path] = dataclasses.replace(
-            leaf_info, model_width=width, uses=used, summed=summed, base_shape=tuple(base[path])
-        )
-    return infos, unread
-
-
-def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a hidden matrix that every use contracts, and those that it keeps; none if uses differ."""
-    sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in uses if use.kind != ENTRYWISE}
-    into, out = next(iter(sides)) if role is Role.HIDDEN and len(sides) == 1 else ((), ())
+    if role is not Role.HIDDEN:
+        return (), ()
+    sides: set[MatrixAxes] = set()
+    for use in uses:
+        if use.kind != ENTRYWISE:
+            into = tuple(sorted(use.into - experts))
+            sides.add((into, tuple(sorted(use.out - experts))))
+    if len(sides) != 1:
+        return (), ()
+    into, out = sides.pop()
     return (into, out) if into and out else ((), ())
 
 
 def same_role(a: ParamInfo, b: ParamInfo) -> bool:
     """Whether the rule treats both alike, widths aside."""
     return a.role == b.role or {a.role, b.role} <= {Role.INPUT, Role.VECTOR}
+
+
+# --- decay
+
+
+def infer_decay(shapes: ParamShapes) -> bool | None:
+    """Whether to decay a parameter; ``None`` where its role decides.
+
+    Matrices in which nothing grows are decayed.
+    """
+    if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
+        return False
+    has_matrix_name = not _NO_MATRIX.search(shapes.name.lower())
+    is_matrix = shapes.name == "kernel" or (len(shapes.sides) >= 2 and has_matrix_name)
+    return True if is_matrix and not shapes.growing else None
+
+
+def _is_undecayed_table(shapes: ParamShapes) -> bool:
+    """Whether it is a table of positions or a class token, by name or as one vector."""
+    *modules, name = shapes.path.lower().split("/")
+    if name == "kernel":
+        return False
+    if name == "embedding" and modules:  # the module's name says what it embeds
+        return bool(_POSITION.search(modules[-1]))
+    growing = [shapes.shape[axis] for axis in shapes.growing]
+    is_one_vector = growing == [math.prod(shapes.shape[shapes.is_stacked :])]
+    return is_one_vector or bool(_POSITION.search(name) or _TOKEN.search(name))

@@ -1,6 +1,7 @@
 """Forecast the loss of a large network from a ladder of small ones.
 
     depthmup forecast --config=TUNED [--target.FIELD=N ...] [FLAG ...]
+    depthmup forecast RUNS.csv --target.width=N --target.depth=N
     depthmup forecast --check=RUN --workdir=FORECAST
 
 Examples:
@@ -9,7 +10,8 @@ Examples:
 
 The config has tuned hyperparameters, such as the tuned.py of depthmup tune. The ladder
 trains smaller networks with them, a law is fitted to their losses, and forecast.json has
-the target's loss with a 95 % interval. Rerunning resumes.
+the target's loss with a 95 % interval. Rerunning resumes. A table of runs of any trainer,
+with several rates at each size, is a ladder, too: depthmup ladder names its columns.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _LADDER = ("widths", "depths", "steps")
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("Tuned hyperparameters: a shipped config or a Python file.")
+    parser.define_words()
     parser.flag("--workdir", help="Directory; default runs/forecast/ and the config's name.")
     for name in _TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's.")
@@ -59,6 +62,9 @@ def main(args: argparse.Namespace) -> None:
         checked = read(args.workdir).check(args.check)
         print(json.dumps(dataclasses.asdict(checked)) if args.json else checked)
         return
+    if args.words:
+        of_table(args)
+        return
     config = args.config.resolved()
     plan = LadderPlan(budget=args.budget, seeds=args.seeds, **{name: getattr(args, name) for name in _LADDER})
     target = {name: getattr(args, f"target_{name}") for name in _TARGET}
@@ -70,3 +76,19 @@ def main(args: argparse.Namespace) -> None:
     path = workdir / "target.py"
     write_atomically(path, derived_file(args.config.path(), large, repr(found), origin="the target of a forecast"))
     next_training(path, "target")
+
+
+def of_table(args: argparse.Namespace) -> None:
+    """Prints the forecast from a table of runs."""
+    from depthmup_flax.search.ladder.ladder import ladder
+    from depthmup_flax.storage.files import as_path
+
+    if len(args.words) > 1 or None in (args.target_width, args.target_depth):
+        raise InputError("a forecast from a table needs one file, --target.width and --target.depth.")
+    size = args.target_width, args.target_depth
+    found = ladder(as_path(args.words[0]), size, steps=args.target_steps, batch_size=args.target_batch_size)
+    if found.forecast is None:
+        raise InputError("; ".join(found.notes))
+    print(json.dumps(dataclasses.asdict(found.forecast)) if args.json else found.forecast_line)
+    if not args.json:
+        print(f"law: loss ~ {found.forecast.fits[0].law}", *(f"- {note}" for note in found.notes), sep="\n")

@@ -36,6 +36,8 @@ def define(parser: Parser) -> None:
     compared = "The loss that is compared; auto: on held-out training examples."
     parser.flag("--objective", default="auto", choices=OBJECTIVE_CHOICES, help=compared)
     parser.flag("--compare", type=names, default=[], help="Also train the target under presets: sp, mup, ...")
+    larger = "Train sizes up to the target's for this share of its run, such as 0.1, and take the rate they predict."
+    parser.flag("--ladder", type=float, help=larger)
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
     parser.flag("--seeds", type=int, default=3, help="Seeds per learning rate.")
     parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
@@ -66,5 +68,6 @@ def main(args: argparse.Namespace) -> None:
         total_steps=args.target_steps,
         objective=args.objective,
         compare=args.compare,
+        ladder=args.ladder,
     )
     next_training(tuned, "target")

@@ -17,6 +17,7 @@ from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, write_atomically
+from depthmup_flax.storage.run_tables import is_table
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -72,10 +73,12 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    of_csv = [path.suffix for path in paths] == [".csv"]
-    sweep = read_csv(paths[0]) if of_csv else first_round(read_sweep(paths))
+    of_table = len(paths) == 1 and is_table(paths[0])
+    sweep = read_csv(paths[0]) if of_table else first_round(read_sweep(paths))
     if out is None:
-        out = (paths[0].with_suffix("") if of_csv else paths[0]) / (f"report_{loss}" if loss else "report")
+        stem = paths[0].name.removesuffix(".gz").rpartition(".")[0] or f"{paths[0].name}_report"
+        place = paths[0].with_name(stem) if of_table else paths[0]
+        out = place / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
     drawn, notebook = dict[str, bytes](), ""

@@ -170,14 +170,14 @@ class Probe:
             return None
         large = [_PARAMETER_SCALE * param for param in self._params]
         of_large = self._updates(self._first, self._gradients, large)
-        one, steep = _GRADIENT_SCALES.index(1.0), _GRADIENT_SCALES.index(1e3)
+        one, steep, steeper = (_GRADIENT_SCALES.index(scale) for scale in (1.0, 1e4, 1e8))  # far above epsilons
         arrays = zip(self._paths, self._plain, of_large, self._of_tiled, strict=True)
         for path, updates, with_large, with_tiled in arrays:
             if path not in dependence or not dependence[path].on_parameters:
                 continue
             if not all(map(_close, _PARAMETER_SCALE * updates, with_large)):
                 return path, 0
-            if not _close(updates[one], updates[steep]):
+            if not _close(updates[steep], updates[steeper]):
                 return path, 1
             if not _close(_tiled([updates[one]])[0], with_tiled[one]):
                 return path, 0

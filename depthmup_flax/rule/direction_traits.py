@@ -5,7 +5,7 @@ A *direction* is an optax transformation without learning rate or decay: ``optax
 
 * what it carries: `Direction`, made by `described`, has its degree and geometry as data, as all of this package do;
 * the tree of its state, whose named tuples say which of optax's transformations it is made of, however they are
-  composed: `REFUSED_STATES` are those that the rule does not cover;
+  composed: those of `direction_states` are not covered by the rule;
 * its updates, traced with the parameters' shapes (`update_dependence`) when the optimizer is built, and measured on
   small arrays (`direction_probe`) by the optimizer's ``init``.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,18 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule.direction_probe import NotJudged, Probe
+from depthmup_flax.rule.direction_states import (
+    ENTRYWISE_GEOMETRIES,
+    NotEntrywise,
+    ScaledUpdates,
+    VouchedState,
+    is_mark,
+    is_vouched_for,
+    named_tuples,
+    orthogonalized,
+    require_covered,
+    state_of,
+)
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.rule.update_dependence import Dependence, Entries, read_dependence
@@ -31,68 +43,6 @@ from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 log = logging.getLogger(__name__)
-
-# --- what the rule does not cover, by the named tuple that optax keeps as a transformation's state
-
-_FINISHED_STEPS = (
-    "it works with steps as they are added to the parameters. Put it around the finished optimizer, or after it: "
-    "optax.MultiSteps(depthmup(...), 4), optax.chain(depthmup(...), optax.contrib.reduce_on_plateau())."
-)
-_LEARNS_ITS_RATE = (
-    "it chooses one learning rate from norms over all parameters, which grow with the network. Use "
-    "optax.scale_by_adam() and tune learning_rate."
-)
-_INITIAL_VALUES = (
-    "it compares parameters with their initial values, which the rule scales differently from updates. Use "
-    "optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad."
-)
-_CURVATURE = "second derivatives grow with the network by other powers than gradients. Use optax.scale_by_adam()."
-_NOISE = "its noise averages out as the network grows, so its strength does not transfer. Leave it out."
-_GROWING = (
-    "it divides by norms or largest values of a gradient, which grow with the parameter. Use optax.scale_by_adam() or "
-    "optax.scale_by_factored_rms(), whose statistics are averages."
-)
-_FEW_DIRECTIONS = (
-    "its updates have a rank that does not grow with the network, so no power of the width is right. Use "
-    "depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam()."
-)
-_FOLLOWS_THE_RULE = "it follows the rule already. Pass the direction alone, such as optax.scale_by_adam()."
-
-REFUSED_STATES: Mapping[str, str] = {
-    **dict.fromkeys(("MultiStepsState", "ApplyEvery", "ApplyIfFiniteState", "LookaheadState"), _FINISHED_STEPS),
-    **dict.fromkeys(("ScheduleFreeState", "SAMState", "ReduceLROnPlateauState"), _FINISHED_STEPS),
-    **dict.fromkeys(("ScaleByBacktrackingLinesearchState", "ScaleByZoomLinesearchState"), _FINISHED_STEPS),
-    **dict.fromkeys(("ScaleByDistanceOverGradientsState", "DoGState", "DoWGState"), _LEARNS_ITS_RATE),
-    **dict.fromkeys(("ProdigyState", "DAdaptAdamWState", "MechanicState", "ScaleByLBFGSState"), _LEARNS_ITS_RATE),
-    **dict.fromkeys(("MomoState", "MomoAdamState"), _LEARNS_ITS_RATE),
-    **dict.fromkeys(("COCOBState", "MadgradState"), _INITIAL_VALUES),
-    **dict.fromkeys(("SophiaState", "HutchinsonState"), _CURVATURE),
-    **dict.fromkeys(("AddNoiseState", "DifferentiallyPrivateAggregateState"), _NOISE),
-    **dict.fromkeys(("ScaleByNovogradState", "ScaleBySM3State"), _GROWING),
-    "GaLoreState": _FEW_DIRECTIONS,
-    "ScaledUpdates": _FOLLOWS_THE_RULE,
-}
-_ORTHOGONALIZING = ("MuonState",)
-
-
-class ScaledUpdates(NamedTuple):
-    """The state of this package's update scale: which updates are not entrywise.
-
-    Optax's wrappers keep the states of what they wrap, so that it can be read from that of any finished optimizer.
-    """
-
-    not_entrywise: ArrayTree  # `NotEntrywise` in place of those parameters, and optax's `MaskedNode` of others
-
-
-class NotEntrywise(NamedTuple):
-    """In place of a parameter whose updates are not entrywise. It holds no array."""
-
-
-class VouchedState(NamedTuple):
-    """The state of what a user has declared `entrywise`."""
-
-    inner: ArrayTree
-
 
 # --- what directions carry
 
@@ -161,14 +111,18 @@ def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
 
 def require_direction(inner: optax.GradientTransformation, rule: Parametrization) -> None:
     """Raises `InputError` unless ``rule`` allows ``inner``, as far as it is `described`, or its state tells."""
+    _require_allowed(inner, rule)
+    if not isinstance(inner, Direction):
+        require_covered(state_of(inner, _SAMPLE))
+
+
+def _require_allowed(inner: optax.GradientTransformation, rule: Parametrization) -> None:
     if not isinstance(rule, Parametrization):
         raise InputError(f"rule is {rule!r}: use depthmup_flax.get_parametrization(name).")
     if not hasattr(inner, "update"):
         raise InputError(f"inner is {inner!r}: use an optax transformation, such as optax.scale_by_adam().")
     if isinstance(inner, Direction):
         _require_degree(inner.degree, rule)
-    else:
-        _require_covered(_state_of(inner, _SAMPLE))
 
 
 def _require_degree(degree: int | None, rule: Parametrization) -> None:
@@ -192,7 +146,7 @@ def check_direction(
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter.
     """
-    require_direction(inner, rule)
+    _require_allowed(inner, rule)
     shapes = _shapes(info)
     if isinstance(inner, Direction):
         dependence: Mapping[str, Dependence] = {}
@@ -200,7 +154,7 @@ def check_direction(
         if geometry is not None and inner.geometry not in (None, *kinds.values()):
             raise InputError(f"geometry is {shown(geometry)}, but inner is '{inner.geometry}': leave geometry out.")
     else:
-        _require_covered(_state_of(inner, shapes))
+        require_covered(state_of(inner, shapes))
         if geometry is not None:
             dependence, kinds = {}, named_geometries(info, geometry)
             _require_mixing(inner, shapes, kinds)
@@ -232,86 +186,28 @@ def _paths(info: InfoTree, params: ArrayTree) -> list[str]:
     return paths
 
 
-# --- by its state
-
-
-def _state_of(inner: optax.GradientTransformation, shapes: ArrayTree) -> ArrayTree | None:
-    """The state for parameters of these shapes; ``None`` if ``inner`` is for parameters of another structure.
-
-    `read_dependence` says so where it matters.
-    """
-    try:
-        return jax.eval_shape(inner.init, shapes)
-    except (ValueError, TypeError, KeyError, AttributeError):  # of optax: a mask of another structure
-        return None
-
-
-def _named_tuples(state: ArrayTree) -> Iterator[Any]:
-    """The named tuples of a state, those that hold others first."""
-    if isinstance(state, Mapping):
-        children = list(state.values())
-    elif isinstance(state, (tuple, list)):
-        children = list(state)
-    else:
-        return
-    if hasattr(state, "_fields"):
-        yield state
-    for child in children:
-        yield from _named_tuples(child)
-
-
-def _require_covered(state: ArrayTree) -> None:
-    """Raises `InputError` for a state of a transformation that the rule does not cover."""
-    for part in _named_tuples(state):
-        name = type(part).__name__
-        if name in REFUSED_STATES:
-            raise InputError(f"inner has a {name}: {REFUSED_STATES[name]}")
-
-
-def _is_vouched_for(state: ArrayTree) -> bool:
-    return any(isinstance(part, VouchedState) for part in _named_tuples(state))
-
-
-def _orthogonalized(state: ArrayTree) -> set[str]:
-    """Paths of the parameters whose momentum optax's Muon keeps."""
-    paths = set[str]()
-    for part in _named_tuples(state):
-        if type(part).__name__ in _ORTHOGONALIZING:
-            paths |= {path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(part.mu)[0]}
-    return paths
+# --- of a finished optimizer
 
 
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
-    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its state tells.
+    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as can be told.
 
-    It does of optimizers of this package and of optax's Muon, however they are wrapped. Other people's, unless they go
-    through `depthmup`, count as entrywise.
+    Its state tells of optimizers of this package and of optax's Muon, however they are wrapped, and its updates whether
+    they follow the norms of parameters. Other people's matrix products, unless they go through `depthmup`, count as
+    entrywise, and so do the updates of what needs more than gradients.
     """
     state = jax.eval_shape(optimizer.init, _shapes(info))
-    paths = _orthogonalized(state)
-    for part in _named_tuples(state):
+    paths = orthogonalized(state)
+    for part in named_tuples(state):
         if isinstance(part, ScaledUpdates):
-            marked = jax.tree_util.tree_flatten_with_path(part.not_entrywise, is_leaf=_is_mark)[0]
+            marked = jax.tree_util.tree_flatten_with_path(part.not_entrywise, is_leaf=is_mark)[0]
             paths |= {path_name(path) for path, mark in marked if isinstance(mark, NotEntrywise)}
-    return paths
-
-
-def _is_mark(node: Any) -> bool:
-    return isinstance(node, (NotEntrywise, optax.MaskedNode))
-
-
-def scaled_updates(kinds: Mapping[str, Geometry], info: InfoTree, params: ArrayTree) -> ScaledUpdates:
-    """The state that tells `matrix_updates` the geometry of updates."""
-    if all(kind in _ENTRYWISE for kind in kinds.values()):
-        return ScaledUpdates(())
-
-    def mark(path: str, _: ParamInfo, array: Any) -> Any:
-        return optax.MaskedNode() if kinds[path] in _ENTRYWISE else NotEntrywise()
-
-    return ScaledUpdates(map_info(mark, info, params))
-
-
-_ENTRYWISE = (Geometry.LINEAR, Geometry.SIGN)
+    try:
+        dependence = read_dependence(optimizer, _shapes(info))
+    except InputError as error:
+        log.info("the state alone tells which updates are entrywise: %s", error)
+        return paths
+    return paths | {path for path, one in dependence.items() if one.on_their_norms}
 
 
 # --- by its updates
@@ -328,16 +224,16 @@ def _read_geometries(inner: optax.GradientTransformation, shapes: ArrayTree) -> 
     Raises:
       InputError: entries are mixed in a way that has no geometry of its own.
     """
-    state = _state_of(inner, shapes)
+    state = state_of(inner, shapes)
     leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
-    if _is_vouched_for(state):
+    if is_vouched_for(state):
         return _Reading({}, dict.fromkeys(leaves, Geometry.SIGN))
-    matrices = _orthogonalized(state)
+    matrices = orthogonalized(state)
     for path in matrices & leaves.keys():
         _require_matrix(path, leaves[path].shape)
     dependence = dict(read_dependence(inner, shapes))
     geometries: dict[str, Geometry] = {}
-    for path, (entries, on_parameters) in list(dependence.items()):
+    for path, (entries, on_parameters, _) in list(dependence.items()):
         if path in matrices and entries is Entries.MIXED and not on_parameters:
             geometries[path] = Geometry.ORTHOGONAL
             del dependence[path]
@@ -356,7 +252,7 @@ def _require_mixing(inner: optax.GradientTransformation, shapes: ArrayTree, kind
         log.warning("geometry is taken as given: %s", error)
         return
     for path, kind in kinds.items():
-        if kind not in _ENTRYWISE and dependence.get(path) == Dependence(Entries.OWN, on_parameters=False):
+        if kind not in ENTRYWISE_GEOMETRIES and dependence.get(path) == Dependence(Entries.OWN, on_parameters=False):
             raise InputError(
                 f"geometry of {path!r} is '{kind}', but inner updates each entry by its own gradients, which is "
                 "'sign': leave geometry out."

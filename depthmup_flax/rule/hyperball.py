@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule.direction_traits import described, norms, require_norms
-from depthmup_flax.rule.info_trees import flatten_info, map_info
+from depthmup_flax.rule.info_trees import flatten_info, info_of, map_info
 from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal_direction, require_matrices
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
@@ -54,6 +54,7 @@ def adamh(
       InputError: a hidden parameter whose input and output dimensions are unknown. From ``init``: one that starts at
         zero; values that are being traced are not judged.
     """
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     require_matrices(info)
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
@@ -78,9 +79,10 @@ def muonh(
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonH: `adamh` with the updates of `depthmup_flax.muon` in place of Adam's for hidden matrices."""
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    orthogonal = orthogonal_direction(info, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
+    orthogonal = orthogonal_direction(info, rule, beta, nesterov, ns_steps, "frobenius", None, eps, mu_dtype, place)
     # At the base the norm of this direction, whose singular values are max(1, fan_out / fan_in)^1/2; elsewhere
     # m_out^1/2 times the base's, as the norm of the parameter is.
     shares = optax.chain(orthogonal, _of_norm(info, lambda leaf: math.sqrt(leaf.fan_out)))

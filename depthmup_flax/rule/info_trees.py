@@ -1,5 +1,6 @@
 """Trees of `ParamInfo`: paths, globs, JSON."""
 
+import abc
 import dataclasses
 import fnmatch
 import functools
@@ -47,21 +48,39 @@ def is_equinox(x: object) -> bool:
     return equinox is not None and isinstance(x, equinox.Module)
 
 
-def require_info(info: object) -> None:
-    """Raises `InputError` for anything but a tree of `ParamInfo`, such as an `Audit` or a tree of arrays."""
-    for leaf in [None] if info is None else jax.tree.leaves(info, is_leaf=is_info):
+class HasInfo(abc.ABC):
+    """What may stand for a tree of `ParamInfo`: an audit."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> InfoTree:
+        """The `ParamInfo` of every parameter."""
+
+
+def info_of(info: InfoTree | HasInfo) -> InfoTree:
+    """The tree of `ParamInfo` of an audit, or the tree itself.
+
+    The optimizers, `rescale_init` and the other functions that ask for ``info`` call it once, so
+    that a user may pass either.
+
+    Raises:
+      InputError: it is neither, such as a tree of arrays.
+    """
+    tree = info.info if isinstance(info, HasInfo) else info
+    for leaf in [None] if tree is None else jax.tree.leaves(tree, is_leaf=is_info):
         if not is_info(leaf):
             raise InputError(
-                f"info is {type(info).__name__}, with {type(leaf).__name__}: pass the tree of ParamInfo that "
-                "dm.audit(...).info returns, as in adamw(learning_rate, info, rule) and "
-                "depthmup(direction, info, rule, learning_rate)."
+                f"info is {type(info).__name__}, with {type(leaf).__name__}: pass what dm.audit(model, base, x) "
+                "returns, or its info, as in adamw(learning_rate, audit, rule) and "
+                "depthmup(direction, audit, rule, learning_rate)."
             )
+    return tree
 
 
 def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     """Path -> `ParamInfo`, in the order of the tree."""
-    require_info(info)
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
+    leaves = jax.tree_util.tree_leaves_with_path(info_of(info), is_leaf=is_info)
+    return {path_name(path): leaf for path, leaf in leaves}
 
 
 def with_decay(info: InfoTree, mask: ArrayTree | Callable[[Any], ArrayTree] | None) -> InfoTree:

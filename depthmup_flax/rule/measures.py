@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.rule.factor import Factor, broadcastable
-from depthmup_flax.rule.info_trees import is_info, map_info, named_geometries, path_name
+from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -53,6 +53,7 @@ def measures(
         ``update_per_direction/ROLE`` instead, by momentum or gradients; ``None``, unknown: updates are left out.
       geometry: as in `depthmup_flax.scale_by_depthmup`; for `depthmup_flax.muon` its ``muon_geometry``.
     """
+    info = info_of(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     squares: dict[str, list[jax.Array]] = {}
 

@@ -16,7 +16,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from depthmup_flax.rule.direction_traits import described
-from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info
+from depthmup_flax.rule.info_trees import flatten_info, info_of, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
@@ -64,9 +64,10 @@ def muon(
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown.
     """
+    info = info_of(info)
     require_ranges({"b1": b1, "b2": b2, "eps": eps})
     orthogonal = orthogonal_direction(
-        info, beta, nesterov, ns_steps, preconditioning, consistent_rms, eps, mu_dtype, place
+        info, rule, beta, nesterov, ns_steps, preconditioning, consistent_rms, eps, mu_dtype, place
     )
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
     return depthmup(
@@ -83,6 +84,7 @@ def muon(
 
 def orthogonal_direction(
     info: InfoTree,
+    rule: Parametrization,
     beta: Scalar,
     nesterov: bool,
     ns_steps: int,
@@ -110,12 +112,12 @@ def orthogonal_direction(
         preconditioning=preconditioning,
         weight_dimension_numbers=MuonDimensionNumbers(1, 2),
     )
-    return optax.chain(momentum, _on_matrices(newton_schulz, info, consistent_rms, place))
+    return optax.chain(momentum, _on_matrices(newton_schulz, info, rule, consistent_rms, place))
 
 
 def muon_geometry(info: InfoTree) -> ArrayTree:
     """``orthogonal`` for the matrices that `muon` orthogonalizes, ``sign`` for Adam's parameters."""
-    return geometry_by_role(info, Geometry.ORTHOGONAL)
+    return geometry_by_role(info_of(info), Geometry.ORTHOGONAL)
 
 
 def geometry_by_role(info: InfoTree, of_matrices: Geometry) -> ArrayTree:
@@ -159,28 +161,49 @@ def _momentum(beta: Scalar, nesterov: bool, mu_dtype: Dtype | None) -> optax.Gra
 
 
 def _on_matrices(
-    newton_schulz: optax.GradientTransformation, info: InfoTree, consistent_rms: Scalar | None, place: Place | None
+    newton_schulz: optax.GradientTransformation,
+    info: InfoTree,
+    rule: Parametrization,
+    consistent_rms: Scalar | None,
+    place: Place | None,
 ) -> optax.GradientTransformation:
     """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
+
+    def orthogonalized(x: jax.Array) -> jax.Array:
+        return newton_schulz.update(x, newton_schulz.init(x))[0]
 
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
         if isinstance(array, optax.MaskedNode):
             return array
         fan_in, fan_out = leaf.fan_in, leaf.fan_out
-        stacked = (axis for axis in range(array.ndim) if axis not in leaf.in_axes + leaf.out_axes)
-        order = (*stacked, *leaf.in_axes, *leaf.out_axes)
+        of_matrix = leaf.in_axes + leaf.out_axes
+        stacked = [axis for axis in range(array.ndim) if axis not in of_matrix]
+        order = (*stacked, *of_matrix)
         moved = array.transpose(order)
         x = moved.reshape(-1, fan_in, fan_out)
-        orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
-        into, out = fan_in / leaf.width_in, fan_out / leaf.width_out
+        ratio_in, ratio_out = _ratios(leaf)
+        into, out = fan_in / ratio_in, fan_out / ratio_out
         if consistent_rms is None:
             x = x * math.sqrt(max(1.0, out / into))
         else:
             x = x * (consistent_rms * math.sqrt(max(into, out)))
+        # The rule counts experts to the width of their outputs, of which one matrix has its own alone.
+        counted = (ratio_out / leaf.width_out) * (leaf.width_in / ratio_in)
+        if not math.isclose(counted, 1.0):
+            x = x * counted ** (0.5 * rule.width_power)
         return x.reshape(moved.shape).transpose([order.index(axis) for axis in range(array.ndim)])
 
     return optax.stateless(lambda updates, params: map_info(orthogonal, info, updates))
+
+
+def _ratios(leaf: ParamInfo) -> tuple[float, float]:
+    """Inputs and outputs of one matrix over the base model's; those of the rule if its shape is unknown."""
+    if not leaf.base_shape:
+        return leaf.width_in, leaf.width_out
+    base_in = math.prod(leaf.base_shape[axis] for axis in leaf.in_axes)
+    base_out = math.prod(leaf.base_shape[axis] for axis in leaf.out_axes)
+    return leaf.fan_in / base_in, leaf.fan_out / base_out
 
 
 def require_matrices(info: InfoTree) -> None:

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule import info_trees
-from depthmup_flax.rule.direction_traits import check_direction, described, scaled_updates
+from depthmup_flax.rule.direction_states import scaled_updates
+from depthmup_flax.rule.direction_traits import check_direction, described
 from depthmup_flax.rule.info_trees import is_info, map_info
 from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, require_number
@@ -57,7 +58,7 @@ def scale_by_depthmup(
     Args:
       inner: an optax *direction* (`depthmup_flax.rule.direction_traits`): no learning rate, no decay, such as
         ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD.
-      info: tree of `ParamInfo` with the parameters' structure.
+      info: an audit, or its ``info``: a tree of `ParamInfo` with the parameters' structure.
       rule: the parametrization.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
         ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo, ``"rotated"`` for SOAP,
@@ -68,7 +69,7 @@ def scale_by_depthmup(
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a
         ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.update_dependence`).
     """
-    return optax.chain(*_scaled(inner, info, rule, geometry))
+    return optax.chain(*_scaled(inner, info_trees.info_of(info), rule, geometry))
 
 
 def depthmup(
@@ -95,7 +96,7 @@ def depthmup(
       mask: which parameters decay, in place of ``info.decay``: as in ``optax.adamw``, a tree of bools or a function of
         the parameters, here of their shapes.
     """
-    info = info_trees.with_decay(info, mask)
+    info = info_trees.with_decay(info_trees.info_of(info), mask)
     first, *others = _scaled(inner, info, rule, geometry)
     if not callable(learning_rate):
         require_number("learning_rate", learning_rate, least=0)
@@ -208,6 +209,7 @@ def freeze(
     ``patterns`` are globs of paths or of their beginnings, each of which must match: TP6 10.2 freezes
     ``("stem", "readout")``.
     """
+    info = info_trees.info_of(info)
     frozen = info_trees.frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if info_trees.path_name(path) in frozen else "trained", info, is_leaf=is_info
@@ -259,7 +261,6 @@ def _scaled(
     inner: optax.GradientTransformation, info: InfoTree, rule: Parametrization, geometry: str | ArrayTree | None
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
-    info_trees.require_info(info)
     inner, kinds = check_direction(inner, info, rule, geometry)
     info_trees.require_followed(info, rule)
     info_trees.require_inner_layers(info, rule)

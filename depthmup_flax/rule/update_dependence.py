@@ -37,6 +37,7 @@ class Dependence(NamedTuple):
 
     entries: Entries
     on_parameters: bool  # on the values of parameters
+    on_their_norms: bool = False  # on sums over them, as a trust ratio does and a decay does not
 
 
 class _Gradients(enum.IntEnum):
@@ -56,6 +57,7 @@ class _Source(NamedTuple):
 
     gradient: int = _Gradients.NONE
     parameters: bool = False
+    summed_parameters: bool = False
 
 
 def read_dependence(inner: optax.GradientTransformation, params: ArrayTree) -> Mapping[str, Dependence]:
@@ -83,7 +85,7 @@ def read_dependence(inner: optax.GradientTransformation, params: ArrayTree) -> M
         closed = jax.make_jaxpr(second_update)(shapes, shapes, shapes)
     except Exception as error:  # of another library
         raise InputError(
-            f"inner cannot be traced with the parameters alone ({type(error).__name__}: {_first_line(error)}): put "
+            f"inner cannot be traced with the parameters alone ({type(error).__name__}: {first_line(error)}): put "
             "what needs more than gradients around the optimizer."
         ) from error
     if [aval.shape for aval in closed.out_avals] != [shape.shape for shape in shapes]:
@@ -97,7 +99,8 @@ def read_dependence(inner: optax.GradientTransformation, params: ArrayTree) -> M
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what an exception says, for a sentence."""
     lines = str(error).splitlines()
     return lines[0] if lines else "no message"
 
@@ -105,10 +108,12 @@ def _first_line(error: Exception) -> str:
 def _dependence(leaf: int, source: _Source) -> Dependence:
     """What the updates of the leaf of this index depend on."""
     if source.gradient == leaf:
-        return Dependence(Entries.OWN, source.parameters)
-    if source.gradient >= 0:  # another leaf's
-        return Dependence(Entries.MOVED, source.parameters)
-    return Dependence(_ENTRIES.get(_Gradients(source.gradient), Entries.MIXED), source.parameters)
+        entries = Entries.OWN
+    elif source.gradient >= 0:  # another leaf's
+        entries = Entries.MOVED
+    else:
+        entries = _ENTRIES.get(_Gradients(source.gradient), Entries.MIXED)
+    return Dependence(entries, source.parameters, source.summed_parameters)
 
 
 _CONCATENATES = frozenset({"concatenate"})
@@ -137,6 +142,8 @@ class _Reader(Interpreter[_Source]):
         source = _join(*inputs)
         if name == "mul" and any(_is_zero(v) for v in eqn.invars):  # a decay of 0
             return [_Source()]
+        if name in SUMMED and source.parameters:
+            source = source._replace(summed_parameters=True)
         if source.gradient == _Gradients.NONE:
             return [source] * len(eqn.outvars)
         if name in OF_ONE_ENTRY | KEEPS_ORDER and self._keeps_size(eqn, inputs):
@@ -195,7 +202,7 @@ def _join(*sources: _Source) -> _Source:
         gradient = _Gradients.SUMMED if len(gradients) <= 2 else _Gradients.MIXED
     else:
         gradient = _Gradients.MIXED
-    return _Source(gradient, any(source.parameters for source in sources))
+    return _with_parameters(gradient, *sources)
 
 
 def _at_least(kind: _Gradients, source: _Source) -> _Source:
@@ -208,4 +215,10 @@ def _at_least(kind: _Gradients, source: _Source) -> _Source:
 def _where(condition: _Source, value: _Source) -> _Source:
     """``value`` if one condition for all entries holds."""
     gradient = value.gradient if condition.gradient == _Gradients.NONE else _Gradients.MIXED
-    return _Source(gradient, condition.parameters or value.parameters)
+    return _with_parameters(gradient, condition, value)
+
+
+def _with_parameters(gradient: int, *sources: _Source) -> _Source:
+    """This dependence on gradients, and that of any of the sources on parameters."""
+    on_parameters = any(source.parameters for source in sources)
+    return _Source(gradient, on_parameters, any(source.summed_parameters for source in sources))

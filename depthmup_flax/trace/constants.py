@@ -1,7 +1,7 @@
 """The numbers in constants, and what operations make of them.
 
 Only arrays whose entries are all equal have a number: these are the factors that a forward pass
-  multiplies with.
+multiplies with.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]depthmup_
 
 
 def called_names(eqn: core.JaxprEqn) -> list[str]:
-    """Names of a function, kernel, callback or foreign call, and of the primitive, the most telling
-    first.
+    """Names of a function, kernel or callback, and of the primitive, the most telling first.
 
     A function also has the name ``file.py:function``, which tells apart functions of several
     libraries.
@@ -45,8 +44,7 @@ def _names_of_function(jaxpr: Any) -> list[str]:
 
 
 def source_line(callers: Sequence[core.JaxprEqn]) -> str:
-    """``file.py:12`` of the innermost line outside of libraries that made the last of these
-    equations; "" if none is.
+    """``file.py:12``, the innermost line outside of libraries that made these equations, or "".
 
     An equation of a function that JAX has traced before does not know who called it.
     """

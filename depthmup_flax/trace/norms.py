@@ -1,5 +1,6 @@
-"""Where activations are normalized, whatever the norm: where they do not grow with the array that
-they are made of.
+"""Where activations are normalized, whatever the norm.
+
+There they do not grow with the array that they are made of.
 
 Each array has a *root*, an earlier array or itself, and a *degree*: the power with which it grows
 if its root is multiplied by a number. The variance of an array has degree 2, its root 1, and the

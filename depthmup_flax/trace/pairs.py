@@ -20,14 +20,12 @@ _Kind: TypeAlias = frozenset[str]  # see `Branch.kind`
 
 
 def traced_pair(graph: Graph, base: Graph) -> tuple[Traced, Traced, tuple[Again, Again]]:
-    """The facts of two models of different depths, without ``growing``; and functions that return
-    them with it.
+    """The facts of two models without ``growing``; and functions that return them with it.
 
     A skip connection around a stream that grows with depth, as in a U-Net, is no residual branch of
     a layer; nor is a sum of the batch's size, such as that of a prediction and the batch, if it
-    does not occur more often in deeper
-    models: what a readout returns is added there. A sum that is residual in the deeper model is so
-      in the other, whose stream it may be all of.
+    does not occur more often in deeper models: what a readout returns is added there. A sum that is
+    residual in the deeper model is so in the other, whose stream it may be all of.
     """
     plain: set[int] = set()
     base_plain: set[int] = set()

@@ -1,8 +1,8 @@
 """For every array, sets of earlier arrays, by the paths on which it depends on them.
 
 Sets are bits of integers, one for each array that may be of a stream: that two others read, a
-  branch and a shortcut. A residual sum continues the stream of its shortcut, so paths end where
-  they enter the sum by its branch.
+branch and a shortcut. A residual sum continues the stream of its shortcut, so paths end where they
+enter the sum by its branch.
 """
 
 from __future__ import annotations

@@ -122,8 +122,7 @@ def _products(reading: Reading) -> list[Use]:
 
 
 def in_front(reading: Reading) -> dict[str, Factors]:
-    """`Traced.inputs`: factors of what a product reads and no parameter makes: a norm, the stream,
-    the batch.
+    """`Traced.inputs`: factors of what a product reads and no parameter makes, as a norm.
 
     Not of a table's, as a tied readout.
     """

@@ -1,8 +1,8 @@
 """Which sums add a branch to a stream.
 
 A residual sum adds two arrays of one shape: the shortcut, an array of the stream that no parameter
-  and no nonlinearity changed, and the branch, what a block returns. There are four kinds, in the
-  order in which they are looked for:
+and no nonlinearity changed, and the branch, what a block returns. There are four kinds, in the
+order in which they are looked for:
 
 * `SumFinder.identity`: the branch reads, through a product, the very array that the shortcut keeps.
   It is always one.
@@ -103,14 +103,12 @@ class SumFinder:
         return latest & paths.by_product[branch] & ~paths.same[branch]
 
     def link(self, node: int, later_starts: Collection[int] | None) -> ResidualSum | None:
-        """The sum of an array of a stream and what has no product with it: a pooling, or another
-        stream's array.
+        """The sum of an array of a stream and a pooling, or another stream's array.
 
         An array of a stream is unchanged in the shortcut, entry by entry. ``later_starts`` are the
-        arrays that the
-        shortcuts of later sums keep: what does not read the stream is added to it if the stream
-          goes on, before or after, or if it ends like others, which counts alone where they are not
-          known (``None``): the last sum of a stream may be in a branch of another.
+        arrays that the shortcuts of later sums keep: what does not read the stream is added to it
+        if the stream goes on, before or after, or if it ends like others, which counts alone where
+        they are not known (``None``): the last sum of a stream may be in a branch of another.
         """
         paths = self.paths
         for shortcut, branch in paths.activations.sides(node):
@@ -223,11 +221,10 @@ class SumFinder:
         return ResidualSum(node, shortcut, branch, start, before, loops, projected, ends, is_apart)
 
     def _old(self, branch: int, start: int) -> int:
-        """The arrays in what is added, up to a factor, that the branch starts from, or that are no
-        later; as bits.
+        """The arrays in what is added that are no later than what the branch starts from, as bits.
 
         Such as the velocity that a stream follows, or the first value of the stream: it is added
-          again in each layer.
+        again in each layer.
         """
         paths = self.paths
         old = 0

@@ -1,5 +1,4 @@
-"""The slices of parameters that a forward pass reads apart, as queries, keys and values of one
-fused matrix.
+"""The slices of parameters that a forward pass reads apart, as those of a fused matrix.
 
 A slice of a product is the product with a slice of its weights, and a slice of a sum is a sum of
 slices. So what is read of each array is followed up to the parameters. A row of `_READS` tells
@@ -202,12 +201,11 @@ def _pieces(parts: Collection[Part]) -> Iterator[Part]:
 
 def _reads(graph: Graph, node: Node, part: Part) -> list[Part] | None:
     """The parts of the inputs that a part of an array is made of, or ``None``."""
-    shapes = [graph.nodes[j].shape for j in node.inputs]
+    inputs = [graph.nodes[j] for j in node.inputs]
+    if not any(part) and node.op not in _CUTS:
+        return list(map(_whole, inputs))
     read = _READS.get(node.op)
-    result = None if read is None else read(node, shapes, part)
-    if result is None and not any(part):
-        return _of_first((None,) * len(shapes[0]), shapes) if shapes else []
-    return result
+    return None if read is None else read(node, [array.shape for array in inputs], part)
 
 
 def _of_first(axes: Sequence[PartOfAxis], shapes: Sequence[Shape]) -> list[Part]:
@@ -323,6 +321,8 @@ def _of_reshape(node: Node, shapes: Sequence[Shape], part: Part) -> list[Part] |
     return _of_first(axes, shapes)
 
 
+# The whole of their result is a part of their input.
+_CUTS = ("slice", "split", "unstack")
 # Primitive -> (node, shapes of its inputs, part of its result) -> the parts of its inputs that this
 # is made of; ``None`` if it is made of no parts.
 _READS: Mapping[str, Callable[[Node, Sequence[Shape], Part], list[Part] | None]] = {

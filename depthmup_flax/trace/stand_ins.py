@@ -1,9 +1,8 @@
-"""Functions of libraries whose bodies are kernels or bookkeeping, and plain functions that are read
-in their place.
+"""Plain functions that are read in place of libraries' kernels and bookkeeping.
 
 A row is ``name: stand_in``; the name is that of the function or kernel, or ``file.py:function``
-  where several libraries have one of the name. Users pass rows of their own as ``known=`` of the
-  audit.
+where several libraries have one of the name. Users pass rows of their own as ``known=`` of the
+audit.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
 
 
 def _decided(graph: Graph, finder: SumFinder) -> tuple[list[ResidualSum], list[int]]:
-    """The residual sums, the last first; and, for each node, those that a path to the output avoids
-    the branch of.
+    """The residual sums, the last first; and those whose branch a path from a node avoids.
 
     The second are sets of positions in the first, as bits; all bits of a node outside of branches
     are set.

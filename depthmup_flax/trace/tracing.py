@@ -241,7 +241,7 @@ class _Inliner(Interpreter[int]):
         """The array that a slice takes out of a stack, or the sum over a stack, as sums.
 
         A norm over devices takes its mean so, and streams may be stacked and summed: in the stack,
-          what is added to what would not be seen. ``None`` of other arrays.
+        what is added to what would not be seen. ``None`` of other arrays.
         """
         stack = self.graph.nodes[self._not_divided(i)]
         axis = stack.params[_STACKS[stack.op]] if stack.op in _STACKS else -1

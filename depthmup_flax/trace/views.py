@@ -1,5 +1,4 @@
-"""Arrays that are made of parameters alone: which axes of a parameter are where, and what
-operations do to them.
+"""Arrays that are made of parameters alone: which axes of a parameter are where.
 
 A row of `_MOVES` tells where a primitive moves axes to; without one, axes stay, or are regrouped if
 their number changes.
@@ -183,8 +182,7 @@ def of_product(
     views: Sequence[Sequence[View]],
     shapes: Sequence[Shape],
 ) -> tuple[View, ...]:
-    """A weight that is a product of two, such as LoRA's, or of a parameter with constants, such as
-    positions.
+    """A weight that is a product of two, as LoRA's, or of a parameter with constants.
 
     ``views`` and ``shapes`` are those of both operands.
     """

@@ -62,7 +62,8 @@ def measure_start(cell: Cell, load: LoadOnce) -> None:
     """Writes how far the base's loss before the first step is above that of equal logits, as `tune` measures it."""
     experiment = build(cell.base(), load=load)
     excess = excess_at_start(experiment, range(cell.seeds))
-    (RECORDS / cell.name / table.START).write_text(json.dumps({"excess": excess}) + "\n")
+    assert excess is not None
+    (RECORDS / cell.name / table.START).write_text(json.dumps({"excess": round(excess, 4)}) + "\n")
 
 
 def main() -> None:

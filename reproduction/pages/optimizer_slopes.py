@@ -104,8 +104,10 @@ def changes(build, size):
 
 def around(inner, geometry=Geometry.SIGN):
     """The rule around any transformation, without asking whether the rule covers it."""
-    scaled = lambda info: _scale_by_info(info, RULE.update_scale, dict.fromkeys(info, geometry))
-    return lambda info: optax.chain(_scale_by_info(info, RULE.gradient_scale), inner, scaled(info), optax.scale(-ETA))
+    scaled = lambda info: _scale_by_info(info, RULE, RULE.update_scale, dict.fromkeys(info, geometry))
+    return lambda info: optax.chain(
+        _scale_by_info(info, RULE, RULE.gradient_scale), inner, scaled(info), optax.scale(-ETA)
+    )
 
 
 def slopes(build):

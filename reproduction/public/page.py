@@ -274,7 +274,9 @@ def main() -> None:
         for half in ("open", "closed")
     }
     lengths |= {f"`marin_optimizers`, {name}": rates.marin_lengths(curves) for name, curves in readings.items()}
-    batches = {"`step_law`": rates.batch_pairs(step), "`step_law_moe`": rates.batch_pairs(moe)}
+    larger = rates.step_law_curves(runs["step_law"], (64, math.inf))
+    batches = {"`step_law`, 64 to 512 sequences": rates.batch_pairs(step), "`step_law`, all": rates.batch_pairs(larger)}
+    batches["`step_law_moe`, 32 to 512"] = rates.batch_pairs(moe)
     grid = [run for run in runs["open_lm"] if run.series == "grid"]
     gems = [run for run in runs["gemstones"] if round(run.tokens / 2.0007e9) == 50]
     parts: dict[str, list[Row]] = {

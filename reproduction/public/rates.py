@@ -179,10 +179,10 @@ _SEQUENCES = (64, 512)
 STEP_LAW_BASE = (960, 7)
 
 
-def step_law_curves(runs: Sequence[Run]) -> list[Curve]:
-    """One for each shape, number of tokens and batch size, of five rates or more and an inner optimum."""
+def step_law_curves(runs: Sequence[Run], sequences: tuple[float, float] = _SEQUENCES) -> list[Curve]:
+    """One for each shape, number of tokens and batch size in a range, of five rates or more and an inner optimum."""
     curves = [curve_of(cell) for cell in grouped(runs, "width", "depth", "tokens", "batch").values()]
-    low, high = _SEQUENCES
+    low, high = sequences
     return [c for c in curves if c.inner and len(c.x) >= 5 and low <= c.batch / 2048 <= high]
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 from zoo.catalog import KINDS
 
 import depthmup_flax as dm
-from depthmup_flax import Axes, InputError, Role, depthmup, param_info, rescale_init
+from depthmup_flax import Axes, InputError, Role, depthmup, rescale_init
 from depthmup_flax.auditing import model_audit
 from depthmup_flax.rule.info_trees import flatten_info, info_to_json
 
@@ -144,28 +144,31 @@ def test_an_example_is_read_as_by_hand(name, build, x, roles):
         (dm.SimpleResNet, IMAGES, {}),
     ],
 )
-def test_our_models_without_their_annotations_are_read_as_annotated(model, x, options):
+def test_our_models_are_read_by_use_in_boxes_or_without(model, x, options):
     sizes = {"base_width": 16, "base_depth": 4, **options}
     deep, base = model(10, width=32, depth=8, **sizes), model(10, width=16, depth=4, **sizes)
     functions = [
         (lambda params, x, m=m: m.apply({"params": params}, x), nn.unbox(shapes_of(m, x))) for m in (deep, base)
     ]
-    ratio = flatten_info(param_info(deep, deep.base(), x))  # SimpleResNet counts all its layers
-    ratio = max(leaf.depth_ratio for leaf in ratio.values())
-    result = audit(*functions, x, depth_ratio=ratio)
-    annotated = info_to_json(param_info(deep, deep.base(), x))
-    not_read = {"init_std": None, "base_shape": ()}
-    assert {path: {**leaf, **not_read} for path, leaf in info_to_json(result.info).items()} == {
-        path: {**leaf, **not_read} for path, leaf in annotated.items()
-    }
-    assert result.ok
+    # SimpleResNet counts all its layers.
+    results = [audit(*models, x, depth_ratio=deep.depth_ratio) for models in (functions, (deep, base))]
+    unboxed, boxed = (info_to_json(result.info) for result in results)
+    assert unboxed == boxed
+    assert results[0].ok
+    infos = flatten_info(results[0].info)
+    roles = {path: (leaf.role, leaf.in_branch, leaf.depth_ratio) for path, leaf in infos.items()}
+    assert roles == {path: by_name(path, deep.depth_ratio) for path in roles}
 
 
-def test_annotations_are_kept():
-    model = dm.ResMLP(10, width=32, depth=8, base_width=16, base_depth=4, use_bias=True)
-    base = dm.ResMLP(10, width=16, depth=4, base_width=16, base_depth=4, use_bias=True)
-    found = {path: {**leaf, "base_shape": ()} for path, leaf in info_to_json(audit(model, base, VECTORS).info).items()}
-    assert found == info_to_json(param_info(model, model.base(), VECTORS))
+def by_name(path, r):
+    """The role of a parameter of our models, whether it is in a branch, and the branch's depth ratio."""
+    module, name = path.split("/")[0], path.split("/")[-1]
+    place = (True, r) if "blocks" in path or "branch" in path else (False, 1)
+    if module == "readout":
+        return (Role.OUTPUT if name == "kernel" else Role.FIXED), *place
+    if name in ("bias", "scale"):
+        return Role.VECTOR, *place
+    return (Role.INPUT if module in ("stem", "positions") else Role.HIDDEN), *place
 
 
 # --- multipliers
@@ -459,7 +462,6 @@ def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     assert len(audit(AutoNamed(4 * WIDTH, 2 * DEPTH), AutoNamed(WIDTH, DEPTH), VECTORS).notes) == 1
     assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
     assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
-    assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
     assert "embedding should start" in " ".join(audited(tied=True).notes)
 
 

@@ -18,7 +18,7 @@ from user_networks import (
     readout_factor,
 )
 
-from depthmup_flax import Role, get_parametrization
+from depthmup_flax import PRESETS, Role, get_parametrization
 from depthmup_flax.auditing import config_audit
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.networks.model_functions import model_functions
@@ -167,15 +167,63 @@ def test_branches_may_be_counted_as_the_user_counts():
     assert block.carried == Factor(depth=block.depth_ratio, multiplier=1.0)
 
 
-def annotated(width, depth):
-    """Our network, whose layers are annotated."""
-    return ResMLP(width=width, depth=depth, base_width=WIDTH, base_depth=DEPTH, num_classes=3)
+def of_every_rule(width, depth, rule, lacks=""):
+    """A network whose code has the factors of its rule, at all places or at some."""
+
+    def init(key, x):
+        normal = lambda *shape: jax.random.normal(key, shape) / shape[0] ** 0.5
+        blocks = {f"block_{i}": normal(width, width) for i in range(depth)}
+        return {"stem": normal(5, width), **blocks, "head": normal(width, 3)}
+
+    def apply(params, x):
+        m, r, h = width / WIDTH, depth / DEPTH, x @ params["stem"]
+        multiplier = 1.0 if lacks == "branch" else rule.residual_multiplier(r)
+        for i in range(depth):
+            h = h + multiplier * (jax.nn.relu(h) @ params[f"block_{i}"])
+        divisor = 1.0 if lacks == "divisor" else rule.output_divisor(m)
+        return h @ params["head"] * rule.readout_multiplier(m) / divisor
+
+    return init, apply
+
+
+def audited_under(rule, sizes, lacks=""):
+    return audited(lambda width, depth: of_every_rule(width, depth, rule, lacks), sizes, (WIDTH, DEPTH), VECTORS)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_an_annotated_network_keeps_its_annotations_and_is_audited(sizes):
-    images = jax.ShapeDtypeStruct((2, 4, 4, 1), "float32")
-    result = audited(annotated, sizes, (WIDTH, DEPTH), images)
-    assert any(one.init_std is not None for one in flatten_info(result.info).values())
-    assert result.audit.findings == ()
-    assert result.audit.rows
+def test_what_is_said_of_code_that_takes_a_rule_holds_under_every_rule(sizes):
+    found = audited_under(config_audit.PROBE, sizes)
+    assert not any(leaf.carries for leaf in flatten_info(found.info).values())
+    assert found.divides_output
+    for rule in PRESETS.values():
+        assert found.audit.under(rule).ok
+
+
+def test_code_that_follows_a_rule_in_its_readout_alone_has_branches_that_carry():
+    found = audited_under(config_audit.PROBE, (32, 6), "branch")
+    carried = {path: leaf.carried for path, leaf in flatten_info(found.info).items() if leaf.carries}
+    assert carried == {f"block_{i}": Factor(depth=3.0, multiplier=1.0) for i in range(6)}
+
+
+def test_the_power_of_the_width_in_the_output_divisor_is_missed():
+    found = audited_under(config_audit.PROBE, (32, 6), "divisor")
+    assert not found.divides_output
+    assert not any(leaf.carries for leaf in flatten_info(found.info).values())
+
+
+def test_factors_of_one_rule_that_are_written_into_the_code_are_refused_under_others():
+    audit = audited_under(PRESETS["completep"], (32, 6)).audit
+    assert audit.under(PRESETS["completep"]).ok
+    assert not audit.under(PRESETS["depth_mup"]).ok
+
+
+def test_a_model_of_this_package_is_audited_once_whatever_its_rule(monkeypatch):
+    images, count = jax.ShapeDtypeStruct((1, 4, 4, 1), "float32"), []
+    original = config_audit.audit
+    monkeypatch.setattr(config_audit, "audit", lambda *args, **options: count.append(1) or original(*args, **options))
+    models = [ResMLP(3, width=48, depth=5, base_width=16, base_depth=4, rule=rule) for rule in PRESETS.values()]
+    infos = [config_audit.audited_model(model, images).info for model in models]
+    assert len(count) == 1
+    assert all(info == infos[0] for info in infos)
+    blocks = flatten_info(infos[0])["blocks/branch/dense_0/kernel"]
+    assert (blocks.role, blocks.width_in, blocks.depth_ratio) == (HIDDEN, 3, 1.25)

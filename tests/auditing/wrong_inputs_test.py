@@ -50,7 +50,11 @@ WRONG = {  # call -> parts of the sentence
     "an NNX class": (lambda: dm.audit(NnxNet, NnxNet, X), "model is the class NnxNet", "an instance"),
     "parameters": (lambda: dm.audit(PARAMS, PARAMS, X), "model is a dict", "a pair (function, parameters)"),
     "sizes as the base": (lambda: dm.audit(MODEL, (8, 2), X), "base is (8, 2)", "pass a Linen"),
-    "base and model swapped": (lambda: dm.audit(BASE, MODEL, X), "width_ratio 1", "swapped"),
+    "base and model swapped": (
+        lambda: dm.adamw(1e-3, dm.audit(BASE, MODEL, X).info, RULE),
+        "not judged: sizes",
+        "print(audit)",
+    ),
     "a misspelt argument": (lambda: audit(X, depth_raito=2), "unexpected keyword argument 'depth_raito'"),
     "a result that is not there": (lambda: audit(X, output="logits"), "the model returns float32[2, 3]"),
     "names without Axes": (
@@ -59,7 +63,7 @@ WRONG = {  # call -> parts of the sentence
         "Axes(",
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
-    "an audit for its info": (lambda: dm.adamw(1e-3, audit(X), RULE), "info is Audit", "pass", ".info"),
+    "parameters for info": (lambda: dm.adamw(1e-3, PARAMS, RULE), "info is dict", "pass what dm.audit("),
     "another depth": (
         lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(16, 2))),
         "structure of the parameters",

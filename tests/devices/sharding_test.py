@@ -142,7 +142,7 @@ def test_the_optimizers_state_lies_as_the_parameters_do():
     experiment = build(config)
     mesh = jax.sharding.AbstractMesh((2, 2), sharding.MESH_AXES)
     state = experiment.state_shapes()
-    placed = sharding.state_shardings(state, experiment.axes, mesh)
+    placed = sharding.state_shardings(state, experiment.network.axes, mesh)
     specs = {path_name(path): s.spec for path, s in jax.tree_util.tree_flatten_with_path(placed)[0]}
     kernel = "transformer/blocks/mlp/up/kernel"
     lying = [spec for path, spec in specs.items() if path.endswith(kernel)]

@@ -59,7 +59,7 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     config = experiment.config.copy_and_resolve_references()
     config.train.accumulate = accumulate
     network = experiment.network
-    model = network.made.linen.clone(param_dtype=jnp.float64, dtype="float64", **fields)
+    model = network.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
     made = of_module(model)
     params, collections = made.shapes(experiment.dataset.input_spec)
     of_model = dataclasses.replace(network, config=config, made=made, params=params, collections=collections)

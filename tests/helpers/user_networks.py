@@ -43,6 +43,20 @@ class RuleNet(nn.Module):
         return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
 
 
+class PlainNet(nn.Module):
+    """Has no factor of any rule: its parameters carry them."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="stem")(x)
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(3, name="head")(h)
+
+
 class NnxRuleNet(nnx.Module):
     """Keeps a number of the rule as an attribute."""
 

@@ -106,7 +106,8 @@ def test_keys_grow_as_the_width_and_their_norms_scale_as_the_head(fields, kv_sha
         leaf = leaves[name]["kernel"]
         assert (leaf.shape[1:], leaf.role, leaf.width_in, leaf.width_out) == (kv_shape, dm.Role.HIDDEN, 4, 4)
     scale = leaves["key_norm"]["rms"]["scale"]
-    assert (scale.role, scale.width_out, scale.decay) == (dm.Role.VECTOR, scale_ratio, False)
+    role = dm.Role.VECTOR if scale_ratio > 1 else dm.Role.FIXED
+    assert (scale.role, scale.width_out, scale.decay) == (role, scale_ratio, False)
     assert scale.shape == leaves["query_norm"]["rms"]["scale"].shape == (1, 4 * scale_ratio)
 
 

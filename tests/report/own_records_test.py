@@ -1,6 +1,7 @@
 """A table of one's own runs is judged as a sweep with the same losses is."""
 
 import csv
+import gzip
 import math
 
 import pytest
@@ -54,3 +55,15 @@ def test_a_table_of_runs_has_the_verdicts_and_optima_of_the_sweep(tmp_path, undr
 def test_a_table_that_cannot_be_read_names_the_place(head, line, named, tmp_path):
     with pytest.raises(InputError, match=named):
         make_report([written(tmp_path / "mine.csv", [line], head)], tmp_path / "out")
+
+
+def test_a_table_of_a_trainers_names_and_columns_has_the_report_of_the_plain_one(tmp_path, undrawn):
+    lines = [[16, depth, rate, seed, "sp", 2.3, 1 + (math.log2(rate) + 8) ** 2 / 9 + 0.01 * seed, f"run {depth} {rate}"]
+             for depth in (4, 8) for rate in RATES for seed in (0, 1, 2)]  # fmt: skip
+    plain = make_report([written(tmp_path / "plain.csv", [line[:-1] for line in lines])], tmp_path / "plain").data
+    head = ["n_embd", "n_layer", "lr", "seed", "rule", "initial_loss", "val_loss", "name"]
+    other = written(tmp_path / "other.csv", lines, head)
+    other.with_suffix(".tsv.gz").write_bytes(gzip.compress(other.read_text().replace(",", "\t").encode("utf-16")))
+    other = make_report([other.with_suffix(".tsv.gz")], tmp_path / "other").data
+    assert other["variants"] == plain["variants"]
+    assert [one["verdict"] for one in other["verdicts"]] == [one["verdict"] for one in plain["verdicts"]]

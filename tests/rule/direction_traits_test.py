@@ -127,6 +127,7 @@ TAKEN = {
     "schedule from 0": optax.chain(optax.scale_by_schedule(lambda step: step / 10), optax.scale_by_sign()),
     "set_to_zero": optax.set_to_zero(),
     "LAMB": optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
+    "LAMB with a large epsilon": optax.chain(optax.scale_by_adam(eps=1e-2), optax.scale_by_trust_ratio()),
     "LARS": optax.chain(optax.scale_by_trust_ratio(), optax.trace(0.9)),
     "Adafactor": optax.chain(optax.scale_by_factored_rms(), optax.scale_by_param_block_rms()),
     "trust ratio of matrices": optax.masked(optax.scale_by_trust_ratio(), ON_MATRICES),
@@ -155,6 +156,9 @@ def test_geometries_are_found_wherever_the_optimizer_stands():
     assert matrix_updates(dm.freeze(muon, INFO, ("w",)), INFO) == set()
     assert matrix_updates(hidden(dm.adamw(0.1, INFO, RULE, clip_rms=1.0)), INFO) == set()
     assert matrix_updates(hidden(optax.contrib.muon(0.1)), INFO) == {"w"}
+    behind = optax.chain(dm.scale_by_depthmup(direction("adam"), INFO, RULE), optax.scale_by_trust_ratio())
+    assert matrix_updates(behind, INFO) == INFO.keys()
+    assert matrix_updates(dm.adamw(0.1, INFO, RULE, clip_rms=1.0, weight_decay=0.1), INFO) == set()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
-from depthmup_flax.rule.update_dependence import Dependence, Entries, read_dependence
+from depthmup_flax.rule.update_dependence import Entries, read_dependence
 
 RULE = PRESETS["depth_mup"]
 PARAMS = {
@@ -199,7 +199,17 @@ OWN, SUMMED, MOVED, MIXED = Entries.OWN, Entries.SUMMED, Entries.MOVED, Entries.
 )
 def test_what_is_read_of_optax_is_what_is_known_of_it(inner, entries, on_parameters):
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), PARAMS)
-    assert read_dependence(inner, shapes)["kernel"] == Dependence(entries, on_parameters)
+    dependence = read_dependence(inner, shapes)["kernel"]
+    assert dependence[:2] == (entries, on_parameters)
+
+
+def test_norms_of_parameters_are_told_from_a_decay():
+    def reads_norms(inner):
+        return read_dependence(inner, PARAMS)["kernel"].on_their_norms
+
+    assert reads_norms(optax.scale_by_trust_ratio())
+    assert reads_norms(optax.chain(optax.add_decayed_weights(0.1), optax.scale_by_param_block_rms()))
+    assert not reads_norms(optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1)))
 
 
 @pytest.mark.slow

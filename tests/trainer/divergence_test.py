@@ -31,7 +31,9 @@ def rate_jumps(monkeypatch):
 
     def jumping(run):
         experiment = original(run)
-        return dataclasses.replace(experiment, optimizer=optax.chain(experiment.optimizer, factor))
+        network = experiment.network
+        jumps = dataclasses.replace(network, optimizer=optax.chain(network.optimizer, factor))
+        return dataclasses.replace(experiment, work=jumps)
 
     monkeypatch.setattr(loop, "build", jumping)
 

@@ -92,7 +92,7 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     experiment = build(config)
     data = experiment.dataset
     prepare = functools.partial(data.prepare, "none")
-    init, step = make_train_step(experiment.model, experiment.optimizer, prepare=prepare, seed=0)
+    init, step = make_train_step(experiment.network.model, experiment.network.optimizer, prepare=prepare, seed=0)
     step = jax.jit(step)
     from depthmup_flax.data import batch_indices
 
@@ -104,7 +104,7 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
     assert rows(finished)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
     images = data.test.arrays()["image"].astype(np.float32) / 255
-    logits = jax.jit(experiment.model.apply)({"params": state.carry.params}, (images - data.mean) / data.std)
+    logits = jax.jit(experiment.network.model.apply)({"params": state.carry.params}, (images - data.mean) / data.std)
     accuracy = float((logits.argmax(-1) == data.test.arrays()["label"]).mean())
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 

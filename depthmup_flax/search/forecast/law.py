@@ -30,7 +30,7 @@ _LENGTHS = 5
 # Rungs of the target's own steps that do without the others.
 _ENOUGH, _SIZES = 6, 3
 # By which the errors of costly rungs count: they have one sign, so they are few. Chosen on published runs, of whose
-# forecasts 94 % then lie inside (reproduction/public).
+# forecasts 91 % then lie inside (reproduction/public).
 _BEYOND = 1.25
 _SHAPES = 2.0  # the largest ratio of width to depth over the smallest, above which depth has a term
 

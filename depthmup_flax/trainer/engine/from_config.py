@@ -127,6 +127,7 @@ def _network(
         made=functions,
         info=found.info,
         audited=found.audit,
+        divides_output=found.divides_output,
         init_ratios=named.init_ratios(example, found.info),
         params=params,
         collections=collections,
@@ -182,6 +183,12 @@ def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
             path = f"parametrization.{name}"
             raise _refused(config, path, f"does not take the rule, so it cannot apply it: {advice}")
+    if rule.gamma0_width_exponent != 0 and not network.divides_output:
+        advice = "multiply logits by rule.readout_multiplier(m) / rule.output_divisor(m)"
+        raise InputError(
+            f"parametrization.gamma0_width_exponent is {rule.gamma0_width_exponent:g}: {config.model.name} does not "
+            f"divide its output by that power of the width: {advice}."
+        )
     audit = network.audited.under(rule)
     if audit.certain and config.model.get("audit", True):
         raise InputError(

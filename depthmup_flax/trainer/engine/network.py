@@ -11,15 +11,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import PROBE, Audited, audited, audited_model, of_module
+from depthmup_flax.auditing.config_audit import PROBE, SECOND_PROBE, Audited, audited, audited_model, of_module
 from depthmup_flax.auditing.rescaled_init import init_factors
 from depthmup_flax.devices.host import drawn
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
+from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.trainer.engine.task import Task
@@ -90,9 +92,24 @@ class ConfigNetwork:
         if self.is_ours:
             model = create_model(num_classes=self.num_classes, rule=PROBE, **self.config)
             return audited_model(model if sizes is None else model.resized(*sizes), inputs)
-        at = lambda width, depth: self.functions(PROBE, (width, depth))
+        found = self._audited_under(PROBE, inputs, sizes)
+        carried = {path: leaf.carried for path, leaf in flatten_info(found.info).items() if leaf.carries}
+        if self.takes_rule and any(factor.constant != 1 for factor in carried.values()):
+            again = flatten_info(self._audited_under(SECOND_PROBE, inputs, sizes).info)
+            for path, factor in carried.items():
+                if not _agree(factor, again[path].carried):
+                    raise InputError(
+                        f"model.name is {self.config.name!r}: where {path!r} acts, its code has a part of the rule's "
+                        "factor. Use all of it, rule.residual_multiplier(r, uses=n) and rule.readout_multiplier(m), or "
+                        "take it out of the code: parameters carry it then."
+                    )
+        return found
+
+    def _audited_under(self, probe: Parametrization, inputs: ArrayTree, sizes: Sizes | None) -> Audited:
+        at = lambda width, depth: self.functions(probe, (width, depth))
+        options: dict[str, Any] = {"output": self.config.audited_output, "probe": probe}
         try:
-            return audited(at, sizes or self.sizes, self.base_sizes, inputs, output=self.config.audited_output)
+            return audited(at, sizes or self.sizes, self.base_sizes, inputs, **options)
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
@@ -139,3 +156,12 @@ def _bound(
             )
     taken = {name: value for name, value in passed.items() if name in known}
     return functools.partial(named, **given | taken)
+
+
+def _agree(one: Factor, other: Factor) -> bool:
+    """Whether two factors are the same powers of the same numbers."""
+    for name, value in vars(one).items():
+        values = np.asarray(value), np.asarray(getattr(other, name))
+        if values[0].shape != values[1].shape or not np.allclose(*values, rtol=5e-3, atol=0):
+            return False
+    return True

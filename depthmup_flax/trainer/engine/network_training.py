@@ -43,6 +43,7 @@ class NetworkTraining:
     made: ModelFunctions  # the network under ``rule``: to make a user's takes as long as to trace it
     info: InfoTree
     audited: Audit  # under every rule
+    divides_output: bool  # see `depthmup_flax.auditing.config_audit.Audited`
     init_ratios: Mapping[str, float]  # path -> what multiplies initial values under muP
     params: ArrayTree  # shapes
     collections: ArrayTree  # shapes of what the forward pass updates
@@ -53,6 +54,11 @@ class NetworkTraining:
     def loss(self) -> Loss:
         """Of the outputs."""
         return named_loss(self.config.loss, self.config.label_smoothing)
+
+    @property
+    def model(self) -> Any:
+        """What the network is in its library: of ours a Linen module, under ``rule``."""
+        return self.made.adapter.model
 
     @property
     def averaged(self) -> tuple[str, ...]:

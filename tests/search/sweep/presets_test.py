@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from small_runs import programs_of
 
-from depthmup_flax import sweep_config
+from depthmup_flax import InputError, sweep_config
+from depthmup_flax.auditing import config_audit
 from depthmup_flax.config import default_config
+from depthmup_flax.data import load
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import expand, structural_groups
+from depthmup_flax.search.sweep.groups import plan
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.from_config import abstract_batch, build
 from depthmup_flax.trainer.loop import train_and_evaluate
@@ -95,8 +98,63 @@ def test_the_step_of_a_single_run_has_no_exponents_to_compute():
         assert powers == 2, preset
 
 
-def test_presets_of_a_users_network_are_groups_as_its_audit_and_initial_values_depend_on_them():
-    base = default_config("user_networks:pair_net")
+ALPHA = "parametrization.alpha"
+
+
+@pytest.fixture
+def audits(monkeypatch):
+    """What the audits of this test were given."""
+    given, audit = [], config_audit.audit
+
+    def counted(*args, **kwargs):
+        given.append(args)
+        return audit(*args, **kwargs)
+
+    monkeypatch.setattr(config_audit, "audit", counted)
+    return given
+
+
+@pytest.mark.parametrize("name", ["PlainNet", "RuleNet"])  # whose parameters carry the factors; with a rule in its code
+def test_presets_and_exponents_of_a_users_network_are_lanes_of_one_program_after_one_audit(
+    name, audits, tmp_path, caplog
+):
+    base = default_config(f"user_networks:{name}")
+    base.model.update(width=32, base_width=16, depth=8, base_depth=2)
+    base.data.name, base.loss = "python:users_code:load_classes", "cross_entropy"
+    base.optimizer.learning_rate = 0.01
+    base.train.update(steps=6, average_steps=3, log_every=3, batch_size=16, checkpoint=False)
+    grids = {
+        "presets": {PRESET: ("sp", "mup", "depth_mup", "completep"), RATE: (0.01,)},
+        "between": {PRESET: ("depth_mup",), ALPHA: (0.75,), RATE: (0.01,)},
+    }
+    config = sweep_config(base, grids, figure="test", title="A test", scale="smoke")
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        records = {record.run: record for record in sweep(config, tmp_path / "sweep", lanes=0)}
+    programs = [text for text in caplog.messages if text.startswith("Compiling") and "_take_steps" in text]
+    assert len(programs) == 1
+    assert len(audits) == 1
+    runs = expand(config)
+    assert len(runs) == 5
+    for run in runs:
+        alone = train_and_evaluate(run.config, tmp_path / run.hash)
+        for loss in ("train_loss", "train_loss_avg", "test_loss"):
+            found = getattr(records[run.hash], loss)
+            np.testing.assert_allclose(found, alone[loss], rtol=1e-5, err_msg=f"{loss} {run.point}")
+    assert len({record.train_loss for record in records.values()}) == len(runs)
+
+
+def test_presets_of_a_module_that_keeps_numbers_of_the_rule_are_groups():
+    base = default_config("user_networks:NnxRuleNet")
     base.data.name = "python:users_code:load"
     base.optimizer.learning_rate = 0.01
     assert len(structural_groups(expand(sweep_over(base, ("depth_mup", "mup"))))) == 2
+
+
+def test_the_exponent_that_stands_in_the_code_refuses_the_runs_of_a_sweep_with_another():
+    base = default_config("user_networks:pair_net")  # its branches have r^-1/2
+    base.model.update(width=32, base_width=16, depth=8, base_depth=2)
+    base.data.name, base.loss = "python:users_code:load_classes", "cross_entropy"
+    base.train.batch_size = 16
+    config = sweep_over(base, ("depth_mup", "completep"))
+    with pytest.raises(InputError, match=r"parametrization\.alpha is 1"):
+        plan(config, expand(config), load)

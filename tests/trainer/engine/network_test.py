@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from depthmup_flax.trainer.engine.user_network import UserNetwork
 from flax import nnx
 
 from depthmup_flax.config import default_config
@@ -18,6 +17,7 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
 from depthmup_flax.trainer.engine.losses import named_loss
+from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.engine.task import Means
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
@@ -58,11 +58,11 @@ def test_a_network_is_traced_once_and_anew_after_an_edit_of_what_it_calls(monkey
     monkeypatch.setattr("user_networks.net", net, raising=False)
     inputs, count = jax.ShapeDtypeStruct((2, 8), "float32"), lambda shapes: len(jax.tree.leaves(shapes[0]))
     of = lambda network: network.functions(PRESETS["depth_mup"])
-    first = UserNetwork(config("net").model, 3)
+    first = ConfigNetwork(config("net").model, 3)
     assert of(first) is of(first)
     assert count(of(first).shapes(inputs)) == 4
     monkeypatch.setattr("user_networks.layers", 3)
-    assert count(of(UserNetwork(config("net").model, 3)).shapes(inputs)) == 6
+    assert count(of(ConfigNetwork(config("net").model, 3)).shapes(inputs)) == 6
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_network_without_a_multiplier_that_none_carries_is_refused_or_trains_w
 
 def test_a_network_that_is_not_judged_trains_and_says_what_was_not_read():
     experiment = build(config("pair_net", data="load_thirds", edit="rounded"))
-    assert "rounding to float8_e4m3fn" in experiment.audit
+    assert "rounding to float8_e4m3fn" in experiment.audit()
     assert "not judged" in experiment.description(make_mesh())
     assert "not judged" not in build(config("pair_net", data="load_thirds")).description(make_mesh())
 
@@ -169,7 +169,9 @@ def test_squared_error_and_a_loss_of_each_example_are_means_over_examples_and_ou
 def test_a_search_over_multipliers_makes_a_network_that_takes_the_rule_with_traced_numbers():
     experiment = build(config("RuleNet", loss="cross_entropy", data="load_classes"))
     rule = experiment.rule
-    assert experiment.functions(rule) is not experiment.functions(rule.replace(branch_multiplier=jnp.float32(2)))
+    assert experiment.network.functions(rule) is not experiment.network.functions(
+        rule.replace(branch_multiplier=jnp.float32(2))
+    )
 
 
 @pytest.mark.slow  # compiles three programs
@@ -181,3 +183,24 @@ def test_a_search_over_multipliers_trains_a_module_that_keeps_the_rules_numbers_
     alone = train_and_evaluate(run, tmp_path / "run")
     (same,) = (record for record in records if record.run == alone["config_hash"])
     assert same.train_loss == pytest.approx(alone["train_loss"], rel=1e-4)
+
+
+def test_a_part_of_the_rules_factor_in_the_code_is_refused_as_no_parameter_carries_the_rest(monkeypatch):
+    def half(width, depth, rule):
+        def init(key, x):
+            draw = lambda *shape: jax.random.normal(key, shape) / shape[0] ** 0.5
+            return {"stem": draw(x[0].size, width), "block": draw(depth, width, width), "head": draw(width, 3)}
+
+        def apply(params, x):
+            h = x.reshape(len(x), -1) @ params["stem"]
+            for block in params["block"]:
+                h = h + rule.residual_multiplier(depth / 2) ** 0.5 * (jax.nn.relu(h) @ block)
+            return h @ params["head"] * rule.readout_multiplier(width / 8)
+
+        return init, apply
+
+    monkeypatch.setattr("user_networks.half", half, raising=False)
+    run = config("half", loss="cross_entropy", data="load_classes")
+    run.model.update(width=16, base_width=8, depth=8, base_depth=2)
+    with pytest.raises(InputError, match="a part of the rule's"):
+        build(run)

@@ -1,0 +1,136 @@
+"""What else to know: initial values to set, and what the two sizes do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import jax.numpy as jnp
+
+from depthmup_flax.auditing import parameter_trees as trees
+from depthmup_flax.auditing.audit_report import Row, summary
+from depthmup_flax.auditing.comparison import Comparison
+from depthmup_flax.auditing.parameter_rows import ParameterRows
+from depthmup_flax.auditing.relative_factors import close
+from depthmup_flax.rule.parametrization import Role
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.uses import LOOKUP
+
+
+def notes(compared: Comparison, rows: ParameterRows, axes: Collection[str], m: float) -> list[str]:
+    """All notes. A line of code after a sentence begins with ``write:``."""
+    return [
+        *_equal_sizes(compared, axes, m),
+        *_branches(compared),
+        *_few_features(rows),
+        *_coarse(compared),
+        *_norms_on_stream(rows),
+        *_narrower(compared),
+        *_initial_scale(rows, compared.facts),
+    ]
+
+
+def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Iterator[str]:
+    """What both models have in common: there factors are 1, or those of width and depth equal."""
+    if m != 1 and close(m, compared.r):
+        yield (
+            f"width and depth ratio are both {m:g}, so a factor of the one in place of the other "
+            "is not seen, such as residual_multiplier(m). Audit once at another width, too: "
+            f"{m * m:g} times that of the base model."
+        )
+    if compared.match.has_one_width and "width" in axes:
+        yield (
+            "the model is as wide as the base model: factors of the width are 1 here, and were "
+            "not compared. Roles are by place: what reads the batch is an input, the last "
+            "product an output."
+        )
+    depth = compared.facts.depth
+    is_equally_deep = depth and depth == compared.base_facts.depth and not compared.is_absolute
+    if is_equally_deep and "depth" in axes:
+        text = "factors of the depth are 1 here, and were not compared."
+        yield f"the model is as deep as the base model: {text}"
+
+
+def _branches(compared: Comparison) -> Iterator[str]:
+    """There are none, or they have several matrices."""
+    if not compared.facts.depth:
+        yield "the trace finds no residual sums."
+    matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
+    if matrices > 1:
+        yield (
+            f"branches have {matrices} weight matrices in a row: for two or more, "
+            "arXiv:2603.00541 and CompleteP advise alpha = 1 in place of 1/2. To "
+            "compare:\nwrite: rule = dm.get_parametrization('completep')"
+        )
+
+
+def _few_features(rows: ParameterRows) -> Iterator[str]:
+    """Weights from the width to a fixed number of features."""
+    paths = [row.path for row in rows.all if row.info is not None and row.info.to_few_features]
+    if paths:
+        yield (
+            f"{summary(paths)} map the width to a fixed number of features: start at zero, or "
+            "with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes as "
+            "sqrt(m) in wide networks."
+        )
+
+
+def _coarse(compared: Comparison) -> Iterator[str]:
+    """Parameters of 16 bits."""
+    paths = []
+    for path, leaf in compared.match.model.leaves.items():
+        dtype = trees.abstract(leaf).dtype
+        if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16:
+            paths.append(path)
+    if paths:
+        yield (
+            f"{summary(paths)} have 16 bits: the rule makes steps smaller as networks grow, and "
+            "those below half a unit in the last place are lost. Keep parameters in float32 and "
+            "compute in 16 bits."
+        )
+
+
+def _norms_on_stream(rows: ParameterRows) -> Iterator[str]:
+    """Scales and biases of norms behind the sums."""
+    vectors = [row for row in rows.on_stream if row.info and row.info.role is Role.VECTOR]
+    paths = [row.path for row in vectors]
+    if paths:
+        yield (
+            f"{summary(paths)} stand on the stream in every layer, as norms after the sum do: "
+            "updates add up with depth, which no multiplier corrects. Use norms in front of "
+            "branches, or without scale and bias."
+        )
+
+
+def _narrower(compared: Comparison) -> Iterator[str]:
+    """The model is deeper and narrower."""
+    narrower = [info for info in compared.infos.values() if min(info.width_in, info.width_out) < 1]
+    if compared.r > 1 and narrower:
+        yield "the model is narrower than the base model: were model and base swapped?"
+
+
+def _initial_scale(rows: ParameterRows, facts: Traced) -> Iterator[str]:
+    """The initial scale of readouts and of tables that are looked up."""
+    wrong: dict[float, list[str]] = {}
+    for row in rows.all:
+        m = _initial_ratio(row, facts)
+        if m != 1:
+            wrong.setdefault(m, []).append(row.path)
+    for m, paths in wrong.items():
+        yield (
+            f"initial values are not seen. Under muP {summary(paths)} should start with the base "
+            f"model's standard deviation, m^1/2 = {m**0.5:.4g} times what initializers of "
+            "1/sqrt(width) give, such as Flax's defaults. rescale_init sets all initial values, "
+            "given those of base:\nwrite: params = dm.rescale_init(params, base_params, "
+            "audit.info, rule)"
+        )
+
+
+def _initial_ratio(row: Row, facts: Traced) -> float:
+    """The ratio by which initializers' variance falls, where the rule wants the base model's."""
+    info = row.info
+    if info is None or info.init_std is not None or row.in_branch:
+        return 1.0
+    if info.role is Role.OUTPUT:
+        return info.width_in
+    is_looked_up = any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
+    return info.width_out if info.role is Role.INPUT and is_looked_up else 1.0

@@ -1,0 +1,116 @@
+"""The figure of a ladder: best rate against size with its band, and regret against cost for each next step."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from depthmup_flax.search.ladder.law import Size, known_laws
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from depthmup_flax.search.ladder.ladder import Ladder
+
+_POINTS = 41  # of the band
+_SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
+_HEIGHT = 0.8  # of a curve, in units of the distance between sizes
+
+
+def pictures_of(ladder: Ladder) -> dict[str, bytes]:
+    """``ladder.png`` and ``ladder.svg``; nothing without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return {}
+    import matplotlib
+
+    from depthmup_flax.report import style
+
+    with matplotlib.rc_context(style.STYLE):
+        return style.pictures(draw(ladder), "ladder")
+
+
+def draw(ladder: Ladder) -> Figure:
+    """Left the rates, right what the next steps bring, if there are any."""
+    from depthmup_flax.report import style
+
+    figure, grid = style.canvas(1, 2 if ladder.steps else 1, width=5.0, height=4.2)
+    _draw_rates(ladder, grid[0][0])
+    if ladder.steps:
+        _draw_steps(ladder, grid[0][1])
+    return figure
+
+
+def position(size: Size) -> float:
+    """Where a size is drawn: log2 of width^2 depth, proportional to the parameters."""
+    return float(np.log2(size.width**2 * size.depth))
+
+
+def _draw_rates(ladder: Ladder, axes: Axes) -> None:
+    from depthmup_flax.report import style
+
+    places = [position(one.search.size) for one in ladder.searched]
+    colors = style.colors(range(len(places)))
+    gap = min([abs(a - b) for a in places for b in [*places, position(ladder.target)] if a != b] or [1.0])
+    for place, one, color in zip(places, ladder.searched, colors.values(), strict=True):
+        means = one.curve.losses.mean(0)
+        above = (means - one.lowest) / max(ladder.learned if ladder.learned > 0 else abs(one.lowest), 1e-12)
+        shown = np.isfinite(means) & (above < _SHOWN)
+        axes.plot(place + _HEIGHT * gap * above[shown] / _SHOWN, one.curve.rates[shown], color=color, alpha=0.6)
+        error = 1.96 * one.search.error
+        axes.errorbar(place, one.search.rate, error, color=color, marker="o", capsize=3, zorder=5)
+    _draw_band(ladder, axes)
+    sizes = [*(one.search.size for one in ladder.searched), ladder.target]
+    axes.set_xticks([position(size) for size in sizes], [str(size).replace(" x ", " x\n") for size in sizes])
+    axes.set_xlabel("width x depth, apart as log of width² depth")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{2.0**value:.2g}")
+    axes.set_ylabel("best learning rate (log scale)")
+    axes.set_title(
+        f"Best rate and its 95 % band (rule {ladder.rule});\nbehind: loss above the lowest, to the right", fontsize=9
+    )
+
+
+def _draw_band(ladder: Ladder, axes: Axes) -> None:
+    """From the smallest size straight to the target, by the law."""
+    law, searches = known_laws()[ladder.rule], [one.search for one in ladder.searched]
+    first, last = searches[0].size, ladder.target
+    share = np.linspace(0, 1, _POINTS)
+    way = lambda name: getattr(first, name) * (getattr(last, name) / getattr(first, name)) ** share
+    found = [
+        law.predict(searches, Size(width, depth, searches[-1].size.steps, searches[-1].size.batch_size))
+        for width, depth in zip(way("width"), way("depth"), strict=True)
+    ]
+    at = position(first) + (position(last) - position(first)) * share
+    low, high = np.array([one.interval for one in found]).T
+    axes.fill_between(at, low, high, color="0.5", alpha=0.2, linewidth=0)
+    axes.plot(at, [one.mean for one in found], color="0.3", linestyle="--", linewidth=1)
+    low, high = ladder.prediction.interval
+    mean = ladder.prediction.mean
+    axes.errorbar(
+        position(last), mean, [[mean - low], [high - mean]], color="black", marker="*", markersize=12, capsize=3
+    )
+
+
+def _draw_steps(ladder: Ladder, axes: Axes) -> None:
+    from depthmup_flax.report import style
+
+    axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
+    best = ladder.next
+    for one in ladder.steps:
+        axes.plot(100 * one.cost, 100 * one.regret.mean, "o", color="C0", markersize=10 if one is best else 5)
+        axes.annotate(
+            str(one.size),
+            (100 * one.cost, 100 * one.regret.mean),
+            xytext=(4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axes.set_xscale("log")
+    style.plain_numbers(axes.xaxis)
+    axes.margins(x=0.2)
+    axes.set_xlabel("cost, % of a run of the target (log scale)")
+    axes.set_ylabel("expected regret, %")
+    axes.set_ylim(0, 115 * ladder.regret.mean)
+    axes.set_title("One more size; dashed: without", fontsize=9)

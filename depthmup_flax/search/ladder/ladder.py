@@ -1,0 +1,336 @@
+"""Where the best rate of a large network lies, from the runs of smaller ones; and what one more size would tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from depthmup_flax.report.own_records import OwnRuns, Run, read_runs
+from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES, Hyperparameters
+from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
+from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
+from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
+from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
+from depthmup_flax.storage.files import write_atomically
+from depthmup_flax.storage.sweep_records import finite_or_none
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number
+from depthmup_flax.util.table import Table
+
+BUDGET = 0.1  # of a run of the target, for one more size
+_FALLBACK = "sp"  # of a table that names no rule: the widest law
+_FEWEST_RUNGS = 4  # of a forecast
+_MEASURED = {"width": 16, "depth": 64}  # the largest ratios in the sweeps to which laws were fitted
+_SHAPE = 5  # rates of a curve that says what errors cost
+_GAIN = 0.9  # of the regret: a size that leaves more is not proposed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ladder:
+    """What runs of smaller networks say about a target; print shows it."""
+
+    target: Size
+    rule: str  # whose law it is
+    prediction: Prediction
+    regret: Regret
+    learned: float  # the loss before learning minus the lowest at the largest size; NaN if it is unknown
+    searched: Sequence[Searched]  # by cost
+    steps: Sequence[Next]  # sizes that may be added, by cost
+    budget: float
+    forecast: Forecast | None
+    notes: Sequence[str]
+    kept: float | None = None  # the rate of which the regret is expected, if not the best one
+
+    @property
+    def rate(self) -> float:
+        """The best rate of the target."""
+        return 2.0**self.prediction.mean
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, of the rate."""
+        low, high = self.prediction.interval
+        return 2.0**low, 2.0**high
+
+    @property
+    def next(self) -> Next | None:
+        """The size that lowers the expected regret most within the budget, or the cheapest, if it does by a tenth."""
+        useful = [one for one in self.steps if one.regret.mean < _GAIN * self.regret.mean]
+        cheap = [one for one in useful if one.cost <= self.budget]
+        return min(cheap, key=lambda one: one.regret.mean) if cheap else next(iter(useful), None)
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.statement, *self._tables, *(f"- {note}" for note in self.notes)])
+
+    @property
+    def statement(self) -> list[str]:
+        """The best rate with its error, and what one more size would bring."""
+        unit = "what is learned" if math.isfinite(self.learned) else "the loss"
+        low, high = self.interval
+        mean, p90 = _percent(self.regret.mean), _percent(self.regret.high)
+        of_kept = f" of the tuned {self.kept:.2g}" if self.kept else ""
+        first = f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
+        first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
+        if (best := self.next) is None:
+            why = "would hardly lower it" if self.steps else "costs more than a run of the target"
+            return [first, f"one more size {why}"]
+        after, cost = _percent(best.regret.mean), _percent(best.cost)
+        return [first, f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"]
+
+    @property
+    def _tables(self) -> list[str]:
+        head: Sequence[str] = ("width x depth", "best rate", "error, octaves", "loss", "seeds")
+        rows: list[tuple[Any, ...]] = []
+        for one in self.searched:
+            numbers = f"{2**one.search.rate:.3g}", f"{one.search.error:.2f}", f"{one.lowest:.4g}"
+            rows.append((str(one.search.size), *numbers, len(one.curve.losses)))
+        lines = ["", *Table(head, rows, "<>>>>").lines]
+        if self.steps:
+            rows = []
+            head = ("one more size", "at rates", "runs", "of the target's cost", "expected regret", "90 %: below")
+            for step in self.steps:
+                rates = ", ".join(f"{rate:.2g}" for rate in step.rates)
+                shares = map(_percent, (step.cost, step.regret.mean, step.regret.high))
+                rows.append((str(step.size), rates, step.runs, *shares))
+            lines += ["", *Table(head, rows, "<<>>>>").lines]
+        return [*lines, *(["", self.forecast_line] if self.forecast else []), ""]
+
+    @property
+    def forecast_line(self) -> str:
+        """The target's loss at the best rate."""
+        if self.forecast is None:
+            return "no forecast of the loss"
+        low, high = self.forecast.interval
+        ends = f"95 % interval {low:.4g} to {high:.4g}"
+        return f"forecast of one run at the best rate: loss {self.forecast.loss:.4g}, {ends}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its numbers, for a file."""
+        fields = {name: getattr(self, name) for name in ("rule", "rate", "interval", "notes")}
+        searches = [dataclasses.asdict(one.search) for one in self.searched]
+        parts = {name: getattr(self, name) for name in ("target", "regret", "forecast")}
+        given = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
+        fields["learned"] = finite_or_none(self.learned)
+        return {**fields, **given, "searches": searches, "next": [dataclasses.asdict(one) for one in self.steps]}
+
+    def write(self, directory: str | os.PathLike[str]) -> list[pathlib.Path]:
+        """Writes ``ladder.json``, and with matplotlib the figure, into a directory; returns the files."""
+        from depthmup_flax.search.ladder.figure import pictures_of
+
+        place = pathlib.Path(directory)
+        files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **pictures_of(self)}
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(place / name, content)
+        return [place / name for name in files]
+
+    def _repr_png_(self) -> bytes | None:
+        from depthmup_flax.search.ladder.figure import pictures_of
+
+        return pictures_of(self).get("ladder.png")
+
+
+def _percent(share: float) -> str:
+    """``0.4 %``, with two digits."""
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def ladder(
+    records: Any,
+    target: tuple[int, int],
+    *,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    rule: str | None = None,
+    optimizer: str = "adam",
+    weight_decay: float = 0.0,
+    initial_loss: float | None = None,
+    budget: float = BUDGET,
+    columns: Mapping[str, str] | None = None,
+    ignored: Sequence[str] = (),
+    kept: float | None = None,
+) -> Ladder:
+    """The best learning rate of a large network, from a table of runs of smaller ones, of any trainer.
+
+    Args:
+      records: a file such as ``runs.csv``, a data frame, a list of rows, or column -> values: a row for each run, with
+        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule and initial loss if known.
+        Other columns in which runs differ are settings: the one of the lowest loss is taken.
+      target: its width and depth.
+      steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
+        `rescaled_hyperparameters` says.
+      rule: whose law is used, ``depth_mup``, ``completep``, ``mup`` or ``sp``; ``None``: the table's, or else ``sp``.
+      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs: for other steps and batch sizes.
+      initial_loss: before learning, such as the logarithm of the number of classes; the regret is then a share of what
+        is learned, not of the loss.
+      budget: the most that one more size may cost, in runs of the target.
+      columns: role -> name, as in ``{"width": "n_embd"}``, where `read_runs` does not find it.
+      ignored: other columns that are no settings, such as the host.
+      kept: a rate of the target whose regret is wanted in place of the best one's.
+
+    Raises:
+      InputError: the table cannot be read, or no size has its best rate inside of its grid.
+    """
+    own = records if isinstance(records, OwnRuns) else read_runs(records, columns, ignored)
+    for name, number in (("width", target[0]), ("depth", target[1]), ("steps", steps), ("batch_size", batch_size)):
+        if number is not None:
+            require_number(f"target.{name}", number, least=1, whole=True)
+    require_number("budget", budget, above=0)
+    notes, given_rule = list(own.notes), rule
+    runs, rule = _of_one_series(own.runs, rule, notes)
+    law = _law(rule, optimizer, weight_decay)
+    initial = initial_loss or _initial(runs)
+    if initial is not None and initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
+        notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
+        initial = None
+    searched = _searched(runs, law, initial, notes)
+    large = searched[-1]
+    known = lambda given, own: given or own if own else 0  # unknown in the table: the same
+    at = large.search.size
+    goal = Size(*target, known(steps, at.steps), known(batch_size, at.batch_size))
+    for name, given, in_table in (("steps", steps, at.steps), ("batch_size", batch_size, at.batch_size)):
+        if given and not in_table:
+            notes.append(f"The table has no {name}: target.{name} is left out.")
+    prediction = law.predict([one.search for one in searched], goal)
+    learned = math.nan if initial is None else initial - large.lowest
+    unit = learned if learned > 0 else abs(large.lowest) or 1.0
+    shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
+    regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
+    for name, most in _MEASURED.items():
+        if (ratio := getattr(goal, name) / min(getattr(one.search.size, name) for one in searched)) > most:
+            notes.append(f"The target's {name} is {ratio:.3g} times the smallest; the law was measured up to {most}.")
+    if given_rule is None:
+        options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
+        notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
+    return Ladder(
+        target=goal,
+        rule=rule,
+        prediction=prediction,
+        regret=regret,
+        learned=learned if learned > 0 else math.nan,
+        searched=searched,
+        steps=next_sizes(law, searched, goal, prediction, shape, unit),
+        budget=budget,
+        forecast=_forecast(searched, goal, notes),
+        notes=notes,
+        kept=kept,
+    )
+
+
+def _of_other_rules(own: OwnRuns, target: tuple[int, int], rule: str, **options: Any) -> list[str]:
+    """Under which of the table's other rules the best rate lies where."""
+    sentences = []
+    for other in sorted({str(dict(run.settings).get("rule")) for run in own.runs} & known_laws().keys() - {rule}):
+        try:
+            found = ladder(dataclasses.replace(own, notes=()), target, rule=other, **options)
+            sentences.append(f"Under {other}, {found.statement[0]}.")
+        except InputError as error:
+            sentences.append(f"Under {other}, {error}")
+    return sentences
+
+
+def _initial(runs: Sequence[Run]) -> float | None:
+    """The median loss before learning; ``None`` if no run has one."""
+    known = [run.initial_loss for run in runs if math.isfinite(run.initial_loss)]
+    return float(np.median(known)) if known else None
+
+
+def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
+    laws = known_laws()
+    if rule not in laws:
+        raise InputError(f"rule is {rule!r}: {did_you_mean(rule, laws)}")
+    if optimizer not in OPTIMIZER_RULES:
+        raise InputError(f"optimizer is {optimizer!r}: {did_you_mean(optimizer, OPTIMIZER_RULES)}")
+    of = OPTIMIZER_RULES[optimizer]
+    duration = of.duration_of(Hyperparameters(1.0, batch_size=1, steps=1, weight_decay=weight_decay))
+    slopes = {**laws[rule].slopes, "examples": duration, "batch_size": of.batch}
+    return dataclasses.replace(laws[rule], slopes=slopes)
+
+
+def _of_one_series(runs: Sequence[Run], rule: str | None, notes: list[str]) -> tuple[list[Run], str]:
+    """The runs with the settings of the lowest loss at the largest size, and the rule of their law."""
+    series: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs:
+        series[run.settings].append(run)
+    named = lambda settings: str(dict(settings).get("rule", ""))
+    if rule is not None and any(named(settings) == rule for settings in series):
+        series = defaultdict(list, {key: own for key, own in series.items() if named(key) == rule})
+    largest = max((run.width * run.width * run.depth for run in runs if math.isfinite(run.loss)), default=0)
+    if not largest:
+        raise InputError("no run has a finite loss: add runs at lower rates.")
+    rank = lambda own: min((-(run.width**2) * run.depth, run.loss) for run in own if math.isfinite(run.loss))
+    finite = {key: own for key, own in series.items() if any(math.isfinite(run.loss) for run in own)}
+    best = min(finite, key=lambda key: rank(finite[key]))
+    if len(series) > 1:
+        shown = ", ".join(f"{name} {value}" for name, value in best)
+        notes.append(f"Of {len(series)} settings of other columns the best at the largest size is taken: {shown}.")
+    own_rule = named(best)
+    if rule is None and own_rule in known_laws():
+        rule = own_rule
+    if rule is None:
+        rule = _FALLBACK
+        notes.append(
+            f"No known rule is named: the law is that of {rule}. Name yours: --rule=mup, depth_mup, completep."
+        )
+    return finite[best], rule
+
+
+def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[str]) -> list[Searched]:
+    """The sizes with a best rate inside of their grid, by cost; `InputError` if there is none."""
+    by_size: dict[tuple[int, int, int, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        by_size[run.size].append(run)
+    result, left_out = list[Searched](), list[str]()
+    for size, own in by_size.items():
+        curve = _curve(own, initial)
+        search = curve.search(Size(*size), law.one_seed)
+        if isinstance(search, str):
+            left_out.append(f"{size[0]} x {size[1]} ({search})")
+            continue
+        parameters = max(run.parameters for run in own)
+        result.append(Searched(search, curve, parameters, float(np.nanmin(curve.losses.mean(0)))))
+    if left_out:
+        notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
+    if not result:
+        reasons = "; ".join(left_out[:4])
+        raise InputError(f"no size has its best rate inside of its rates ({reasons}): add lower and higher ones.")
+    return sorted(result, key=lambda one: work(one.search.size))
+
+
+def _curve(runs: Sequence[Run], initial: float | None) -> Curve:
+    rates, seeds = sorted({run.rate for run in runs}), sorted({run.seed for run in runs})
+    losses = np.full((len(seeds), len(rates)), np.nan)
+    row, column = ({value: i for i, value in enumerate(values)} for values in (seeds, rates))
+    for run in runs:
+        losses[row[run.seed], column[run.rate]] = run.loss
+    return Curve(np.log2(rates), losses, math.inf if initial is None else initial)
+
+
+def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
+    """The target's loss at the best rate, by the law of `depthmup_flax.search.forecast`."""
+    seeds = min(len(one.curve.losses) for one in searched)
+    counted = all(one.parameters for one in searched)
+    rungs = []
+    for one in searched:
+        size, best = one.search.size, int(np.nanargmin(one.curve.losses.mean(0)))
+        losses = tuple(one.curve.losses[:seeds, best].tolist())
+        parameters = one.parameters if counted else size.width**2 * size.depth
+        rungs.append(Rung(size.width, size.depth, size.steps or 1, parameters, losses))
+    large, last = searched[-1].search.size, rungs[-1]
+    factor = target.width**2 * target.depth / (large.width**2 * large.depth)
+    goal = Rung(target.width, target.depth, target.steps or 1, round(last.parameters * factor))
+    fewest = _FEWEST_RUNGS + 2 * (len({rung.steps for rung in rungs}) > 1)
+    if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS or len(rungs) < fewest:
+        notes.append(f"A forecast of the loss needs {fewest} sizes with a best rate: there are {len(rungs)}.")
+        return None
+    if min(min(rung.losses) for rung in rungs) <= 0:
+        notes.append("A forecast of the loss needs losses above 0.")
+        return None
+    return forecast_loss(rungs, goal)

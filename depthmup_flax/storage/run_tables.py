@@ -1,0 +1,197 @@
+"""Tables of runs as people have them: text with a header line, of any trainer, as named columns of text.
+
+Read are commas, semicolons, tabs or blanks between cells; UTF-8, UTF-16 and Latin-1; gzip; comment lines. What a table
+lacks or repeats is an `InputError` or a note, which says what was done.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import pathlib
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from depthmup_flax.util.errors import InputError
+
+# Role -> names under which trainers write it, in lower case, the likeliest first.
+NAMES: Mapping[str, Sequence[str]] = {
+    "width": ("width", "n_embd", "d_model", "hidden_size", "n_embed", "hidden_dim", "embed_dim", "model_dim", "dim"),
+    "depth": ("depth", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "n_blocks"),
+    "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate", "learningrate"),
+    "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "valid_loss", "test_loss", "final_loss", "train_loss"),
+    "seed": ("seed", "random_seed", "rng_seed"),
+    "initial_loss": ("initial_loss", "init_loss", "first_loss", "chance_loss"),
+    "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters"),
+    "batch_size": ("batch_size", "batch", "global_batch_size"),
+    "parameters": ("parameters", "params", "n_params", "num_params", "num_parameters"),
+    "rule": ("rule", "parametrization", "parameterization"),
+}
+# Columns of steps in a log, which has a row for each evaluation of a run.
+LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
+_DELIMITERS = (",", ";", "\t")
+_MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
+_INDEX = "(index)"  # a column without a name
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+_FOREIGN = {b"PK\x03\x04": "an archive or a workbook", b"PAR1": "a Parquet file", b"\x89HDF": "an HDF5 file"}
+
+Row = tuple[int, list[str]]  # number of a line and its cells
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTable:
+    """The cells of a table, and what was done to read them."""
+
+    source: str  # for sentences
+    columns: Mapping[str, Sequence[str]]  # name -> a cell of each row
+    lines: Sequence[int]  # of each row in the file
+    notes: tuple[str, ...] = ()
+    decimal_comma: bool = False  # whether 0,5 is a half
+
+    def number(self, name: str, row: int) -> float | None:
+        """The number in a cell, NaN for an empty one; ``None`` if it is another text."""
+        text = self.columns[name][row].strip()
+        if text.lower() in ("", "none", "null", "na", "n/a", "-", "diverged"):
+            return float("nan")
+        if self.decimal_comma:
+            text = text.replace(",", ".")
+        elif _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+
+def is_table(path: pathlib.Path) -> bool:
+    """Whether a path means a table, not a directory of records: a file, or a name that ends as one."""
+    return path.is_file() or path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt"))
+
+
+def read_table(path: pathlib.Path) -> TextTable:
+    """The table in a file; `InputError` if there is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error.strerror or error}): name a table of runs.") from error
+    source = repr(str(path))
+    text = io.StringIO(_decoded(content, source), newline=None)
+    lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
+    lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
+    if lines and lines[0][1].lower().startswith("sep="):  # of a spreadsheet
+        lines = lines[1:]
+    if len(lines) < 2:
+        raise InputError(f"{source} has no line of a run: it needs a header line, and a line for each run.")
+    delimiter = _delimiter(lines[0][1])
+    return _table(_rows(lines, delimiter, source), source, delimiter not in (",", None))
+
+
+def as_table(source: Any) -> TextTable:
+    """The table of column -> values, of a data frame, or of a list of rows, name -> value."""
+    if hasattr(source, "to_dict"):
+        source = source.to_dict("list") if hasattr(source, "iloc") else source.to_dict(as_series=False)
+    if isinstance(source, (list, tuple)) and source and all(isinstance(row, Mapping) for row in source):
+        source = {
+            name: [row.get(name) for row in source] for name in dict.fromkeys(name for row in source for name in row)
+        }
+    lengths = {len(values) for values in source.values()} if isinstance(source, Mapping) else set()
+    if len(lengths) != 1 or 0 in lengths:
+        raise InputError("records have no rows: give a file, a data frame, a list of rows or column -> values.")
+    columns = {str(name): ["" if value is None else str(value) for value in values] for name, values in source.items()}
+    return TextTable("records", columns, range(1, 1 + lengths.pop()))
+
+
+def role_of(columns: Sequence[str], role: str, given: str | None, source: str) -> str | None:
+    """The column of a role: the ``given`` one, or the first with a usual name; ``None`` if there is none."""
+    if given is not None:
+        if given not in columns:
+            raise InputError(f"{source} has no column {given!r}: it has {_listed(columns)}.")
+        return given
+    by_name = {name.lower().replace(" ", "_").rpartition("/")[2]: name for name in reversed(columns)}
+    known = (*NAMES[role], *(LOGGED if role == "steps" else ()))
+    return next((by_name[name] for name in known if name in by_name), None)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    """The columns for a sentence."""
+    shown = ", ".join(name[:40] for name in columns[:20])
+    return shown + (", ..." if len(columns) > 20 else "")
+
+
+def _decoded(content: bytes, source: str) -> str:
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{source} is a damaged gzip file ({error}): copy it again.") from error
+    for start, kind in _FOREIGN.items():
+        if content.startswith(start):
+            raise InputError(f"{source} is {kind}: save it as CSV, as pandas' to_csv does.")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    elif b"\x00" in content[:200]:
+        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
+    else:
+        encoding = "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def _delimiter(header: str) -> str | None:
+    """What stands between the cells of the header; ``None``: blanks."""
+    outside = re.sub(r'"[^"]*"', "", header)
+    counts = {mark: outside.count(mark) for mark in _DELIMITERS}
+    best = max(counts, key=lambda mark: counts[mark])
+    return best if counts[best] else None if len(header.split()) > 1 else ","
+
+
+def _rows(lines: Sequence[tuple[int, str]], delimiter: str | None, source: str) -> list[Row]:
+    """The cells of each row, with the number of its last line."""
+    if delimiter is None:
+        return [(number, line.split()) for number, line in lines]
+    before = csv.field_size_limit(_MOST)
+    reader, rows = csv.reader((line.replace("\x00", "") for _, line in lines), delimiter=delimiter), list[Row]()
+    try:
+        begun = 0
+        for row in reader:
+            if reader.line_num - begun > 1 and reader.line_num == len(lines) and len(row) < len(rows[0][1]):
+                raise InputError(f"{source}, line {lines[begun][0]}, opens a quote that no line closes: close it.")
+            begun = reader.line_num
+            rows.append((lines[begun - 1][0], [cell.strip() for cell in row]))
+    except csv.Error as error:
+        raise InputError(f"{source} cannot be read as a table ({error}): save it as CSV.") from error
+    finally:
+        csv.field_size_limit(before)
+    return rows
+
+
+def _table(rows: list[Row], source: str, decimal_comma: bool) -> TextTable:
+    header, notes = rows[0][1], list[str]()
+    body = [row for row in rows[1:] if row[1] != header]
+    if joined := len(rows) - len(body):
+        notes += [f"The header line occurs {joined} times: files were joined."] if joined > 1 else []
+    if not header[0]:
+        header = [_INDEX, *header[1:]]  # as pandas writes it
+    elif body and all(len(row) == len(header) + 1 for _, row in body):
+        header = [_INDEX, *header] if body[0][1][-1] else [*header, ""]
+    if len(body) > 1 and len(body[-1][1]) < len(header):
+        notes.append(f"Line {body[-1][0]}, the last one, is cut off and left out.")
+        body = body[:-1]
+    for number, row in body:
+        if len(row) < len(header) or any(row[len(header) :]):
+            raise InputError(
+                f"{source}, line {number}, has {len(row)} cells and the header {len(header)}: give both as many."
+            )
+    if not body:
+        raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
+    names = [name for name in dict.fromkeys(header) if name]
+    if twice := [name for name in names if header.count(name) > 1]:
+        raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
+    columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
+    return TextTable(source, columns, [number for number, _ in body], tuple(notes), decimal_comma)

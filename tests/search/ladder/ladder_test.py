@@ -1,0 +1,156 @@
+"""What a ladder says: the rate of a planted trend, the next size, the forecast, the statement of a tuned proxy."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from planted_sweeps import RATES, X, sweep_of
+from processes import run_lines
+
+from depthmup_flax.config.fields import default_config
+from depthmup_flax.search.forecast.law import Rung, forecast_loss
+from depthmup_flax.search.ladder.ladder import ladder
+from depthmup_flax.search.ladder.law import Size
+from depthmup_flax.search.ladder.of_search import ladder_of_search
+from depthmup_flax.util.errors import InputError
+
+SIZES = ((64, 4), (64, 8), (128, 8), (128, 16))
+
+
+def loss_of(width, depth, rate, best=-7.3, trend=-0.1):
+    """Lowest at 2^best for the smallest size, and ``trend`` octaves beside it for each octave of width times depth."""
+    far = math.log2(width * depth / 256)
+    return 2 + 1.5 * 2.0 ** (-0.4 * far) + 0.08 * (math.log2(rate) - best - trend * far) ** 2
+
+
+def rows_of(sizes=SIZES, **planted):
+    return [
+        {"n_embd": w, "n_layer": d, "lr": rate, "val_loss": loss_of(w, d, rate, **planted), "iter": 1000}
+        for w, d in sizes
+        for rate in RATES
+    ]
+
+
+def test_the_interval_holds_the_rate_of_a_planted_trend_and_is_narrower_from_more_sizes():
+    truth = 2.0 ** (-7.3 - 0.1 * 4)
+    few, more = (ladder(rows_of(SIZES[:count]), (256, 16), rule="mup") for count in (1, 4))
+    for found in (few, more):
+        assert found.interval[0] < truth < found.interval[1]
+    assert more.prediction.deviation < few.prediction.deviation
+    assert more.regret.mean < few.regret.mean
+    assert abs(math.log2(more.rate / truth)) < abs(math.log2(few.rate / truth))
+
+
+def test_a_run_of_the_proposed_size_lowers_the_regret_as_was_said():
+    before = ladder(rows_of(SIZES[:2]), (256, 32), rule="mup")
+    best = before.next
+    assert best.regret.mean < before.regret.mean
+    assert best.cost <= before.budget
+    assert [one.cost for one in before.steps] == sorted(one.cost for one in before.steps)
+    after = ladder(rows_of([*SIZES[:2], (best.size.width, best.size.depth)]), (256, 32), rule="mup")
+    assert after.regret.mean == pytest.approx(best.regret.mean, rel=0.5)
+
+
+def test_a_size_beyond_the_budget_is_proposed_only_where_none_is_within():
+    tiny = ladder(rows_of(SIZES[:2]), (256, 32), rule="mup", budget=1e-9)
+    assert tiny.next is min(tiny.steps, key=lambda one: one.cost)
+
+
+def test_the_rule_is_the_tables_then_the_callers_then_the_widest():
+    named = [{**row, "rule": rule} for rule in ("completep", "sp") for row in rows_of(trend=-0.4 * (rule == "sp"))]
+    assert ladder(named, (256, 16), rule="sp").rule == "sp"
+    assert ladder(named, (256, 16), rule="completep").rate > ladder(named, (256, 16), rule="sp").rate
+    both = ladder(named, (256, 16))
+    (other,) = {"completep", "sp"} - {both.rule}
+    assert any(f"Under {other}, {ladder(named, (256, 16), rule=other).statement[0]}" in note for note in both.notes)
+    unnamed = ladder(rows_of(), (256, 16))
+    assert unnamed.rule == "sp"
+    assert any("No known rule" in note for note in unnamed.notes)
+    with pytest.raises(InputError, match="rule is 'nup'"):
+        ladder(rows_of(), (256, 16), rule="nup")
+
+
+def test_of_several_settings_the_best_at_the_largest_size_is_taken():
+    better = [{**row, "decay": 0.1, "val_loss": row["val_loss"] - 0.1} for row in rows_of(best=-6.0)]
+    found = ladder([*({**row, "decay": 0.0} for row in rows_of()), *better], (256, 16), rule="mup")
+    assert found.rate == pytest.approx(ladder(better, (256, 16), rule="mup").rate)
+    assert any("decay 0.1" in note for note in found.notes)
+
+
+def test_regret_is_a_share_of_what_is_learned_where_the_initial_loss_is_known():
+    of_loss, of_learned = (ladder(rows_of(), (256, 16), rule="mup", initial_loss=loss) for loss in (None, 11.0))
+    lowest = min(one.lowest for one in of_loss.searched)
+    assert of_learned.regret.mean == pytest.approx(of_loss.regret.mean * lowest / (11 - lowest), rel=0.01)
+    assert "of the loss" in of_loss.statement[0]
+    assert "of what is learned" in of_learned.statement[0]
+
+
+def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_column_of_steps():
+    once, four_times = (ladder(rows_of(), (256, 16), rule="mup", steps=steps) for steps in (1000, 4000))
+    assert math.log2(four_times.rate / once.rate) == pytest.approx(-0.5)
+    decayed = ladder(rows_of(), (256, 16), rule="mup", steps=4000, weight_decay=0.1)
+    assert decayed.rate == pytest.approx(once.rate)
+    without = [{name: value for name, value in row.items() if name != "iter"} for row in rows_of()]
+    assert any("has no steps" in note for note in ladder(without, (256, 16), steps=4000).notes)
+
+
+def test_a_target_farther_than_what_was_measured_is_said():
+    near, far = (ladder(rows_of(), (width, 16), rule="mup") for width in (1024, 2048))
+    assert not any("measured up to" in note for note in near.notes)
+    assert any("width is 32 times" in note for note in far.notes)
+
+
+def test_the_forecast_is_that_of_the_law_of_the_loss():
+    found = ladder(rows_of(), (256, 16), rule="mup")
+    grid = np.log2(RATES)
+    rungs = [Rung(w, d, 1000, w * w * d, (min(loss_of(w, d, 2.0**rate) for rate in grid),)) for w, d in SIZES]
+    expected = forecast_loss(rungs, Rung(256, 16, 1000, 256 * 256 * 16))
+    assert found.forecast == expected
+    assert ladder(rows_of(SIZES[:3]), (256, 16)).forecast is None
+
+
+def test_a_tuned_proxy_says_what_its_rate_costs_at_the_target():
+    proxy, target = default_config(), default_config()
+    proxy.optimizer.learning_rate, target.optimizer.learning_rate = 2.0**-7.3, 2.0**-5
+    target.model.update(width=256, depth=16)
+    loss = lambda point: loss_of(64, 4, point[X]) + 0.001 * math.sin(9 * point["seed"] + math.log2(point[X]))
+    searched = sweep_of(loss, {X: RATES, "seed": (0, 1, 2)})
+    far = ladder_of_search(searched, proxy, target, (20, 20))
+    assert far.target == Size(256, 16, 20, target.train.batch_size)
+    assert f"of the tuned {2.0**-5:.2g}" in far.statement[0]
+    target.optimizer.learning_rate = far.rate
+    assert ladder_of_search(searched, proxy, target, (20, 20)).regret.mean < far.regret.mean
+    at_edge = [dataclasses.replace(record, train_loss_avg=record.point[X]) for record in searched.records]
+    edge = dataclasses.replace(searched, records=at_edge)
+    assert ladder_of_search(edge, proxy, target, (20, 20)) is None
+
+
+def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
+    rows = rows_of()
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    (tmp_path / "runs.csv").write_text("\n".join(lines))
+    target = ["--target.width=256", "--target.depth=16"]
+    named = ["--width=n_embd", "--depth=n_layer", "--loss=val_loss", "--rate=lr", "--steps=iter"]
+    shown, as_json, wrong, forecast, absent = run_lines(
+        [
+            ["ladder", "runs.csv", *target, *named],
+            ["ladder", "runs.csv", *target, "--json", "--out=out"],
+            ["ladder", "runs.csv", *target, "--width=size"],
+            ["forecast", "runs.csv", *target],
+            ["report", "nowhere.csv"],
+        ],
+        cwd=tmp_path,
+    )
+    assert shown.code == 0, shown.error
+    expected = ladder(rows, (256, 16))
+    assert shown.out.splitlines()[:2] == expected.statement
+    assert (tmp_path / "runs_ladder" / "ladder.png").stat().st_size > 10_000
+    assert json.loads(as_json.out)["rate"] == pytest.approx(expected.rate)
+    assert json.loads((tmp_path / "out" / "ladder.json").read_text()) == json.loads(as_json.out)
+    assert wrong.refuses
+    assert "no column 'size'" in wrong.error
+    assert forecast.out.splitlines()[0] == expected.forecast_line
+    assert absent.refuses
+    assert "cannot be read" in absent.error
