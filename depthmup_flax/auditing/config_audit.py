@@ -14,7 +14,7 @@ import numpy as np
 from depthmup_flax.auditing.audit_report import Audit, Row
 from depthmup_flax.auditing.given_model import Output
 from depthmup_flax.auditing.model_audit import audit
-from depthmup_flax.networks.adapters import Linen, once_for_shapes
+from depthmup_flax.networks.adapters import linen, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import is_info, path_name
@@ -249,12 +249,12 @@ def of_module(model: nn.Module) -> ModelFunctions:
     try:
         return _of_known_module(model)
     except TypeError:  # a traced number has no hash
-        return ModelFunctions("", Linen(model))
+        return ModelFunctions("", linen(model))
 
 
 @functools.lru_cache(maxsize=64)
 def _of_known_module(model: nn.Module) -> ModelFunctions:
-    return ModelFunctions("", Linen(model))
+    return ModelFunctions("", linen(model))
 
 
 def audited_model(model: Any, inputs: ArrayTree) -> Audited:

@@ -16,9 +16,9 @@ from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import (
     Adapter,
     Call,
-    Function,
     abstract,
     adapter_of,
+    function_of_parameters,
     once_for_shapes,
 )
 from depthmup_flax.networks.model_functions import ModelFunctions
@@ -129,7 +129,7 @@ def _traced(
 def _adapter(model: Any, argument: str) -> Adapter | None:
     """How to call a model; ``None`` of a `ModelFunctions`, which is called as it is."""
     if type(model) is tuple and callable(model[0]):
-        return Function(model)
+        return function_of_parameters(model)
     adapter = adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
         right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
@@ -174,7 +174,7 @@ def _initial(
     """A function that draws initial parameters; those of a pair are given."""
 
     def initial() -> ArrayTree:
-        if isinstance(adapter, Function):
+        if adapter is not None and adapter.library == "function":
             return params
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -69,78 +68,86 @@ class Call:
 _AS_IT_IS = Call()
 
 
-class Adapter(abc.ABC):
-    """A network of any library; parameters and state are in the library's own containers.
+def _as_it_is(tree: Any) -> Any:
+    return tree
+
+
+def _both(params: Any, state: Any) -> tuple[Any, Any]:
+    return params, state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapter:
+    """A network of any library, as functions; parameters and state are in the library's own containers.
 
     The state is what a step may change besides the parameters, such as running averages. A tuple of inputs is several
     arguments.
+
+    Attributes:
+      library: ``linen``, ``nnx``, ``equinox``, ``haiku``, ``pair`` or ``function``.
+      model: what the user gave.
+      init: ``(key, inputs, call)`` -> new parameters and state.
+      apply: ``(params, state, inputs, call)`` -> the outputs and the new state.
+      record: the same -> the outputs, and the floating-point outputs of every submodule by path; ``None``: the library
+        does not tell them.
+      held: shapes of parameters and state, of a module that holds its values.
+      plain: ``(params, state)`` in nested dictionaries of arrays.
+      contained, contained_state: plain ones in the library's containers; a tree of the parameters' paths may be of
+        anything.
+      filled: ``(params, state)`` -> the module with these values, of libraries whose modules hold them.
     """
 
-    model: Any  # what the user gave
-
-    @abc.abstractmethod
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        """New parameters and state."""
-
-    @abc.abstractmethod
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        """The outputs and the new state."""
-
-    def captured(self, params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
-        """The outputs, and the floating-point outputs of every submodule by path, where the library can tell them."""
-        return self.apply(params, state, inputs, call)[0], {}
+    library: str
+    model: Any
+    init: Callable[..., tuple[Any, Any]]
+    apply: Callable[..., tuple[Any, Any]]
+    record: Callable[..., tuple[Any, Activations]] | None = None
+    held: tuple[Any, Any] | None = None
+    plain: Callable[[Any, Any], tuple[ArrayTree, ArrayTree]] = _both
+    contained: Callable[[ArrayTree], Any] = _as_it_is
+    contained_state: Callable[[ArrayTree], Any] = _as_it_is
+    filled: Callable[[Any, Any], Any] | None = None
 
     def shapes(self, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         """Shapes of parameters and state; nothing is computed."""
+        if self.held is not None:
+            return self.held
         return jax.eval_shape(lambda inputs: self.init(jax.random.key(0), inputs, call), inputs)
 
-    def plain(self, params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
-        """Parameters and state in nested dictionaries of arrays."""
-        return params, state
-
-    def contained(self, params: ArrayTree) -> Any:
-        """A tree with the paths of plain parameters, in the library's containers."""
-        return params
-
-    def contained_state(self, state: ArrayTree) -> Any:
-        """A plain state in the library's containers."""
-        return state
-
-    def filled(self, params: Any, state: Any) -> Any:
-        """The module with these values, of libraries whose modules hold them; else what the user gave."""
-        return self.model
+    def captured(self, params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
+        """The outputs, and the floating-point outputs of every submodule by path, where the library can tell them."""
+        if self.record is not None:
+            return self.record(params, state, inputs, call)
+        return self.apply(params, state, inputs, call)[0], {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Linen(Adapter):
-    """All collections but the parameters, and what is sown, are the state; parameters may be in boxes."""
+def linen(model: nn.Module) -> Adapter:
+    """A Linen module; its state is all collections but the parameters and what is sown. Boxes may be around values."""
 
-    model: nn.Module
-
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+    def init(key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         # Flax takes the stream "params" for streams that are not given.
-        options = call.options(type(self.model).__call__)
-        variables = dict(self.model.init({"params": key}, *arguments_of(inputs), **options))
+        options = call.options(type(model).__call__)
+        variables = dict(model.init({"params": key}, *arguments_of(inputs), **options))
         params = variables.pop("params", {})
         return params, {name: nn.unbox(tree) for name, tree in variables.items() if not _is_sown(tree)}
 
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        outputs, updated = self._applied(params, state, inputs, call, mutable=list(state))
+    def applied(params: Any, state: Any, inputs: ArrayTree, call: Call, **options: Any) -> Any:
+        rngs = None if call.key is None else {"dropout": call.key, "params": jax.random.fold_in(call.key, 1)}
+        options |= call.options(type(model).__call__)
+        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(inputs), rngs=rngs, **options)
+
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+        outputs, updated = applied(params, state, inputs, call, mutable=list(state))
         return outputs, {**state, **updated}
 
-    def captured(self, params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
+    def record(params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
         # A call may write whatever it sows.
         options = {"mutable": nn.DenyList("params"), "capture_intermediates": True}
-        outputs, updated = self._applied(params, state, inputs, call, **options)
+        outputs, updated = applied(params, state, inputs, call, **options)
         return outputs, _named(nn.unbox(updated.get("intermediates", {})))
 
-    def _applied(self, params: Any, state: Any, inputs: ArrayTree, call: Call, **options: Any) -> Any:
-        rngs = None if call.key is None else {"dropout": call.key, "params": jax.random.fold_in(call.key, 1)}
-        options |= call.options(type(self.model).__call__)
-        return self.model.apply({"params": nn.unbox(params), **state}, *arguments_of(inputs), rngs=rngs, **options)
-
-    def plain(self, params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
-        return nn.unbox(params), state
+    plain = lambda params, state: (nn.unbox(params), state)
+    return Adapter("linen", model, init, apply, record, plain=plain)
 
 
 def _is_sown(collection: ArrayTree) -> bool:
@@ -160,77 +167,67 @@ def _named(tree: ArrayTree) -> Activations:
     return activations
 
 
-class _Holder(Adapter):
-    """A module that holds its values: given itself, or as ``make``, which returns it for a key."""
+def _holder(
+    library: str,
+    model: Any,
+    make: Callable[[jax.Array], Any] | None,
+    parts: Callable[[Any], tuple[Any, Any]],
+    **functions: Any,
+) -> Adapter:
+    """A module that holds its values: given itself, or as ``make``, which returns it for a key.
 
-    def __init__(self, model: Any, make: Any = None) -> None:
-        self.model, self._make = model, make or (lambda key: model)
-
-    @abc.abstractmethod
-    def _parts(self, module: Any) -> tuple[Any, Any]:
-        """Parameters and state of a module."""
-
-    @functools.cached_property
-    def _trees(self) -> tuple[PlainTree, PlainTree]:
-        params, state = self._parts(self.model)
-        return PlainTree(params), PlainTree(state)
-
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        return self._parts(self._make(key))
-
-    def shapes(self, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        params, state = self._parts(self.model)
-        return jax.tree.map(abstract, params), jax.tree.map(abstract, state)
-
-    def plain(self, params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
-        return self._trees[0].plain(params), self._trees[1].plain(state)
-
-    def contained(self, params: ArrayTree) -> Any:
-        return self._trees[0].restored(params)
-
-    def contained_state(self, state: ArrayTree) -> Any:
-        return self._trees[1].restored(state)
+    ``parts``: module -> parameters and state.
+    """
+    params, state = parts(model)
+    of_params, of_state = PlainTree(params), PlainTree(state)
+    return Adapter(
+        library,
+        model,
+        lambda key, inputs, call=_AS_IT_IS: parts(model if make is None else make(key)),
+        held=(jax.tree.map(abstract, params), jax.tree.map(abstract, state)),
+        plain=lambda params, state: (of_params.plain(params), of_state.plain(state)),
+        contained=of_params.restored,
+        contained_state=of_state.restored,
+        **functions,
+    )
 
 
-class Nnx(_Holder):
-    """``nnx.Param`` are the parameters; random streams are made from the key; all other variables are the state."""
+def nnx_module(model: Any, make: Callable[[jax.Array], Any] | None = None) -> Adapter:
+    """An NNX module: ``nnx.Param`` are the parameters; random streams are made from the key; others are the state."""
+    from flax import nnx
 
-    def _split(self, module: Any) -> Any:
-        from flax import nnx
-
+    def split(module: Any) -> Any:
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
-    def _parts(self, module: Any) -> tuple[Any, Any]:
-        _, params, _, state = self._split(module)
+    def parts(module: Any) -> tuple[Any, Any]:
+        _, params, _, state = split(module)
         return params, state
 
-    def filled(self, params: Any, state: Any, key: jax.Array | None = None) -> Any:
-        from flax import nnx
-
-        definition, _, random, _ = self._split(self.model)
+    def filled(params: Any, state: Any, key: jax.Array | None = None) -> Any:
+        definition, _, random, _ = split(model)
         streams = _streams(random, jax.random.key(0) if key is None else key)
         # Variables of another trace cannot be changed: the module gets new ones.
         params, state = jax.tree.map(lambda x: x, (params, state))
         return nnx.merge(definition, params, streams, state)
 
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        module = self._called(params, state, call)
+    def called(params: Any, state: Any, call: Call) -> Any:
+        module = filled(params, state, call.key)
+        if call.train is not None:
+            (module.train if call.train else module.eval)()
+        return module
+
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+        module = called(params, state, call)
         outputs = module(*arguments_of(inputs), **call.options(type(module).__call__))
-        return outputs, self._parts(module)[1]
+        return outputs, parts(module)[1]
 
-    def captured(self, params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
-        from flax import nnx
-
-        module = self._called(params, state, call)
+    def record(params: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Activations]:
+        module = called(params, state, call)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
         outputs, intermediates = recorded(*arguments_of(inputs), **call.options(type(module).__call__))
         return outputs, _named(nnx.to_pure_dict(intermediates))
 
-    def _called(self, params: Any, state: Any, call: Call) -> Any:
-        module = self.filled(params, state, call.key)
-        if call.train is not None:
-            (module.train if call.train else module.eval)()
-        return module
+    return _holder("nnx", model, make, parts, apply=apply, record=record, filled=filled)
 
 
 def _streams(random: Any, key: jax.Array) -> Any:
@@ -246,29 +243,21 @@ def _streams(random: Any, key: jax.Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-class Equinox(_Holder):
-    """Inexact arrays are the parameters, others the state; the module is mapped over the batch."""
+def equinox_module(model: Any, make: Callable[[jax.Array], Any] | None = None) -> Adapter:
+    """An Equinox module: inexact arrays are the parameters, others the state; it is mapped over the batch."""
+    import equinox as eqx
 
-    def _split(self, module: Any) -> tuple[Any, Any, Any]:
-        import equinox as eqx
-
+    def split(module: Any) -> tuple[Any, Any, Any]:
         is_array = lambda leaf: isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
         arrays, static = eqx.partition(module, is_array)
         params, state = eqx.partition(arrays, lambda leaf: is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact))
         return params, state, static
 
-    def _parts(self, module: Any) -> tuple[Any, Any]:
-        return self._split(module)[:2]
+    def filled(params: Any, state: Any) -> Any:
+        return eqx.combine(params, state, split(model)[2])
 
-    def filled(self, params: Any, state: Any) -> Any:
-        import equinox as eqx
-
-        return eqx.combine(params, state, self._split(self.model)[2])
-
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        import equinox as eqx
-
-        module = self.filled(params, state)
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+        module = filled(params, state)
         if call.train is not None:
             module = eqx.nn.inference_mode(module, value=not call.train)
         function, arguments = type(module).__call__, arguments_of(inputs)
@@ -278,76 +267,63 @@ class Equinox(_Holder):
         keys = jax.random.split(call.key, jax.tree.leaves(arguments)[0].shape[0])
         return jax.vmap(lambda key, *example: module(*example, key=key, **options))(keys, *arguments), state
 
+    return _holder("equinox", model, make, lambda module: split(module)[:2], apply=apply, filled=filled)
 
-@dataclasses.dataclass(frozen=True)
-class Haiku(Adapter):
+
+def haiku(model: Any) -> Adapter:
     """``hk.Transformed`` or ``hk.TransformedWithState``; a module's name with slashes is several levels."""
+    function = getattr(model.apply, "_original_fn", None)  # that was transformed
+    has_state = type(model).__name__ == "TransformedWithState"
 
-    model: Any
-
-    @property
-    def _function(self) -> Any:
-        """The function that was transformed."""
-        return getattr(self.model.apply, "_original_fn", None)
-
-    @property
-    def _has_state(self) -> bool:
-        return type(self.model).__name__ == "TransformedWithState"
-
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+    def init(key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         # Running averages exist after a call in training.
-        options = dataclasses.replace(call, train=True).options(self._function)
-        result = self.model.init(key, *arguments_of(inputs), **options)
-        return result if self._has_state else (result, {})
+        options = dataclasses.replace(call, train=True).options(function)
+        result = model.init(key, *arguments_of(inputs), **options)
+        return result if has_state else (result, {})
 
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        own = (params, state) if self._has_state else (params,)
-        result = self.model.apply(*own, call.key, *arguments_of(inputs), **call.options(self._function))
-        return result if self._has_state else (result, {})
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+        own = (params, state) if has_state else (params,)
+        result = model.apply(*own, call.key, *arguments_of(inputs), **call.options(function))
+        return result if has_state else (result, {})
 
-    def plain(self, params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
+    def plain(params: Any, state: Any) -> tuple[ArrayTree, ArrayTree]:
         flat = {f"{module}/{name}": leaf for module, leaves in params.items() for name, leaf in leaves.items()}
         return traverse_util.unflatten_dict(flat, sep="/"), {module: dict(leaves) for module, leaves in state.items()}
 
-    def contained(self, params: ArrayTree) -> Any:
+    def contained(params: ArrayTree) -> Any:
         modules: dict[str, dict[str, Any]] = {}
         for path, leaf in traverse_util.flatten_dict(params, sep="/").items():
             module, _, name = path.rpartition("/")
             modules.setdefault(module, {})[name] = leaf
         return modules
 
+    return Adapter("haiku", model, init, apply, plain=plain, contained=contained)
 
-@dataclasses.dataclass(frozen=True)
-class Pair(Adapter):
+
+def pair(model: tuple[Any, Any]) -> Adapter:
     """(init, apply) with ``init(key)`` or ``init(key, inputs)``, ``apply(params, inputs)``; both may take ``train``."""
+    own, function = model
 
-    model: tuple[Any, Any]
-
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        own = self.model[0]
+    def init(key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         takes_inputs = len([p for p in parameters(own).values() if p.name not in _TRAINING]) > 1
         return own(key, *(arguments_of(inputs) if takes_inputs else ()), **call.options(own)), {}
 
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        function = self.model[1]
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
         key = {"key": call.key} if takes(function, "key") else {}
         return function(params, *arguments_of(inputs), **key | call.options(function)), {}
 
+    return Adapter("pair", model, init, apply)
 
-@dataclasses.dataclass(frozen=True)
-class Function(Adapter):
+
+def function_of_parameters(model: tuple[Any, Any]) -> Adapter:
     """A function of (parameters, inputs) with its parameters, which may be shapes."""
+    function, params = model
 
-    model: tuple[Any, Any]
+    def apply(params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
+        return function(params, *arguments_of(inputs), **call.kwargs), ()
 
-    def init(self, key: jax.Array, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        return self.model[1], ()
-
-    def shapes(self, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        return self.model[1], ()
-
-    def apply(self, params: Any, state: Any, inputs: ArrayTree, call: Call = _AS_IT_IS) -> tuple[Any, Any]:
-        return self.model[0](params, *arguments_of(inputs), **call.kwargs), ()
+    init = lambda key, inputs, call=_AS_IT_IS: (params, ())
+    return Adapter("function", model, init, apply, held=(params, ()))
 
 
 def adapter_of(model: Any) -> Adapter | None:
@@ -356,15 +332,16 @@ def adapter_of(model: Any) -> Adapter | None:
     if isinstance(model, Adapter):
         return model
     if isinstance(model, nn.Module):
-        return Linen(model)
+        return linen(model)
     if is_nnx(model, "Module"):
-        return Nnx(model)
+        return nnx_module(model)
     if is_equinox(model):
-        return Equinox(model)
+        return equinox_module(model)
     if kind.__module__.split(".")[0] == "haiku" and kind.__name__ in ("Transformed", "TransformedWithState"):
-        return Haiku(model)
+        return haiku(model)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        return Pair(model) if callable(model[1]) and not is_equinox(model[0]) else Function(model)
+        is_pair = callable(model[1]) and not is_equinox(model[0])
+        return pair(model) if is_pair else function_of_parameters(model)
     return None
 
 

@@ -12,8 +12,9 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.networks import adapters
-from depthmup_flax.networks.adapters import Activations, Adapter, Call, Equinox, Haiku, Linen, Nnx, Pair, adapter_of
+from depthmup_flax.networks.adapters import Activations, Adapter, Call, adapter_of, equinox_module, nnx_module
 from depthmup_flax.networks.user_code import calling, takes
+from depthmup_flax.rule.info_trees import is_equinox, is_nnx
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
@@ -83,7 +84,7 @@ class ModelFunctions:
     @property
     def linen(self) -> nn.Module | None:
         """The module, if it is a Linen one."""
-        return self.adapter.model if isinstance(self.adapter, Linen) else None
+        return self.adapter.model if self.adapter.library == "linen" else None
 
     def contained(self, params: Any) -> Any:
         """A tree with the paths of the parameters in the containers of the user's library, such as an ``nnx.State``."""
@@ -91,7 +92,10 @@ class ModelFunctions:
 
     def model(self, params: ArrayTree, state: ArrayTree) -> Any:
         """What the user's function returns; an NNX or Equinox module holds these values."""
-        return self.adapter.filled(self.adapter.contained(params), self.adapter.contained_state(state))
+        filled = self.adapter.filled
+        if filled is None:
+            return self.adapter.model
+        return filled(self.adapter.contained(params), self.adapter.contained_state(state))
 
     def _calling(self, method: str, inputs: ArrayTree) -> contextlib.AbstractContextManager[None]:
         name = f"{self.name}: init" if method == "init" else f"{self.name}.{method}"
@@ -112,13 +116,13 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
     return ModelFunctions(name, _adapter(make, name))
 
 
-_MAKERS = (Linen, Haiku, Pair)  # whose values are made by their own init
+_MAKERS = ("linen", "haiku", "pair")  # libraries whose values are made by their own init
 
 
 def _adapter(make: Any, name: str) -> Adapter:
     """The adapter of the network that ``make`` returns or is; see `model_functions`."""
     given = adapter_of(make)
-    if isinstance(given, _MAKERS):
+    if given is not None and given.library in _MAKERS:
         return given
     if given is not None or not callable(make):
         raise InputError(_of_other_kind(make, name))
@@ -133,36 +137,47 @@ def _adapter(make: Any, name: str) -> Adapter:
         return held
 
     shapes = jax.eval_shape(arrays)  # a large network is not computed
-    adapter = adapter_of(traced[0])
-    if isinstance(adapter, _MAKERS):
+    library = _library(traced[0])
+    if library in _MAKERS:
         # Made anew, because what was made inside a trace may hold values of the trace.
-        return type(adapter)(made(jax.random.key(0)))
-    if not isinstance(adapter, Nnx | Equinox):
+        anew = adapter_of(made(jax.random.key(0)))
+        assert anew is not None
+        return anew
+    if library not in ("nnx", "equinox"):
         raise InputError(_of_other_kind(traced[0], name))
     if not (takes(make, "rngs") or takes(make, "key")):
-        argument = "rngs" if isinstance(adapter, Nnx) else "key"
+        argument = "rngs" if library == "nnx" else "key"
         raise InputError(
             f"{name} returns {type(traced[0]).__name__} but does not take {argument}: all seeds would start from the "
             f"same values. Give it a parameter {argument}, and make its layers with it."
         )
-    if isinstance(adapter, Nnx):
+    if library == "nnx":
         from flax import nnx
 
-        return Nnx(nnx.merge(*parts, shapes), made)
+        return nnx_module(nnx.merge(*parts, shapes), made)
     import equinox as eqx
 
-    return Equinox(eqx.combine(shapes, *parts), made)
+    return equinox_module(eqx.combine(shapes, *parts), made)
+
+
+def _library(model: Any) -> str:
+    """`Adapter.library` of what a function has returned inside a trace, whose values are not looked at; "" of none."""
+    if is_nnx(model, "Module"):
+        return "nnx"
+    if is_equinox(model):
+        return "equinox"
+    adapter = adapter_of(model)
+    return "" if adapter is None else adapter.library
 
 
 def _taken_apart(model: Any) -> tuple[Any, ...]:
     """The arrays of an NNX or Equinox module, and what else it is; of others, nothing."""
-    adapter = adapter_of(model)
-    if isinstance(adapter, Nnx):
+    if is_nnx(model, "Module"):
         from flax import nnx
 
         definition, state = nnx.split(model)
         return state, definition
-    if isinstance(adapter, Equinox):
+    if is_equinox(model):
         import equinox as eqx
 
         return eqx.partition(model, eqx.is_array)

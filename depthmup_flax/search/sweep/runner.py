@@ -35,7 +35,7 @@ from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
+from depthmup_flax.trainer.engine.hyperparameters import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings
@@ -311,11 +311,12 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
 def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], base: ConfigDict) -> None:
     """Keeps the programs of the user's code, or checks that they are those of earlier calls."""
     now: Json = {}
+    of_rules = any(path.startswith(f"{RULE}.") for group in groups for path in group.runs[0].point)
     for group in groups:
         own, values = group.experiment.hyperparameters, hyperparameters(base)
         others = {name: own[name] for name in own.keys() - values.keys()}  # of a run that other calls may not have
         which = f"{structure(group.runs[0])} {json.dumps(others, sort_keys=True)}"
-        now |= identity.programs(group.experiment, values, which)
+        now |= identity.programs(group.experiment, values, which, of_rules=of_rules)
     holds = f"workdir {str(directory)!r} holds a sweep"
     identity.require_same(directory, now, holds, compare=not base.train.same_code)
 

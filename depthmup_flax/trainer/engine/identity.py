@@ -16,6 +16,7 @@ from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import batch_shapes
+from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.task import Hyper, new_state
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.program_digest import digest
@@ -23,14 +24,17 @@ from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import Json
 
 FILE = "programs.json"
+_FORM = "2"  # of what is traced: digests of another form cannot be compared
 
 
 @own_surroundings()
-def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
+def programs(experiment: Experiment, values: Hyper, which: str = "", *, of_rules: bool = False) -> Json:
     """The name of a program -> digest of its initial values, a training step and an evaluation; empty for our code.
 
-    ``values`` replace hyperparameters of the experiment; ``which`` tells the programs of a sweep apart. Programs of
-    other versions of JAX, or for another platform, have other names: they cannot be compared.
+    ``values`` replace hyperparameters of the experiment; ``which`` tells the programs of a sweep apart; ``of_rules``:
+    its runs may differ in numbers of the rule, which are then arguments. Else code may look at them, as at
+    ``rule.alpha > 0``. Programs of other versions of JAX, or for another platform, have other names: they cannot be
+    compared.
     """
     config, dataset = experiment.config, experiment.dataset
     if not names_users_code(config):
@@ -38,7 +42,10 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
     tests = host_test_batches(dataset, 1, slice(None), masked=experiment.task.masked) if experiment.evaluates else ()
     test = next(iter(tests), None)
     # Arrays, as in training: of a rule, the width is a number there and a word otherwise.
-    hyper = jax.tree.map(jnp.asarray, {**experiment.hyperparameters, **values})
+    given = {**experiment.hyperparameters, **values}
+    if not of_rules:
+        given = {path: value for path, value in given.items() if not path.startswith(f"{RULE}.")}
+    hyper = jax.tree.map(jnp.asarray, given)
 
     def program(key: jax.Array, batch: Any, test: Any) -> Any:
         carry = experiment.task.init(jax.random.key(hyper[SEED]), hyper)
@@ -51,7 +58,7 @@ def programs(experiment: Experiment, values: Hyper, which: str = "") -> Json:
     execution = [str(config.model.get(path.removeprefix("model."))) for path in EXECUTION_OF_MODELS]
     # Execution changes the program alone; so may a later version of this package.
     known = versions()
-    named = (known["depthmup-flax"], known["jax"], jax.default_backend(), *execution, which)
+    named = (known["depthmup-flax"], known["jax"], jax.default_backend(), *execution, which, _FORM)
     return {" ".join(named).strip(): digest(traced)}
 
 

@@ -31,7 +31,7 @@ from depthmup_flax.storage.sweep_records import SEED, finite_or_none
 from depthmup_flax.trainer.engine.device_batches import StepsCall, batch_of, calls, host_test_batches, read_ahead
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.outcome import outcome, read
-from depthmup_flax.trainer.engine.program import Program
+from depthmup_flax.trainer.engine.program import Program, take_steps
 from depthmup_flax.trainer.engine.task import Hyper, Means, Stepped, TrainState, batch_key
 from depthmup_flax.util.types import ArrayTree, Batch, Json
 
@@ -218,9 +218,12 @@ class LaneProgram(Program):
         )
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: StepsCall, data: Batch | None) -> TrainState:
+        step = functools.partial(self._step, values_V, data)
+        each = functools.partial(self._each, values_V)
+
         def take(state: TrainState) -> TrainState:
             with sharding.traced_for(self.mesh):
-                return super(LaneProgram, self)._take_steps(state, values_V, call, data)
+                return take_steps(self.experiment, self.call_length, step, each, state, call)
 
         # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
         return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, final
 
 import jax
 import numpy as np
@@ -39,8 +38,8 @@ from depthmup_flax.util.types import ArrayTree, Batch, HostBatch
 MOST_STEPS = 16
 
 
-class Program(abc.ABC):
-    """Initializes, trains and evaluates an experiment, with the placement of a subclass.
+class Program:
+    """What programs of an experiment have in common; subclasses place runs on devices.
 
     ``data`` are from `put_train_data`. With a mesh of devices that are absent, and shapes of the data, it can be traced
     and compiled.
@@ -58,39 +57,16 @@ class Program(abc.ABC):
         self.call_length = CallLength(_most_steps(experiment, mesh), periods)
         self._drawing = drawing_options(sharding.platform(mesh))
 
+    @final
     def traced(self) -> jax.stages.Traced:
         """The program of the training steps in a call."""
         return self._steps.trace(*self._arguments())
 
-    @abc.abstractmethod
-    def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
-        """`Experiment.step` of ``examples``, those of `StepsCall` without the axis of steps."""
-
-    def _take_steps(self, state: TrainState, values: Any, call: StepsCall, data: Batch | None) -> TrainState:
-        def take(i: jax.Array, taken: Stepped) -> Stepped:
-            return self._step(values, data, taken[0], jax.tree.map(lambda x: x[i], call.examples))
-
-        experiment = self.experiment
-        sample = lambda _, state: experiment.recorder.sample(state.carry.params) if experiment.course.names else ()
-        before = self._each(values, sample)(state)
-        if self.call_length.most == 1:
-            after, gradients = self._step(values, data, state, call.examples)
-        else:
-            after, gradients = jax.lax.fori_loop(0, call.count, take, (state, before))  # samples have equal shapes
-        if not experiment.course.names:
-            return after
-        row = experiment.course.records(state.step.ravel()[0]) & (call.count == 1)
-        record = self._each(values, lambda own, *trees: experiment.recorder.record(own, row, *trees))
-        course = jax.lax.cond(row.any(), lambda: record(after, gradients, before), lambda: after.course)
-        return dataclasses.replace(after, course=course)
-
-    def _each(self, values: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` of the hyperparameters and trees of one run, for those of the program."""
-        return functools.partial(function, {})
-
+    @final
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
         return functools.reduce(Means.merge, (self._evaluate(state, values, batch) for batch in batches))
 
+    @final
     def _arguments(self) -> tuple[TrainState, Any, StepsCall, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""
         most = self.call_length.most
@@ -98,10 +74,47 @@ class Program(abc.ABC):
         call = StepsCall(self._placed(np.int32(0), P()), self._placed(examples, self._split))
         return self.abstract_state, self._abstract_values, call, self._data
 
+    @final
     def _placed(self, tree: ArrayTree, spec: P) -> Any:
         """Shapes and dtypes of arrays that are split as ``spec`` says."""
         place = NamedSharding(self.mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
+
+
+def take_steps(
+    experiment: Experiment,
+    length: CallLength,
+    step: Callable[[TrainState, Any], Stepped],
+    each: Callable[[Callable[..., Any]], Callable[..., Any]],
+    state: TrainState,
+    call: StepsCall,
+) -> TrainState:
+    """The state after the steps of a call, and what its course records of them.
+
+    Args:
+      experiment: what is trained.
+      length: of calls.
+      step: `Experiment.step` of ``examples``, those of `StepsCall` without the axis of steps.
+      each: a function of the hyperparameters and trees of one run -> of the trees of all runs of the program.
+      state: of all runs.
+      call: steps and examples.
+    """
+
+    def take(i: jax.Array, taken: Stepped) -> Stepped:
+        return step(taken[0], jax.tree.map(lambda x: x[i], call.examples))
+
+    recorder, has_course = experiment.recorder, bool(experiment.course.names)
+    before: Any = each(lambda _, state: recorder.sample(state.carry.params))(state) if has_course else ()
+    if length.most == 1:
+        after, gradients = step(state, call.examples)
+    else:
+        after, gradients = jax.lax.fori_loop(0, call.count, take, (state, before))  # samples have equal shapes
+    if not has_course:
+        return after
+    row = experiment.course.records(state.step.ravel()[0]) & (call.count == 1)
+    record = each(lambda own, *trees: recorder.record(own, row, *trees))
+    course = jax.lax.cond(row.any(), lambda: record(after, gradients, before), lambda: after.course)
+    return dataclasses.replace(after, course=course)
 
 
 def _most_steps(experiment: Experiment, mesh: Mesh) -> int:
@@ -190,10 +203,12 @@ class ShardedProgram(Program):
             return self._evaluated(state, None, ahead)
 
     def _take_steps(self, state: TrainState, values: None, call: StepsCall, data: Batch | None) -> TrainState:
+        step = functools.partial(self._step, data)
+        alone = lambda function: functools.partial(function, {})
         with sharding.activations_on(self.mesh):
-            return super()._take_steps(state, values, call, data)
+            return take_steps(self.experiment, self.call_length, step, alone, state, call)
 
-    def _step(self, values: None, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
+    def _step(self, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
         batch = examples
         if data is not None:
             split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self.mesh))

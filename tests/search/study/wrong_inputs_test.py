@@ -70,7 +70,6 @@ WRONG = {  # call -> what the sentence names
     "a text for a width": (lambda: study().sweep(widths=("a",)), "widths is 'a'"),
     "the best as a width": (lambda: study().train({"learning_rate": 0.1}), "model.width is"),
     "multipliers that are missing": (lambda: study(Plain).train(32, 4), "model.audit=False"),
-    "the audit of our model": (lambda: study("res_mlp").audit(8, 2), "a model of this package"),
     "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task"),
     "records that are not there": (lambda: dm.read_records("/nowhere"), "'/nowhere'"),
 }
