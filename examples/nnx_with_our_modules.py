@@ -1,4 +1,4 @@
-"""Linen modules of this package in NNX code: their annotations give the roles of the parameters."""
+"""Linen modules of this package in NNX code."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def main(width: int = 64, depth: int = 6, steps: int = 30) -> list[float]:
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
     model, base = build(width, depth, images[:1]), build(16, 2, images[:1])
-    info = dm.audit(model, base, images[:2]).info  # what is annotated keeps its annotation
+    info = dm.audit(model, base, images[:2]).info
     tx = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     print(dm.param_table(info, RULE, eps=1e-8))
