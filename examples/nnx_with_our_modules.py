@@ -1,4 +1,4 @@
-"""Linen modules of this package in NNX code: audited like any other network."""
+"""Linen modules of this package in NNX code."""
 
 import jax
 import jax.numpy as jnp

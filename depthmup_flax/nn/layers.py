@@ -9,15 +9,17 @@ at depth 1024 a branch adds about 2^-5 of the stream and its update 2^-10, below
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from depthmup_flax.devices.sharding import AxisNames, gathered, gathers, stream, target_platform
 from depthmup_flax.nn.cpu_convolution import conv_same, convolve
@@ -50,11 +52,34 @@ def mean_subtraction(x: jax.Array) -> jax.Array:
     return x - jnp.mean(x, axis=-1, keepdims=True)
 
 
-def normal(std: Scalar, axes: AxisNames) -> nn.initializers.Initializer:
+@struct.dataclass
+class _Box(nn.LogicallyPartitioned):
+    """Logical axes as Flax's own box has them, whose array ``nnx.bridge.ToNNX`` would place on a mesh."""
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """The fields as they are."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> Self:
+        """The inverse."""
+        return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
+
+
+def _with_axes(init: nn.initializers.Initializer, axes: AxisNames) -> Callable[..., Any]:
+    """An initializer whose arrays are in a box with logical axes."""
+
+    def boxed(*args: Any, **kwargs: Any) -> Any:
+        return _Box(init(*args, **kwargs), axes)
+
+    return boxed
+
+
+def normal(std: Scalar, axes: AxisNames) -> Callable[..., Any]:
     """N(0, std^2) with logical axes (TP6 Definition 6.2 (a)); zeros for ``std=0``, which may be traced."""
     is_zero = isinstance(std, (int, float)) and std == 0
     init = nn.initializers.zeros_init() if is_zero else nn.initializers.normal(std)
-    return nn.with_logical_partitioning(init, axes)
+    return _with_axes(init, axes)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -213,11 +238,11 @@ class Norm(nn.Module):
         scale: dict[str, Any] = {
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
-            "scale_init": nn.with_logical_partitioning(init.ones_init(), ("width_out",)),
+            "scale_init": _with_axes(init.ones_init(), ("width_out",)),
         }
         if self.kind == "rms":
             return nn.RMSNorm(**scale, name="rms")(x)
-        affine = scale | {"bias_init": nn.with_logical_partitioning(init.zeros_init(), ("width_out",))}
+        affine = scale | {"bias_init": _with_axes(init.zeros_init(), ("width_out",))}
         if self.kind == "layer":
             return nn.LayerNorm(**affine, name="layer")(x)
         if self.kind == "batch":  # the momentum is of the running averages; PyTorch writes 0.1
