@@ -40,7 +40,7 @@ def test_a_readout_at_zero_starts_at_equal_logits_and_a_random_one_does_not():
     assert abs(excess[0]) < 1e-5 < 0.2 < excess[1]
 
 
-def test_a_tenth_of_what_is_learned_is_the_limit():
+def test_what_is_learned_is_the_limit():
     assert is_large(excess=0.41, learned=0.4)
     assert not is_large(excess=0.39, learned=0.4)
 
@@ -49,7 +49,7 @@ def test_a_tenth_of_what_is_learned_is_the_limit():
 def test_zero_is_not_advised_for_a_readout_that_may_be_frozen(frozen, advised):
     base = with_readout(zero=False)
     base.optimizer.frozen = frozen
-    warning = start_warning(build(base, load=LoadOnce()), (0,), lowest=1.0)
+    warning = start_warning(build(base, load=LoadOnce()), (0,), lowest=2.25)
     assert SENTENCE in warning
     assert ("zero_init_readout" in warning) == advised
 
@@ -67,7 +67,7 @@ def test_a_readout_at_zero_is_no_large_start_where_classes_are_not_equally_frequ
 @pytest.mark.parametrize(("zero", "warns"), [(False, True), (True, False)])
 def test_a_search_warns_of_a_large_start_and_not_of_a_readout_at_zero(tmp_path, zero, warns):
     proxy = with_readout(zero)
-    proxy.train.update(steps=60, average_steps=10)
+    proxy.train.update(steps=6, average_steps=2)  # in which little is learned
     search = Search({RATE: (1e-3, 4e-3, 1.6e-2)}, seeds=(0,), extend=0)
     best = tune(proxy, search, tmp_path, objective="train")
     assert (SENTENCE in repr(best)) == warns
