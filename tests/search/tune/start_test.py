@@ -68,7 +68,7 @@ def test_a_readout_at_zero_is_no_large_start_where_classes_are_not_equally_frequ
 def test_a_search_warns_of_a_large_start_and_not_of_a_readout_at_zero(tmp_path, zero, warns):
     proxy = with_readout(zero)
     proxy.train.update(steps=6, average_steps=2)  # in which little is learned
-    search = Search({RATE: (1e-3, 4e-3, 1.6e-2)}, seeds=(0,), extend=0)
+    search = Search({RATE: (1e-3, 2e-3, 4e-3)}, seeds=(0,), extend=0)
     best = tune(proxy, search, tmp_path, objective="train")
     assert (SENTENCE in repr(best)) == warns
 
