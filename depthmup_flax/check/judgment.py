@@ -157,7 +157,7 @@ class _Judge:
         return dataclasses.replace(one, verdict=VANISHES, passed=True) if self._may_fall(path, one) else one
 
     def _explained_by_size(self, one: Quantity) -> Quantity:
-        """A gradient where all else is right: small networks are not asymptotic, and a mistake's exponent is unclear."""
+        """A gradient where all else is right: of small networks; an exponent of a mistake's size is unclear."""
         if one.passed or one.verdict not in (GROWS, VANISHES, UNCLEAR):
             return one
         small = is_small(one.fit, self.tolerance)

@@ -277,9 +277,17 @@ def _differ(in_code: float, of_rule: Any) -> bool:
     return not hasattr(of_rule, "dtype") and not math.isclose(in_code, of_rule)
 
 
+def on_host(x: Any) -> Any:
+    """An array in this process's memory as NumPy's, whose operations compile nothing; others as they are."""
+    is_near = isinstance(x, jax.Array) and x.is_fully_addressable and x.sharding.device_set == {jax.devices("cpu")[0]}
+    return np.asarray(x) if is_near and not jnp.issubdtype(x.dtype, jax.dtypes.extended) else x
+
+
 def root_mean_square(x: Any) -> float:
     """Of an array's values."""
-    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32)))))
+    x = on_host(x)
+    numpy = np if isinstance(x, np.ndarray) else jnp
+    return float(numpy.sqrt(numpy.mean(numpy.square(numpy.abs(x).astype(jnp.float32)))))
 
 
 _SAMPLING_ERRORS = 4  # standard errors that are allowed
@@ -310,7 +318,7 @@ def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -
         factor = leaf.factor(rule)
         if path not in carriers or path not in sizes or np.allclose(factor, 1.0):
             return
-        size = root_mean_square(leaf.uncarried(x, rule))
+        size = root_mean_square(leaf.uncarried(on_host(x), rule))
         wanted = sizes[path] * (rule.init_ratio(leaf) or 1.0)
         if size == 0 or wanted == 0:
             return

@@ -1,8 +1,9 @@
 """What each primitive of JAX does: one table, and the sets of names that its readers ask for.
 
-Every primitive is in one row. What is in none, as those of future versions of JAX, is not understood. What a row does
-not tell is in the tables of `trace` (its docstring lists them), in `auditing.degrees`, in `flops` for products, and in
-`jaxprs.called_jaxpr` for a primitive that holds a jaxpr. `rule` reads the rows for optimizers.
+Every primitive is in one row. What is in none, as those of future versions of JAX, is not
+understood. What a row does not tell is in the tables of `trace` (its docstring lists them), in
+`auditing.degrees`, in `flops` for products, and in `jaxprs.called_jaxpr` for a primitive
+that holds a jaxpr. `rule` reads the rows for optimizers.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def test_inner_layers_at_the_full_rate_are_unstable_in_depth():
         """The change of the outputs by the first step of one layer of every block."""
         sizes = {"width": 64, "depth": depth, "base_width": 16, "base_depth": 4, "block_depth": 2}
         model = dm.ResMLP(10, **sizes, pre_nonlin=True, rule=rule)
-        info = dm.param_info(model, model.base(), X)
+        info = dm.audit(model, model.base(), X, in_code=(rule,)).info
         optimizer = dm.adamw(3e-3, info, rule)
 
         @jax.jit

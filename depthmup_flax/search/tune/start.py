@@ -16,7 +16,9 @@ from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util.types import HostBatch
 
 EXAMPLES = 2048  # on which the start is measured: its loss is then known to about 0.02
-SHARE = 0.1  # of what is learned, by which a start may be above equal logits
+# Of what is learned, by which a start may be above equal logits: above twice it the random readout was the drift of the
+# best rate, below once it never (reproduction/pages/drift.md).
+SHARE = 1.0
 
 
 def excess_at_start(experiment: Experiment, seeds: Sequence[int]) -> float | None:
