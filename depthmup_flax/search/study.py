@@ -229,7 +229,7 @@ class Study:
         is extended while the best value lies at its edge.
 
         With names to ``tune``, such as ``["branch_multiplier", "output_lr_factor"]``, these and the learning rate are
-        tuned in rounds of random points (`depthmup_flax.search.tune.searches.Rounds`), and values are ranges; without
+        tuned in rounds of random points (`depthmup_flax.search.tune.searches.Search`), and values are ranges; without
         names and values, the learning rate, a, and the factors of input and readout.
 
         Args:

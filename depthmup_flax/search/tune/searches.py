@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -113,15 +113,30 @@ def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
     return [path for path in paths if path not in read]
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What a search trains: a grid, and then what `more` adds."""
+    """What a search trains: a grid, and then what `more` adds.
+
+    With ``trials``, several hyperparameters are tuned in rounds of random points, in boxes that shrink around good
+    ones. The grid of ``x``, with all seeds, comes first, and is extended. Each of `SHRINK` is a round of points in a
+    box, all with one seed. The first box is around the best of the grid, the next ones are around the mean, in
+    logarithms, of the best quarter of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab. 1,
+    1999), which is less subject to chance than the best point. The last round trains this mean and the best of the grid
+    with `CONFIRM` seeds that the search has not seen. The mean is the choice if its gain is resolved: if the 95 %
+    interval is above 0.
+    """
 
     axes: Mapping[str, tuple[Any, ...]]  # dotted field -> values of the grid
     seeds: tuple[int, ...]  # of the runs
     extend: int = EXTEND  # the most values that are added at the ends of the grid
     ranges: Ranges = dataclasses.field(default_factory=dict)  # of the fields that are tuned over a range
-    figure: ClassVar[str] = "tune"  # of its sweep
+    trials: int = 0  # number of points in all boxes, as many in each; 0: the grid alone
+
+    @property
+    def figure(self) -> str:
+        """The name of its sweep."""
+        return ROUNDS if self.trials else "tune"
 
     @property
     def x(self) -> str:
@@ -133,18 +148,20 @@ class Search:
     @property
     def rounds(self) -> int:
         """How often `more` is called."""
-        return self.extend
+        return self.extend + (len(SHRINK) + 1 if self.trials else 0)
 
     def grid(self) -> dict[str, tuple[Any, ...]]:
         """The first runs: dotted field -> values."""
         return {**self.axes, SEED: self.seeds}
 
     def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
-        """Values beyond a grid whose best one is at its edge; see `depthmup_flax.sweep`."""
-        return extension(config, runs, done)
+        """Values beyond a grid whose best one is at its edge, as in `depthmup_flax.sweep`; or the next round."""
+        return _next_round(self, config, runs, done) if self.trials else extension(config, runs, done)
 
     def choice(self, config: ConfigDict, records: Sequence[Record]) -> Choice:
         """The best values; ``config``: of the sweep."""
+        if self.trials:
+            return _choice_of_rounds(self, config, records)
         return best_choice(records, self.x, config.objective)
 
     def without_unread(self, experiment: Experiment) -> Search:
@@ -167,115 +184,107 @@ class Search:
         return dataclasses.replace(self, axes=axes, ranges=ranges)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rounds(Search):
-    """A search over several hyperparameters: random points in boxes that shrink around good ones.
+def _next_round(
+    search: Search, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]
+) -> list[tuple[list[Run], str]]:
+    """The round after ``runs``."""
+    records, each = [done[run.hash] for run in runs], search.trials // len(SHRINK)
+    size, ranges = len(_on_grid(search, records)), _extended(search, records)
+    k = (len(records) - size) // each  # boxes of `SHRINK` that are trained; the last round follows all of them
+    most = (len(search.axes[search.x]) + search.extend) * len(search.seeds)
+    if len(records) == size < most and (wider := extension(config, runs, done)):
+        return wider
+    of_grid = center = _best_of_grid(search, config, records)
+    if k:
+        center = _center(search, records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
+    if k < len(SHRINK):
+        draw = np.random.default_rng([search.seeds[0], k])
+        points = _box(search, center, ranges, SHRINK[k], each, draw)
+        seeds: Sequence[int] = (search.seeds[k % len(search.seeds)],)
+    else:
+        points, seeds = [of_grid, center], _fresh(search)
+    axes = list(runs[0].point)
+    values = [{**_named(search, point), SEED: seed} for seed in seeds for point in points]
+    shown = ", ".join(f"{axis_name(path)} {number(value)}" for path, value in _named(search, center).items())
+    return [([make_run(config.base, axes, of_run) for of_run in values], f"{len(values)} runs around {shown}")]
 
-    It begins with a grid of ``x``, with all seeds, which is extended as in `Search`. Each of `SHRINK` is a round of
-    points in a box, all with one seed. The first box is around the best of the grid, the next ones are around the mean,
-    in logarithms, of the best quarter of a round (the cross-entropy method: Rubinstein, Methodol. Comput. Appl. Probab.
-    1, 1999), which is less subject to chance than the best point. The last round trains this mean and the best of the
-    grid with `CONFIRM` seeds that the search has not seen. The mean is the choice if its gain is resolved: if the 95 %
-    interval is above 0.
-    """
 
-    trials: int = TRIALS  # number of points in all boxes, as many in each
-    figure: ClassVar[str] = ROUNDS
+def _choice_of_rounds(search: Search, config: ConfigDict, records: Sequence[Record]) -> Choice:
+    """The last mean, or the best of the grid."""
+    fresh = sorted((r for r in records if r.seed in _fresh(search)), key=lambda record: record.seed)
+    losses: dict[Point, list[float]] = {_best_of_grid(search, config, records): []}
+    for record in fresh:
+        losses.setdefault(_point(search, record), []).append(_loss(record, config.objective))
+    of_grid, center = next(iter(losses)), list(losses)[-1]
+    gain, low, high = _gain(losses[of_grid], losses[center])
+    better = low > 0
+    values = _named(search, center if better else of_grid)
+    warnings = [
+        f"the best {path}, {value:.4g}, is near the end of its range, {ends[0]:.4g} to {ends[1]:.4g}. "
+        + search_beyond(path, value)
+        for (path, ends), value in zip(_extended(search, records).items(), values.values(), strict=True)
+        if not _EDGE < math.log(value / ends[0]) / math.log(ends[1] / ends[0]) < 1 - _EDGE
+    ]
+    name, loss = axis_name(search.x), LOSSES[config.objective].capitalize()
+    compared = (
+        f"{loss} with fresh seeds, mean ± standard deviation: {_mean_and_deviation(losses[center])}; with the "
+        f"{name} alone tuned: "
+        f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
+    )
+    if not better:
+        compared += f" As it is not above 0, only the tuned {name} is taken."
+    ordered = {search.x: values[search.x], **values}
+    return Choice(ordered, None, {}, len(_fresh(search)), tuple(warnings), search.x, config.objective, compared)
 
-    @property
-    def rounds(self) -> int:
-        """See `Search`."""
-        return self.extend + len(SHRINK) + 1
 
-    def more(self, config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
-        """See `Search`: the round after ``runs``."""
-        records, each = [done[run.hash] for run in runs], self.trials // len(SHRINK)
-        size, ranges = len(self._on_grid(records)), self._extended(records)
-        k = (len(records) - size) // each  # boxes of `SHRINK` that are trained; the last round follows all of them
-        most = (len(self.axes[self.x]) + self.extend) * len(self.seeds)
-        if len(records) == size < most and (wider := super().more(config, runs, done)):
-            return wider
-        of_grid = center = self._best_of_grid(config, records)
-        if k:
-            center = self._center(records[size + (k - 1) * each : size + k * each], config.objective) or of_grid
-        if k < len(SHRINK):
-            draw = np.random.default_rng([self.seeds[0], k])
-            points = self._box(center, ranges, SHRINK[k], each, draw)
-            seeds: Sequence[int] = (self.seeds[k % len(self.seeds)],)
-        else:
-            points, seeds = [of_grid, center], self._fresh
-        axes = list(runs[0].point)
-        values = [{**self._named(point), SEED: seed} for seed in seeds for point in points]
-        shown = ", ".join(f"{axis_name(path)} {number(value)}" for path, value in self._named(center).items())
-        return [([make_run(config.base, axes, of_run) for of_run in values], f"{len(values)} runs around {shown}")]
+def _fresh(search: Search) -> range:
+    first = max(search.seeds) + 1
+    return range(first, first + CONFIRM)
 
-    def choice(self, config: ConfigDict, records: Sequence[Record]) -> Choice:
-        """See `Search`: the last mean, or the best of the grid."""
-        fresh = sorted((r for r in records if r.seed in self._fresh), key=lambda record: record.seed)
-        losses: dict[Point, list[float]] = {self._best_of_grid(config, records): []}
-        for record in fresh:
-            losses.setdefault(self._point(record), []).append(_loss(record, config.objective))
-        of_grid, center = next(iter(losses)), list(losses)[-1]
-        gain, low, high = _gain(losses[of_grid], losses[center])
-        better = low > 0
-        values = self._named(center if better else of_grid)
-        warnings = [
-            f"the best {path}, {value:.4g}, is near the end of its range, {ends[0]:.4g} to {ends[1]:.4g}. "
-            + search_beyond(path, value)
-            for (path, ends), value in zip(self._extended(records).items(), values.values(), strict=True)
-            if not _EDGE < math.log(value / ends[0]) / math.log(ends[1] / ends[0]) < 1 - _EDGE
-        ]
-        name, loss = axis_name(self.x), LOSSES[config.objective].capitalize()
-        compared = (
-            f"{loss} with fresh seeds, mean ± standard deviation: {_mean_and_deviation(losses[center])}; with the "
-            f"{name} alone tuned: "
-            f"{_mean_and_deviation(losses[of_grid])}. Gain {gain:.2g} (95 %: {low:.2g} to {high:.2g})."
-        )
-        if not better:
-            compared += f" As it is not above 0, only the tuned {name} is taken."
-        ordered = {self.x: values[self.x], **values}
-        return Choice(ordered, None, {}, len(self._fresh), tuple(warnings), self.x, config.objective, compared)
 
-    @property
-    def _fresh(self) -> range:
-        first = max(self.seeds) + 1
-        return range(first, first + CONFIRM)
+def _on_grid(search: Search, records: Sequence[Record]) -> list[Record]:
+    others = {path: values for path, values in search.grid().items() if path != search.x}
+    return [record for record in records if all(record.point[path] in others[path] for path in others)]
 
-    def _on_grid(self, records: Sequence[Record]) -> list[Record]:
-        others = {path: values for path, values in self.grid().items() if path != self.x}
-        return [record for record in records if all(record.point[path] in others[path] for path in others)]
 
-    def _extended(self, records: Sequence[Record]) -> Ranges:
-        """The ranges, with the values by which the grid was extended."""
-        of_grid = [record.point[self.x] for record in self._on_grid(records)]
-        return {**self.ranges, self.x: (min(of_grid), max(of_grid))}
+def _extended(search: Search, records: Sequence[Record]) -> Ranges:
+    """The ranges, with the values by which the grid was extended."""
+    of_grid = [record.point[search.x] for record in _on_grid(search, records)]
+    return {**search.ranges, search.x: (min(of_grid), max(of_grid))}
 
-    def _best_of_grid(self, config: ConfigDict, records: Sequence[Record]) -> Point:
-        values = best_choice(self._on_grid(records), self.x, config.objective).values
-        return tuple(_four_digits(values[path]) for path in self.ranges)
 
-    def _center(self, records: Sequence[Record], objective: str) -> Point | None:
-        """The mean, in logarithms, of the best quarter of a round; ``None`` if all of them diverged."""
-        ranked = sorted(records, key=lambda record: _loss(record, objective))[: max(1, len(records) // 4)]
-        points = [self._point(record) for record in ranked if math.isfinite(_loss(record, objective))]
-        return tuple(map(_four_digits, np.exp(np.log(points).mean(0)))) if points else None
+def _best_of_grid(search: Search, config: ConfigDict, records: Sequence[Record]) -> Point:
+    values = best_choice(_on_grid(search, records), search.x, config.objective).values
+    return tuple(_four_digits(values[path]) for path in search.ranges)
 
-    def _box(self, center: Point, ranges: Ranges, size: float, count: int, draw: np.random.Generator) -> list[Point]:
-        """A Latin hypercube in the logarithms of values, in the box around ``center`` that lies in the ranges."""
-        axes = len(center)
-        places = (draw.permuted(np.tile(np.arange(count), (axes, 1)), axis=1) + draw.random((axes, count))) / count
-        columns = []
-        for place, middle, (path, ends) in zip(places, np.log(center), ranges.items(), strict=True):
-            low, high = np.log(ends)
-            half = size * (high - low) / 2 * (_OF_X if path == self.x else 1)
-            columns.append(np.exp(np.interp(place, (0, 1), (max(low, middle - half), min(high, middle + half)))))
-        return [tuple(map(_four_digits, point)) for point in np.transpose(columns)]
 
-    def _point(self, record: Record) -> Point:
-        return tuple(record.point[path] for path in self.ranges)
+def _center(search: Search, records: Sequence[Record], objective: str) -> Point | None:
+    """The mean, in logarithms, of the best quarter of a round; ``None`` if all of them diverged."""
+    ranked = sorted(records, key=lambda record: _loss(record, objective))[: max(1, len(records) // 4)]
+    points = [_point(search, record) for record in ranked if math.isfinite(_loss(record, objective))]
+    return tuple(map(_four_digits, np.exp(np.log(points).mean(0)))) if points else None
 
-    def _named(self, point: Point) -> dict[str, float]:
-        return dict(zip(self.ranges, point, strict=True))
+
+def _box(
+    search: Search, center: Point, ranges: Ranges, size: float, count: int, draw: np.random.Generator
+) -> list[Point]:
+    """A Latin hypercube in the logarithms of values, in the box around ``center`` that lies in the ranges."""
+    axes = len(center)
+    places = (draw.permuted(np.tile(np.arange(count), (axes, 1)), axis=1) + draw.random((axes, count))) / count
+    columns = []
+    for place, middle, (path, ends) in zip(places, np.log(center), ranges.items(), strict=True):
+        low, high = np.log(ends)
+        half = size * (high - low) / 2 * (_OF_X if path == search.x else 1)
+        columns.append(np.exp(np.interp(place, (0, 1), (max(low, middle - half), min(high, middle + half)))))
+    return [tuple(map(_four_digits, point)) for point in np.transpose(columns)]
+
+
+def _point(search: Search, record: Record) -> Point:
+    return tuple(record.point[path] for path in search.ranges)
+
+
+def _named(search: Search, point: Point) -> dict[str, float]:
+    return dict(zip(search.ranges, point, strict=True))
 
 
 def _loss(record: Record, objective: str) -> float:
@@ -312,7 +321,7 @@ def search_of(
     trials: int = TRIALS,
     extend: int = EXTEND,
 ) -> Search:
-    """A search over ranges around the values of ``config``: a grid of learning rates, or `Rounds` with further names.
+    """A search over ranges around the values of ``config``: a grid of learning rates, or rounds with further names.
 
     Args:
       config: of the proxy.
@@ -330,7 +339,7 @@ def search_of(
     value = lambda path, low, high: min(max(present_value(config, path), low), high)
     axes: dict[str, Point] = {path: (value(path, *ends),) for path, ends in ranges.items()}
     axes[LEARNING_RATE] = octave_grid(*ranges[LEARNING_RATE])
-    return Rounds(axes, seeds, extend, ranges, trials)
+    return Search(axes, seeds, extend, ranges, trials)
 
 
 def seed_values(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
