@@ -344,7 +344,7 @@ def _is_traced(tree: ArrayTree) -> bool:
 
 @functools.cache
 def _log_once(text: str) -> None:
-    log.warning("%s.", text)
+    log.info("%s.", text)
 
 
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
