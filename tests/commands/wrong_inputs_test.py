@@ -98,7 +98,7 @@ CASES = {
         ("", "--config"),
         ("{sweep}", "depthmup sweep"),
         ("{digits} --widths=abc", "--widths"),
-        ("{digits} --widths=64,128", "widths"),
+        ("{digits} --widths=64", "widths"),
         ("{digits} --config.model.depth=24", "model.depth"),
         ("{digits} --seeds=1", "seeds is 1"),
         ("{digits} --batch_size=99999", "batch_size"),
