@@ -85,9 +85,9 @@ def test_the_example_of_the_front_page_runs_and_prints_the_audit(tmp_path):
     example.write_text(re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL).group(1))
     done = run_command(example)
     assert done.returncode == 0, done.stderr
-    # m = 4, r = 3: 1/sqrt(r) and 1/m
+    # m = 4, r = 3
     assert re.search(r"Dense_\*/kernel +256x256 +hidden\+branch +1 +1 +3\^-alpha +a 3\^-alpha", done.stdout), done.stdout
-    assert re.search(r"Dense_\d+/kernel +256x10 +output +1 +1 +0.25 +0.25", done.stdout), done.stdout
+    assert re.search(r"Dense_\d+/kernel +256x10 +output +1 +1 +1/4 +1/4", done.stdout), done.stdout
 
 
 def test_contributors_read_of_every_room_and_every_file_beside_them():
