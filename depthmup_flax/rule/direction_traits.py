@@ -36,7 +36,14 @@ from depthmup_flax.rule.direction_states import (
     require_covered,
     state_of,
 )
-from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, named_geometries, path_name
+from depthmup_flax.rule.info_trees import (
+    flatten_info,
+    is_info,
+    map_info,
+    named_geometries,
+    path_name,
+    template,
+)
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.rule.update_dependence import Dependence, Entries, read_dependence
 from depthmup_flax.util.errors import InputError, shown
@@ -166,7 +173,7 @@ def check_direction(
     def init(params: ArrayTree) -> ArrayTree:
         require_norms(info, params, kinds)
         if not isinstance(inner, Direction):
-            probe = Probe(inner, params, _paths(info, params))
+            probe = Probe(inner, *_one_of_equal_layers(info, params, dependence, kinds))
             with contextlib.suppress(NotJudged):
                 _require_measured(probe, rule, dependence, kinds, is_given=geometry is not None)
         return inner.init(params)
@@ -179,11 +186,25 @@ def _shapes(info: InfoTree) -> ArrayTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), info, is_leaf=is_info)
 
 
-def _paths(info: InfoTree, params: ArrayTree) -> list[str]:
-    """The paths in ``info`` of the arrays of a tree, in its order."""
+def _one_of_equal_layers(
+    info: InfoTree, params: ArrayTree, dependence: Mapping[str, Dependence], kinds: Mapping[str, Geometry]
+) -> tuple[ArrayTree, list[str]]:
+    """The parameters with all but the first of equal layers masked, if they are updated alike; and the others' paths.
+
+    Measuring all of them would take a second for every thirty arrays.
+    """
+    seen = set[tuple[Any, ...]]()
     paths: list[str] = []
-    map_info(lambda path, leaf, array: paths.append(path), info, params)
-    return paths
+
+    def kept(path: str, leaf: ParamInfo, array: Any) -> Any:
+        kind = template(path), leaf.shape, leaf.role_name, array.dtype, dependence.get(path), kinds[path]
+        if kind in seen:
+            return optax.MaskedNode()
+        seen.add(kind)
+        paths.append(path)
+        return array
+
+    return map_info(kept, info, params), paths
 
 
 # --- of a finished optimizer
