@@ -128,7 +128,7 @@ def _initial_scale(rows: ParameterRows, facts: Traced) -> Iterator[str]:
 def _initial_ratio(row: Row, facts: Traced) -> float:
     """The ratio by which initializers' variance falls, where the rule wants the base model's."""
     info = row.info
-    if info is None or info.init_std is not None or row.in_branch:
+    if info is None or row.in_branch:
         return 1.0
     if info.role is Role.OUTPUT:
         return info.width_in

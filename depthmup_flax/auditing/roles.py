@@ -207,7 +207,9 @@ def model_width(infos: Collection[ParamInfo], at_end: Iterable[ParamInfo]) -> fl
 
 def inner_layers(infos: Mapping[str, ParamInfo], facts: Traced) -> dict[str, ParamInfo]:
     """Matrices whose products later matrices of their branch read, and their biases, as inner."""
-    ends: set[str] = set().union(*(branch.factors for branch in facts.branches))
+    ends: set[str] = set()
+    for branch in facts.branches:
+        ends.update(branch.factors, branch.normalized)  # what a norm at the branch's end reads
     inner: set[str] = set()
     for path, info in infos.items():
         is_hidden = info.in_branch and info.role is Role.HIDDEN and path not in ends

@@ -358,12 +358,18 @@ def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
 
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
+    """A nested dictionary of `ParamInfo` from what `info_to_json` wrote.
+
+    Runs of before had a number, under their rule, in place of the powers that a parameter carries.
+    """
+    names = {field.name for field in dataclasses.fields(ParamInfo)} - {"audited"}
 
     def leaf(fields: Mapping[str, Any]) -> ParamInfo:
-        plain = {name: as_tuples(value) for name, value in fields.items()}
-        carried = {name: as_tuples(value) for name, value in fields["carried"].items()}
-        return ParamInfo(**plain | {"role": Role(fields["role"]), "carried": Factor(**carried)})
+        plain = {name: as_tuples(value) for name, value in fields.items() if name in names}
+        carried = fields["carried"]
+        powers = carried if isinstance(carried, Mapping) else {"constant": carried}
+        factor = Factor(**{name: as_tuples(value) for name, value in powers.items()})
+        return ParamInfo(**plain | {"role": Role(fields["role"]), "carried": factor})
 
     return traverse_util.unflatten_dict({name: leaf(fields) for name, fields in data.items()}, sep="/")
 

@@ -162,10 +162,8 @@ def _epsilon(path: str, leaf: ParamInfo, training: _Training) -> str:
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
-    """The standard deviation if it is declared, or ``base/2``: half the base model's."""
+    """The standard deviation that the rule wants: ``base/2`` is half the base model's."""
     ratio = rule.init_ratio(leaf)
-    if leaf.init_std is not None:
-        return f"{leaf.init_std:.4g}"
     if ratio is None:
         return "?"
     divisor = factor_text(1 / (ratio * np.asarray(leaf.factor(rule))))

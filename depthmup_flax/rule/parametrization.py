@@ -157,7 +157,6 @@ class ParamInfo:
     in_branch: bool = False  # inside a residual branch
     depth_ratio: float = 1.0  # r, of layers with weights of their own; 1 outside branches
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
-    init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
     # Dimensions of ``shape`` that are a hidden matrix's input and output; others count matrices (layers, experts).
     # Empty: not hidden, or unknown.

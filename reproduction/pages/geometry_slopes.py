@@ -199,12 +199,12 @@ def changes(model_name, optimizer_name, width, depth, training=FEW):
     model = make(model_name, optimizer_name, width, depth)
     x, labels = one_batch(model_name, training.batch)
     build, rate, power = OPTIMIZERS[optimizer_name]
-    matched = (
-        "norm_matched" in optimizer_name or "MuonH" in optimizer_name
-    )  # queries start at zero, which has no norm to match
-    trains = lambda leaf: leaf.role is Role.HIDDEN and not (matched and leaf.init_std == 0)
+    matched = "norm_matched" in optimizer_name or "MuonH" in optimizer_name
     leaves = flatten_info(audited_model(model, x).info)
-    info = {path: leaf for path, leaf in leaves.items() if trains(leaf)}
+    initial = dict(zip(leaves, jax.tree.leaves(nn.unbox(model.init(jax.random.key(0), x))["params"]), strict=True))
+    # Queries start at zero, which has no norm to match.
+    zeros = {path for path in leaves if matched and not jnp.any(initial[path])}
+    info = {path: leaf for path, leaf in leaves.items() if leaf.role is Role.HIDDEN and path not in zeros}
     optimizer = optax.with_extra_args_support(build(info))
     wrong = model.width_ratio**power * model.depth_ratio**0.5  # r^-gamma is 1 for one that does not know of it
 

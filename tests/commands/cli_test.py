@@ -86,7 +86,8 @@ def test_the_example_of_the_front_page_runs_and_prints_the_audit(tmp_path):
     done = run_command(example)
     assert done.returncode == 0, done.stderr
     # m = 4, r = 3
-    assert re.search(r"Dense_\*/kernel +256x256 +hidden\+branch +1 +1 +3\^-alpha +a 3\^-alpha", done.stdout), done.stdout
+    row = r"Dense_\*/kernel +256x256 +hidden\+branch +1 +1 +3\^-alpha +a 3\^-alpha"
+    assert re.search(row, done.stdout), done.stdout
     assert re.search(r"Dense_\d+/kernel +256x10 +output +1 +1 +1/4 +1/4", done.stdout), done.stdout
 
 

@@ -40,7 +40,7 @@ def summary(leaf: ParamInfo) -> tuple:
     [
         (ResMLP(10, width=8, depth=2), set()),
         (ResMLP(10, width=8, depth=2, block_depth=3), {"dense_0", "dense_1"}),
-        (ResNet(10, depth=2, stage_sizes=(1, 1), width=8, norm="none"), {"conv_1"}),
+        (ResNet(10, depth=2, stage_sizes=(1, 1), width=8), {"conv_1"}),
         (ViT(10, width=8, depth=2), {"query", "key", "value", "up"}),
     ],
 )
