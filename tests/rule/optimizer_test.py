@@ -505,6 +505,13 @@ def test_parameters_of_16_bits_whose_steps_shrink_are_warned_of_once(logged):
     assert "float32" in logged.text
 
 
+@pytest.mark.parametrize("preset", ["sp", "depth_mup"])
+def test_parameters_in_float16_whose_losses_would_be_nan_are_refused_by_name(preset):
+    params = jax.tree.map(jnp.float16, TREE_PARAMS)
+    with pytest.raises(dm.InputError, match=r"parameter '.*' is float16"):
+        dm.adamw(0.1, TREE_INFO, PRESETS[preset]).init(params)
+
+
 def test_bfloat16_parameters_stop_moving_as_networks_grow_and_float32_parameters_do_not():
     """What the warning says: 50 steps of one gradient, with weights and a rate as in practice."""
     weights = 0.02 * jax.random.normal(KEY, (4096,))
